@@ -9,12 +9,13 @@ RAY := $(VENV)/.ray
 TORCH := torch==2.13.0
 # vLLM pins so much that it has an environment of its own.
 VLLM := .venv-vllm
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 WEB := runtime/web
 PAGE := apps/web
 LIBRARIES := chromium haproxy libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve vllm web test test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
+.PHONY: help demo chat serve vllm web test test-unit test-integration test-e2e test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -47,8 +48,16 @@ $(VLLM)/.installed: pyproject.toml
 web: $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed ## build the page that moa-serve --web serves, and that the wheel holds
 	cd $(PAGE) && npm run build --silent
 
-test: $(STAMP) libraries test-web engine ## all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+test: test-unit test-integration test-e2e ## all tests but the slow ones: the three tiers
+
+test-unit: $(STAMP) ## pure tests: no process, socket, browser or Qt
+	$(PYTEST) tests/unit
+
+test-integration: $(STAMP) libraries ## a verifier in the test's process, the window offscreen, the gateway
+	$(PYTEST) tests/integration
+
+test-e2e: $(STAMP) libraries test-web engine ## processes, the wheel, browsers, Node, HAProxy
+	$(PYTEST) tests/e2e
 
 test-web: web ## the tests of the TypeScript runtime and of the page
 	cd $(WEB) && npm test --silent
@@ -75,10 +84,10 @@ libraries: # a browser in which a test opens the report, and what Qt needs to dr
 screenshots: LIBRARIES += xvfb xauth libxcb-cursor0 libxcb-icccm4 libxcb-keysyms1 libxcb-image0 libxcb-shape0 libxkbcommon-x11-0
 screenshots: $(STAMP) libraries web ## draw the pictures of window and page in docs/screenshots again
 	xvfb-run -a $(BIN)/python tools/window_screenshots.py docs/screenshots
-	PYTHONPATH=tests $(BIN)/python -m page.screenshots docs/screenshots --scheme light
+	PYTHONPATH=tests $(BIN)/python -m support.page.screenshots docs/screenshots --scheme light
 
 soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
-	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak
+	PYTHONPATH=tests $(BIN)/python -m support.soak --seconds $(SECONDS) --out build/soak
 
 $(RAY): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
@@ -86,9 +95,9 @@ $(RAY): $(STAMP)
 
 test-slow: LIBRARIES += prometheus
 test-slow: $(RAY) libraries vllm ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/vllm_engine
+	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/integration/vllm_engine
 	$(BIN)/python -m pytest --timeout 0 tools/protocol_model
-	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/vllm_engine
+	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/integration/vllm_engine
 
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .

@@ -1,14 +1,16 @@
-"""Settings for every test, a browser, an outer address, and the tiny target, drafter and bundles.
+"""Settings for all tests, and what more than one tier needs: a browser, the tiny target and its bundles, a verifier.
 
-Each of the last is made once, also for several of pytest-xdist's processes: change a copy.
+Models and bundles are made once, also for several of pytest-xdist's processes: change a copy.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +23,8 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from chromium import BROWSERS
-from tiny import QUESTIONS, make_tiny_bundle, make_tiny_drafter, make_tiny_rival, make_tiny_target
+from support.chromium import BROWSERS
+from support.tiny import QUESTIONS, make_tiny_bundle, make_tiny_drafter, make_tiny_rival, make_tiny_target
 
 # What an example takes says something of the machine alone.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from moa_drafter.target import Target
     from moa_export.targets.web_engine import WebEngine
     from moa_runtime.bundle import Bundle
+    from moa_server.engine.transformers import TransformersEngine
+    from support.server.running import Verifier
 
 
 @pytest.fixture(scope="session")
@@ -184,3 +188,62 @@ def every_target(once: Once, tiny_target: Path, tiny_drafter: Path) -> Bundle:
         make_tiny_bundle(folder, tiny_target, tiny_drafter, "none", **settings)
 
     return Bundle.open(once("every-target", make))
+
+
+@pytest.fixture(scope="session")
+def transformers_engine(tiny_target: Path, tiny_drafter: Path) -> TransformersEngine:
+    """The tiny target in the verifier's engine, loaded once for all tests."""
+    import torch
+
+    from moa_server.engine.transformers import TransformersEngine
+
+    torch.set_num_threads(1)  # threads that wait for each other on busy cores cost more than they bring
+    return TransformersEngine.load(str(tiny_target), tiny_drafter)
+
+
+@pytest.fixture(scope="session")
+def engine(transformers_engine: TransformersEngine) -> TransformersEngine:
+    """The engine of a test that names no other."""
+    return transformers_engine
+
+
+@pytest.fixture
+def verifier(engine: TransformersEngine) -> Iterator[Verifier]:
+    """A verifier of the tiny target in this process; its token is "secret"."""
+    from moa_server.settings import Settings
+    from support.server.running import serving
+
+    with serving(engine, Settings(token="secret")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def bundle(onnx_bundle: Path) -> Bundle:
+    from moa_runtime.bundle import Bundle
+
+    return Bundle.open(onnx_bundle)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_target, tiny_drafter, drafter, onnx_bundle, transformers_engine):
+    """``(target folder, drafter folder, bundle folder, backend, engine)`` for benchmarks; the backend is PyTorch."""
+    from moa_drafter.architectures.registry import torch_backend_of
+
+    return tiny_target, tiny_drafter, onnx_bundle, torch_backend_of(drafter, top_k=8), transformers_engine
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    lines = [
+        {"question_id": 1, "category": "writing", "turns": ["Name three primary colours.", "And now?"]},
+        {"question_id": 2, "category": "qa", "turns": ["What is the capital of France?"]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path

@@ -13,7 +13,7 @@ from moa_runtime.session.handshake import fault
 from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.fixtures_pair import LIMITS, PRINTS, STOP, VOCAB, Server, choice, wrong
+from support.session.fixtures_pair import LIMITS, PRINTS, STOP, VOCAB, Server, choice, wrong
 from vectors import trace_json
 from vectors.fixtures_draws import Draws
 from vectors.loop_replay import PlayedLoop, Said

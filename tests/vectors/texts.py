@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError, TextStream
-from tiny import CHAT_TEMPLATE, _train_tokenizer
+from support.tiny import CHAT_TEMPLATE, _train_tokenizer
 from vectors.fixtures_draws import Draws
 from vectors.trace_files import FOLDER
 

@@ -45,7 +45,7 @@ def spelled_out() -> list[Trace]:
     Raises:
         RuntimeError: one of them fails.
     """
-    folder = Path(__file__).parents[1] / "session"
+    folder = Path(__file__).parents[1] / "unit" / "session"
     with recording() as recorder:
         files = [str(folder / name) for name in _TESTS]
         status = pytest.main(["-q", "--noconftest", "-p", "no:cacheprovider", *files], plugins=[_Names(recorder)])

@@ -13,7 +13,7 @@ from moa_runtime.session.events import Origin, Policy, Sampling
 from moa_runtime.session.memory_rows import encode_rows
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.fixtures_pair import PRINTS, STOP, VOCAB
+from support.session.fixtures_pair import PRINTS, STOP, VOCAB
 
 PROMPT = [5, 6, 7]
 LARGE = 2**53 + 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moa_runtime.session.events import Policy
-from session.test_session_properties import KeepMachine, LossyMachine
+from unit.session.test_session_properties import KeepMachine, LossyMachine
 from vectors.fixtures_draws import Draws
 
 STEPS = 20

@@ -1,4 +1,4 @@
-/** Origins by words. The cases are those of tests/chat/desktop/test_whole_words.py. */
+/** Origins by words. The cases are those of tests/unit/chat/desktop/test_whole_words.py. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

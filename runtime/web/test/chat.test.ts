@@ -1,4 +1,4 @@
-/** Chats with a toy verifier: answers, stopping them, offline text, stores. Systems of real parts are in tests/web. */
+/** Chats with a toy verifier: answers, stopping them, offline text, stores. Systems of real parts are in tests/e2e/web. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,5 +1,5 @@
 /**
- * Chats with servers that do what no verifier does, for tests/web/test_hostile.py: told a port on each line of stdin, it asks
+ * Chats with servers that do what no verifier does, for tests/e2e/web/test_hostile.py: told a port on each line of stdin, it asks
  * there once, and says in JSON how that ended. Whatever fails with nobody listening ends it.
  */
 

@@ -1,7 +1,7 @@
 /**
  * A program that asks two questions one after the other, and is killed at any moment: the next one goes on from its file.
  *
- * The tests in tests/web start it, with a JSON object of {@link Given} as argument, and tell it on stdin what its host knows,
+ * The tests in tests/e2e/web start it, with a JSON object of {@link Given} as argument, and tell it on stdin what its host knows,
  * a JSON object a line: `{"conditions": {...}}`, `{"offline": true}`, `{"network": "changed"}`.
  */
 

@@ -1,0 +1,441 @@
+"""The server benchmark: its arithmetic by hand, and real clients against a verifier of the tiny target."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from itertools import pairwise
+
+import httpx
+import pytest
+from matplotlib.figure import Figure
+
+from moa_bench import server as server_module
+from moa_bench import server_clients
+from moa_bench.cli import main
+from moa_bench.latency import Burst, mean_ms, percentile_ms, token_latencies
+from moa_bench.options import names_of
+from moa_bench.questions import Question, prompts_of
+from moa_bench.server import (
+    MODES,
+    Load,
+    Server,
+    VerifierProcess,
+    WindowResult,
+    figures_of,
+    measure_windows,
+    schedule,
+)
+from moa_bench.server_clients import AnswerRecord, ClientRecord, Recorder, Workload, open_fleet
+from moa_bench.verifier import Verifier, VerifierGoneError, stream_decode
+from moa_runtime.bundle import Bundle, read_manifest, write_manifest
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.transport import Endpoint
+from moa_server import app
+from moa_server.settings import Settings
+from support.said import is_progress
+from support.server.running import serving
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+def test_a_burst_shares_its_time_among_its_tokens():
+    latencies = token_latencies([Burst(1.0, 1), Burst(1.6, 3), Burst(1.7, 1)])
+    assert latencies == pytest.approx([0.2, 0.2, 0.2, 0.1])
+    assert mean_ms(latencies) == pytest.approx(175)
+    assert percentile_ms([0.1, 0.2, 0.3], 50) == pytest.approx(200)
+    assert token_latencies([Burst(1.0, 1)]) == [] and mean_ms([]) is None and percentile_ms([], 95) is None
+
+
+def test_the_modes_take_turns_in_coming_first():
+    order = [(load.clients, load.mode) for load in schedule([1, 4], 2, ["auto", "stream"])]
+    assert order[:4] == [(1, "auto"), (1, "stream"), (4, "auto"), (4, "stream")]
+    assert order[4:] == [(1, "stream"), (1, "auto"), (4, "stream"), (4, "auto")]
+
+
+def test_engines_take_turns_within_a_mode():
+    order = [load.name for load in schedule([1], 2, ["auto", "stream"], ["transformers", "vllm"])]
+    assert order[:4] == ["transformers auto", "vllm auto", "transformers stream", "vllm stream"]
+    assert order[4:] == order[3::-1]
+
+
+def test_what_comes_after_the_window_is_not_noted(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(server_clients.time, "monotonic", lambda: clock[0])
+    recorder = Recorder(2.0)
+    clock[0] = 100.5
+    recorder.asked()
+    clock[0] = 102.0
+    recorder.committed(3)
+    clock[0] = 102.1
+    recorder.committed(1)
+    recorder.asked()  # a client goes on until it is cancelled: its last answer stays the one that was cut off
+    recorder.committed(2)
+    assert recorder.record().answers == [AnswerRecord(0.5, [Burst(2.0, 3)])]
+
+
+def test_figures_worked_out_by_hand():
+    first = AnswerRecord(0.5, [Burst(1.0, 1), Burst(1.6, 3), Burst(1.7, 1)])
+    second = AnswerRecord(1.8, [Burst(2.1, 1)])
+    unanswered = AnswerRecord(0.1)
+    drafted = [
+        WindowResult([ClientRecord([first, second], 0.3), ClientRecord([unanswered], 0.1)], 5, 7_000_000, 2.5),
+        WindowResult([ClientRecord([], 0.0), ClientRecord([], 0.0)], 1, 9_000_000, 0.5),
+    ]
+    streamed = [WindowResult([ClientRecord([AnswerRecord(0.0, [Burst(1.0, 1)] * 12)], 0.2)], 13, None)]
+    found = figures_of({Load(2, "device"): drafted, Load(2, "stream"): streamed}, seconds=4.0, client_cpus=2)
+    draft = found["sessions"]["2"]["device"]
+    assert (draft["tokens"], draft["answers"]) == (6, 3)
+    assert (draft["tokens_per_s"], draft["tokens_per_s_by_window"]) == (0.75, [1.5, 0.0])
+    assert draft["ms_per_token"] == {"mean": 175.0, "p50": 200.0, "p95": 200.0}
+    assert draft["ttft_ms"] == {"mean": 400.0, "p95": 490.0}
+    assert (draft["passes_per_token"], draft["tokens_per_round"]) == (1.0, 2.0)
+    assert (draft["peak_memory_mb"], draft["client_cpu_share"], draft["tokens_per_cpu_s"]) == (9.0, 0.025, 2.0)
+    stream = found["sessions"]["2"]["stream"]
+    assert (stream["tokens_per_s"], stream["tokens_per_round"], stream["peak_memory_mb"]) == (3.0, None, None)
+    assert stream["tokens_per_cpu_s"] is None
+    assert found["speedup"] == {"2": {"device": 0.25}}
+
+
+def test_engines_are_compared_with_the_streaming_of_the_first_one():
+    def window(tokens: int) -> list[WindowResult]:
+        return [WindowResult([ClientRecord([AnswerRecord(0.0, [Burst(1.0, tokens)])], 0.1)], 1, None)]
+
+    names = {("stream", "transformers"): 2, ("stream", "vllm"): 12, ("auto", "vllm"): 6}
+    found = figures_of({Load(1, *name): window(tokens) for name, tokens in names.items()}, seconds=1.0, client_cpus=1)
+    assert list(found["sessions"]["1"]) == ["transformers stream", "vllm stream", "vllm auto"]
+    assert found["sessions"]["1"]["vllm stream"]["tokens_per_round"] is None
+    assert found["speedup"] == {"1": {"vllm stream": 6.0, "vllm auto": 3.0}}
+
+
+def test_figures_of_a_window_without_tokens_are_none():
+    silent = {Load(1, "device"): [WindowResult([ClientRecord([AnswerRecord(0.1)], 0.1)], 1, None)]}
+    found = figures_of(silent, seconds=1.0, client_cpus=1)
+    draft = found["sessions"]["1"]["device"]
+    assert (draft["tokens_per_s"], draft["passes_per_token"], draft["tokens_per_round"]) == (0.0, None, None)
+    assert draft["ttft_ms"] == {"mean": None, "p95": None}
+    assert found["speedup"] == {"1": {}}
+
+
+@pytest.fixture
+def result():
+    """What a complete run prints, worked out by hand."""
+    windows = {}
+    for clients, tokens in ((1, 8), (4, 24)):
+        for mode, share in (("device", 4), ("stream", 2)):
+            bursts = [Burst(0.1 * number, 1) for number in range(tokens // share)]
+            window = WindowResult([ClientRecord([AnswerRecord(0.0, bursts)], 0.5)], 12, 1_234_000_000)
+            windows[Load(clients, mode)] = [window]
+    settings = {
+        "engines": [],
+        "repeats": 1,
+        "seconds": 2.0,
+        "draft_length": 6,
+        "max_new_tokens": 64,
+        "sampling": {"temperature": 0.7, "top_p": 1.0, "seed": 3},
+        "client_cpus": 1,
+        "pinned": True,
+    }
+    skipped = [{"question_id": 7, "reason": "too long"}]
+    figures = figures_of(windows, seconds=2.0, client_cpus=1)
+    return json.loads(json.dumps({**figures, "skipped": skipped, "settings": settings}))
+
+
+def test_tables_show_every_load(result):
+    loads, speedup = Server().tables(result)
+    assert [list(row[:3]) for row in loads.rows] == [
+        ["1", "device", 1.0],
+        ["1", "stream", 2.0],
+        ["4", "device", 3.0],
+        ["4", "stream", 6.0],
+    ]
+    assert all(len(row) == len(loads.header) for row in loads.rows)
+    assert "1234.0" in loads.text()
+    assert speedup.header == ["sessions", "device"]
+    assert [list(row) for row in speedup.rows] == [["1", 0.5], ["4", 0.5]]
+    assert "temperature 0.7" in speedup.note and "question 7: too long" in speedup.note
+
+
+def test_the_plot_has_a_line_for_each_mode(result):
+    figure = Figure()
+    Server().plot(result, figure)
+    speed, latency = figure.axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in speed.get_lines()}
+    assert lines == {"device": [[1, 1], [4, 3]], "stream": [[1, 2], [4, 6]]}
+    assert {line.get_label() for line in latency.get_lines()} == {"device", "stream"}
+
+
+def test_a_partial_result_can_be_shown(result):
+    del result["sessions"]["4"], result["sessions"]["1"]["stream"]
+    result["speedup"] = {"1": {}}
+    result["sessions"]["1"]["device"]["ms_per_token"]["p95"] = None
+    assert len(Server().tables(result)[0].rows) == 1
+    Server().plot(result, Figure())
+    result["sessions"], result["speedup"] = {}, {}
+    assert [table.rows for table in Server().tables(result)] == [[], []]
+    Server().plot(result, Figure())
+
+
+# -- the verifier's process, and its stream ----------------------------------------------------------
+
+
+def test_peak_memory_is_the_largest_sample():
+    memory = VerifierProcess(os.getpid())
+    memory.sample_memory()
+    before = memory.peak_memory
+    block = bytearray(b"x") * 50_000_000
+    memory.sample_memory()
+    with_block = memory.peak_memory
+    del block
+    memory.sample_memory()
+    assert memory.peak_memory == with_block > before + 40_000_000
+
+
+def test_memory_of_a_verifier_elsewhere_is_unknown():
+    memory = VerifierProcess(None)
+    memory.sample_memory()
+    assert memory.peak_memory is None
+
+
+def test_a_verifier_that_has_ended_is_noticed():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        memory = VerifierProcess(process.pid)
+        memory.sample_memory()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but is not reaped
+        with pytest.raises(VerifierGoneError):
+            memory.sample_memory()
+
+
+def streamed(handler) -> list[int]:
+    """What :func:`stream_decode` gets from ``handler``; raises as it does."""
+
+    async def collect() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as client:
+            return [token async for token in stream_decode(client, "http://verifier", "secret", [1, 2], 8)]
+
+    return asyncio.run(collect())
+
+
+def test_a_stream_is_read_to_its_last_event():
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == "Bearer secret"
+        asked = json.loads(request.content)
+        assert (asked["tokens"], asked["max_new_tokens"], asked["stream"]) == ([1, 2], 8, True)
+        return httpx.Response(200, text='data: {"token": 5}\n\ndata: {"token": 6}\n\ndata: {"done": true}\n\n')
+
+    assert streamed(answer) == [5, 6]
+
+
+def test_a_stream_without_an_end_means_that_the_verifier_is_gone():
+    with pytest.raises(VerifierGoneError, match="before its answer was complete"):
+        streamed(lambda request: httpx.Response(200, text='data: {"token": 5}\n\n'))
+
+
+def test_a_lost_connection_means_that_the_verifier_is_gone():
+    def lose(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("connection reset")
+
+    with pytest.raises(VerifierGoneError, match="does not answer any more"):
+        streamed(lose)
+
+
+def test_a_refused_stream_says_why():
+    with pytest.raises(MoaError, match="the context holds 512"):
+        streamed(lambda request: httpx.Response(400, json={"error": "the context holds 512"}))
+
+
+# -- real clients ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(server_module, "_WARM_UP_S", 0.1)
+    monkeypatch.setattr(app, "_SWEEP_SECONDS", 0.1)
+
+
+@pytest.fixture
+def served(tiny, quick):
+    """A verifier of the tiny target, and what stops it."""
+    *_, engine = tiny
+    with ExitStack() as running:
+        yield running.enter_context(serving(engine, Settings(token="secret", keep_seconds=0))), running.close
+
+
+@pytest.fixture
+def command(served, onnx_bundle, questions, monkeypatch, capsys):
+    """Runs ``moa-bench server`` against the verifier: more arguments -> exit status, stdout, stderr."""
+    verifier, _ = served
+    monkeypatch.setenv("MOA_TOKEN", "secret")
+
+    def run(*more: str) -> tuple[int, str, str]:
+        where = ["--server", verifier.url, "--bundle", str(onnx_bundle), "--questions", str(questions)]
+        status = main(["server", *where, "--max-new-tokens", "12", "--sessions", "1", "--seconds", "0.2", *more])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_prints_one_object(command):
+    status, out, err = command("--sessions", "2,1", "--repeats", "1", "--seconds", "1", "--json")
+    assert status == 0 and is_progress(err)
+    found = json.loads(out)
+    assert list(found["sessions"]) == ["1", "2"]
+    loads = {(count, mode): load for count, modes in found["sessions"].items() for mode, load in modes.items()}
+    assert list(loads) == [(count, mode) for count in "12" for mode in MODES]
+    assert sum(load["tokens"] for load in loads.values()) > 0
+    for (count, mode), load in loads.items():
+        assert load["answers"] >= int(count)
+        assert (load["tokens_per_s"], load["tokens_per_s_by_window"]) == (load["tokens"], [load["tokens"]])
+        assert (load["ttft_ms"]["mean"] is None) == (load["passes_per_token"] is None) == (load["tokens"] == 0)
+        assert mode != "stream" or load["tokens_per_round"] is None
+        assert load["client_cpu_share"] > 0 and load["peak_memory_mb"] is None
+    assert list(found["speedup"]) == ["1", "2"]
+    assert (found["partial"], found["skipped"]) == (False, [])
+    settings = found["settings"]
+    assert (settings["sessions"], settings["questions"]) == ([1, 2], "questions.jsonl")
+    assert (settings["own_verifier"], settings["pinned"]) == (False, False)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_client_that_dies_leaves_a_partial_result(command, monkeypatch):
+    def kill() -> None:
+        for client in multiprocessing.active_children():
+            client.kill()
+            client.join()
+
+    status, out, err = ended_after_one_window(command, monkeypatch, kill)
+    assert status == 1
+    assert "client 1 ended unexpectedly" in err
+    assert_one_window(out)
+
+
+def test_a_verifier_that_dies_leaves_a_partial_result(command, served, monkeypatch):
+    _, stop = served
+    status, out, err = ended_after_one_window(command, monkeypatch, stop)
+    assert status == 1
+    assert "does not answer any more" in err
+    assert_one_window(out)
+
+
+def test_an_interrupted_run_keeps_what_it_has(command, monkeypatch):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    status, out, _ = ended_after_one_window(command, monkeypatch, interrupt)
+    assert status == 130
+    assert_one_window(out)
+
+
+def ended_after_one_window(command, monkeypatch, end) -> tuple[int, str, str]:
+    """The command, where ``end`` is called between the first window and the second."""
+
+    def loads(sessions, repeats, modes, engines):
+        yield Load(1, "device")
+        end()
+        yield Load(1, "stream")
+
+    monkeypatch.setattr(server_module, "schedule", loads)
+    return command("--json")
+
+
+def assert_one_window(out: str) -> None:
+    found = json.loads(out)
+    assert found["partial"] and found["problem"]
+    assert found["sessions"].keys() == {"1"} and found["sessions"]["1"].keys() == {"device"}
+    assert found["speedup"] == {"1": {}}
+
+
+def test_clients_of_another_drafter_are_refused(command, onnx_bundle, tmp_path):
+    other = tmp_path / "bundle"
+    shutil.copytree(onnx_bundle, other)
+    manifest = read_manifest(other)
+    prints = dataclasses.replace(manifest.fingerprints, drafter="another")
+    write_manifest(other, dataclasses.replace(manifest, fingerprints=prints))
+    status, out, err = command("--bundle", str(other))
+    assert (status, out) == (2, "")
+    assert "another" in err and err.count("\n") == 1
+
+
+def test_windows_of_a_verifier_of_ours(served, onnx_bundle):
+    running, _ = served
+    # As if it were started by the benchmark: the process is this one.
+    verifier = Verifier(Endpoint(running.url, "secret"), pid=os.getpid())
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(onnx_bundle))
+    prompts, _ = prompts_of([Question(1, "qa", ("Why?",))], tokenizer, 512)
+    work = Workload(prompts, 6, 5, Sampling())
+    length = len(verifier.decode(prompts[0].tokens, 5))
+    with open_fleet(2, onnx_bundle, work) as fleet:
+        found: dict[Load, list[WindowResult]] = {}
+        loads = [Load(1, "device"), Load(2, "stream")]
+        assert len(list(measure_windows(loads, 1.0, {"": verifier}, fleet, found))) == 2
+        assert [process.is_alive() for process in fleet.processes] == [True, True]
+    assert list(found) == loads
+    windows = [window for (window,) in found.values()]
+    assert [len(window.clients) for window in windows] == [1, 2]
+    assert all(window.peak_memory > 1_000_000 and window.cpu_s > 0 for window in windows)
+    assert sum(window.passes for window in windows) > 0
+    answers = 0
+    for client in (client for window in windows for client in window.clients):
+        # One question after the other: the next is asked once the answer is complete.
+        for answer, following in pairwise(client.answers):
+            answers += 1
+            assert sum(burst.tokens for burst in answer.bursts) == length
+            assert answer.asked_at <= answer.bursts[0].at and answer.bursts[-1].at <= following.asked_at
+    assert answers > 0
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--sessions", "0"], "--sessions 0: expected numbers from 1 to 64"),
+        (["--sessions", "four"], "--sessions four"),
+        (["--sessions", "1,,4"], "--sessions 1,,4"),
+        (["--sessions", "8,65"], "--sessions 8,65"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--seconds", "nan"], "--seconds must be above 0"),
+        (["--repeats", "0"], "--repeats must be at least 1"),
+        (["--draft-length", "0"], "--draft-length must be 1 to"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--limit", "0"], "--limit"),
+        (["--bundle", "no-such-bundle"], "no-such-bundle is no bundle"),
+        (["--server", "ws://127.0.0.1:1", "--model", "tiny"], "leave out --server"),
+        (["--server", "ws://127.0.0.1:1", "--engine", "vllm"], "leave out --server"),
+        (["--engine", "vllm,abacus"], "unknown engine 'abacus' in --engine; choose from transformers, vllm"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(argv, said, capsys):
+    assert main(["server", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err
+    assert err.startswith("moa-bench: error: ") and err.count("\n") == 1
+
+
+def test_questions_that_are_all_too_long_are_refused(onnx_bundle, tmp_path, capsys):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["Why? " * 400]}))
+    assert main(["server", "--questions", str(path), "--bundle", str(onnx_bundle)]) == 2
+    assert "none of the questions fits" in capsys.readouterr().err
+
+
+def test_no_verifier_at_the_address(onnx_bundle, capsys):
+    assert main(["server", "--server", "ws://127.0.0.1:1", "--bundle", str(onnx_bundle)]) == 2
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_modes_are_chosen_by_name() -> None:
+    assert names_of("--modes", "mode", "stream,stream", MODES) == ["stream"]
+    with pytest.raises(MoaError, match="unknown mode 'fast' in --modes; choose from auto, device, server, stream"):
+        names_of("--modes", "mode", "stream,fast", MODES)

@@ -1,0 +1,213 @@
+"""``moa-chat`` as a program, against a real verifier with the tiny target."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals and signals")
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("onnxscript")
+
+from moa_chat.terminal.renderer import clean  # noqa: E402
+from moa_runtime.bundle import read_manifest  # noqa: E402
+from moa_runtime.datastore import write_datastore  # noqa: E402
+from support.chat.programs import TOKEN, Running, chat, verifier  # noqa: E402
+from support.chat.terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
+from support.tiny import make_tiny_bundle, make_tiny_rival  # noqa: E402
+
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def running(tiny_target: Path, tiny_drafter: Path) -> Iterator[Running]:
+    with verifier(tiny_target, tiny_drafter) as running:
+        yield running
+
+
+@pytest.fixture
+def server(running: Running) -> str:
+    return running.url
+
+
+@pytest.fixture(scope="module")
+def waiting(tiny_target: Path, tiny_drafter: Path) -> Iterator[Running]:
+    """It writes nothing while its client is away, so that an answer is still running when it is back."""
+    with verifier(tiny_target, tiny_drafter, options=("--away-seconds", "0")) as waiting:
+        yield waiting
+
+
+@pytest.fixture
+def hanging(waiting: Running) -> Iterator[Running]:
+    """A verifier to be stopped with SIGSTOP; it goes on after the test."""
+    yield waiting
+    waiting.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(autouse=True)
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations are kept here, not in the home of whoever runs the tests."""
+    monkeypatch.setenv("MOA_EDGE_PROFILE", str(tmp_path / "profile"))
+
+
+def once(onnx_bundle, url: str, *arguments: str, token: str = TOKEN) -> subprocess.CompletedProcess:
+    command = chat(onnx_bundle, url, "--once", QUESTION, *arguments)
+    environment = {**os.environ, "MOA_TOKEN": token}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def test_once(onnx_bundle, server):
+    plain = once(onnx_bundle, server, "--max-new-tokens", "24")
+    assert plain.returncode == 0, plain.stderr
+    as_json = once(onnx_bundle, server, "--max-new-tokens", "24", "--json", "--draft-length", "3")
+    result = json.loads(as_json.stdout)
+    assert result["text"] + "\n" == plain.stdout
+    assert len(result["tokens"]) == result["statistics"]["tokens"] == 24 and result["finish"] == "length"
+    assert result["statistics"]["bytes_up"] > 0 and result["statistics"]["bytes_down"] > 0
+    assert result["server"] == server
+
+
+def test_once_without_a_model(onnx_bundle, server, tmp_path):
+    """The same text, and no memory rows on the wire, which are most of what a verdict weighs."""
+    limit = ("--max-new-tokens", "48", "--json", "--drafting", "device")
+    with_rows = json.loads(once(onnx_bundle, server, *limit).stdout)
+    write_datastore(tmp_path / "texts", [[each["id"] for each in with_rows["tokens"]]], _tokenizer(onnx_bundle))
+    for more in ((), ("--datastore", str(tmp_path / "texts"))):
+        done = once(onnx_bundle, server, *limit, "--drafter", "sssd", *more)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert result["text"] == with_rows["text"]
+        assert result["statistics"]["bytes_down"] < with_rows["statistics"]["bytes_down"] / 2
+    assert result["statistics"]["tau"] > 4, "the datastore holds this very answer"
+
+
+def _tokenizer(bundle: Path) -> str:
+    return read_manifest(bundle).fingerprints.tokenizer
+
+
+@pytest.mark.parametrize("architecture", ["early-exit", "independent"])
+def test_a_drafter_without_rows_drafts_with_any_verifier_of_its_target(
+    onnx_bundle, server, tiny_target, tmp_path, architecture
+):
+    drafter = make_tiny_rival(architecture, tiny_target, tmp_path / "drafter")
+    bundle = make_tiny_bundle(tmp_path / "bundle", tiny_target, drafter, "none", questions=())
+    options = ("--max-new-tokens", "24", "--json", "--drafting", "device", "--draft-length", "3")
+    ours, theirs = (once(each, server, *options) for each in (bundle, onnx_bundle))
+    assert ours.returncode == 0, ours.stderr
+    ours, theirs = json.loads(ours.stdout), json.loads(theirs.stdout)
+    assert ours["text"] == theirs["text"] and ours["statistics"]["drafted"] > 0
+    assert ours["statistics"]["bytes_down"] < 0.5 * theirs["statistics"]["bytes_down"]  # no rows among them
+
+
+def test_errors_are_one_sentence(onnx_bundle, server):
+    cases = {
+        "refused the token": once(onnx_bundle, server, token="wrong"),
+        "no verifier answers": once(onnx_bundle, "ws://127.0.0.1:9"),
+        "context holds": once(onnx_bundle, server, "--system", "long " * 2000),
+    }
+    for said, done in cases.items():
+        assert done.returncode == 2 and done.stdout == ""
+        assert said in done.stderr and done.stderr.startswith("moa-chat: error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_chat_in_a_terminal(onnx_bundle, server):
+    expected = json.loads(once(onnx_bundle, server, "--max-new-tokens", "24", "--json").stdout)["text"]
+    command = chat(onnx_bundle, server, "--terminal", "--max-new-tokens", "24")
+    with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
+        terminal.wait("you>")
+        terminal.press(QUESTION + "\n")
+        text = terminal.wait(r"24 tokens in .* rounds \| server drafts")
+        shown = text.split(QUESTION)[1].split("cut off")[0]
+        assert "".join(shown.split()) == "".join(clean(expected).split())
+        terminal.wait("you>", count=2)
+        terminal.press("/stats\n")
+        terminal.wait(r"rounds +\d+")
+        terminal.wait("you>", count=3)
+        time.sleep(1)  # readline loses a Ctrl-C that comes between its prompt and its wait for keys
+        terminal.press(CTRL_C)
+        terminal.wait("Ctrl-C again or Ctrl-D leaves")
+        terminal.press(CTRL_D)
+        assert terminal.process.wait(30) == 0
+
+
+@contextmanager
+def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[TerminalProgram]:
+    """A chat whose verifier hung in the middle of an answer, and that knows by now that this is an outage."""
+    # An answer that the device has written to its end would be over: it may write no more than this.
+    options = ("--max-new-tokens", "200", "--offline-limit", "60", *arguments)
+    command = chat(onnx_bundle, hanging.url, "--terminal", *options)
+    with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
+        terminal.wait("you>")
+        terminal.press(QUESTION + "\n")
+        terminal.wait(r"online \| tau .* \d\d rounds")  # memory rows come behind the first of the text
+        hanging.process.send_signal(signal.SIGSTOP)
+        terminal.wait(r"slow \| ")  # behind it, why: soon that the device has written all it may
+        # Nobody is asked about a few words, nor after a second: wait for more, and for an attempt that failed.
+        terminal.wait(r"(?m)^reconnecting\b.*tau .* [2-9]\d tentative")
+        terminal.wait(r"(?m)^offline\b.*tau .* [2-9]\d tentative")
+        yield terminal
+
+
+@pytest.mark.parametrize("key", ["", "\x0b"], ids=["asked after the answer", "Ctrl-K"])
+def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, hanging, key):
+    with hung(onnx_bundle, hanging) as terminal:
+        hanging.process.send_signal(signal.SIGCONT)
+        if key:
+            terminal.wait("Ctrl-K: keep the offline text")
+            terminal.press(key)
+        else:
+            terminal.wait(r"Keep mine, and continue from there\? \[y/N\]")
+            terminal.press("y\n")
+        terminal.wait(r"\d+ written offline")
+        terminal.wait("you>", count=2)
+        terminal.press("/stats\n")
+        terminal.wait(r"kept +[1-9]")
+        terminal.press("/quit\n")
+        assert terminal.process.wait(30) == 0
+
+
+def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(onnx_bundle, hanging):
+    """The verifier hangs in the middle, so that the answer certainly runs when Ctrl-C comes."""
+    with hung(onnx_bundle, hanging, "--policy", "rollback") as terminal:
+        terminal.press(CTRL_C)
+        text = terminal.wait(r"stopped \| \d+ tokens")
+        assert "tentative" not in text.split("you>")[1]
+        hanging.process.send_signal(signal.SIGCONT)
+        terminal.wait("you>", count=2)
+        terminal.press("And of Italy?\n")
+        terminal.wait(r"tokens in .* rounds \| server drafts", count=2)
+        terminal.wait(r"you>\s*\Z")  # behind the check of what was written while it hung
+        terminal.press("/quit\n")
+        assert terminal.process.wait(30) == 0
+        assert "Traceback" not in terminal.text()
+
+
+def test_a_killed_program_goes_on_when_it_is_started_again(onnx_bundle, server, waiting):
+    """SIGKILL in the middle of an answer, which is still unfinished when the program is back."""
+    command = chat(onnx_bundle, waiting.url, "--terminal", "--max-new-tokens", "200")
+    whole = once(onnx_bundle, server, "--max-new-tokens", "200").stdout
+    with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
+        terminal.wait("you>")
+        terminal.press(QUESTION + "\n")
+        terminal.wait(r"online \| tau")
+        terminal.process.kill()
+    with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
+        text = terminal.wait(r"200 tokens in .* rounds")
+        shown = text.split(QUESTION)[1].split("cut off")[0]
+        assert "".join(shown.split()) == "".join(clean(whole).split())
+        with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as second:
+            second.wait("is open in another program")
+            assert QUESTION not in second.wait("you>")
+        terminal.press(CTRL_D)
+        assert terminal.process.wait(30) == 0
+    with in_terminal([*command, "--no-save"], columns=200, MOA_TOKEN=TOKEN) as terminal:
+        assert QUESTION not in terminal.wait("you>")

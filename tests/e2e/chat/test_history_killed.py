@@ -1,0 +1,38 @@
+"""Kept chats after a program was killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from moa_chat.history.store import History
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "folder" / "history.sqlite"
+
+
+@pytest.fixture
+def history(path):
+    opened = History.open(path)
+    yield opened
+    opened.close()
+
+
+def test_a_killed_program_loses_nothing_that_was_saved(path):
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from moa_chat.history.store import History; from moa_chat.history.message import Message\n"
+        "history = History.open(Path(sys.argv[1])); chat = history.create('Chat')\n"
+        "history.save(chat, 0, Message('user', 'Question'))\n"
+        "for length in range(1, 100): history.save(chat, 1, Message('assistant', 'x' * length, finished=False))\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(path)], timeout=60).returncode != 0
+    history = History.open(path)
+    assert history.set_aside is None
+    assert [message.content for message in history.messages(history.chats()[0].id)] == ["Question", "x" * 99]
+    history.close()

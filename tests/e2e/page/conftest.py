@@ -1,0 +1,72 @@
+"""The page on a real ``moa-serve --web`` of the tiny target, and a Chromium that opens it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moa_bench.link.background import BackgroundLink, background_link
+from moa_bench.link.profiles import with_round_trip
+from moa_page import page_folder
+from moa_runtime.bundle import Bundle
+from moa_runtime.errors import MoaError
+from support.page.browsing import PLAYWRIGHT, Chromium, Person
+from support.page.served import SERVE, TOKEN, Site
+
+#: Each round of a draft takes so long, so that one can come between.
+SLOW = with_round_trip(150)
+
+
+@pytest.fixture(scope="session")
+def page_built() -> None:
+    """Skips where there is no page, or nothing to drive it with; in CI there has to be."""
+    try:
+        page_folder()
+        missing = "" if PLAYWRIGHT.exists() else f"{PLAYWRIGHT} is not there: make test-web installs it"
+    except MoaError as error:
+        missing = str(error)
+    if missing and os.environ.get("CI"):
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def site(page_built: None, tiny_target: Path, tiny_drafter: Path, web_bundle: Path) -> Iterator[Site]:
+    """On all of this machine's addresses."""
+    command = [*SERVE, "--web", "--json", "--host", "0.0.0.0", "--port", "0", "--threads", "1"]
+    command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--bundle", str(web_bundle)]
+    environment = {**os.environ, "MOA_TOKEN": TOKEN}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield Site(json.loads(process.stdout.readline())["port"], Bundle.open(web_bundle))
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="session")
+def chromium(page_built: None, browser: str) -> Iterator[Chromium]:
+    running = Chromium(browser)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def person(chromium: Chromium) -> Person:
+    """Somebody whose browser has never seen the page."""
+    return chromium.person()
+
+
+@pytest.fixture
+def link(site: Site) -> Iterator[BackgroundLink]:
+    """A slow network in front of the verifier, which tests cut. Its address is loopback: a secure context."""
+    with background_link(SLOW, "127.0.0.1", site.port) as emulated:
+        yield emulated

@@ -1,0 +1,261 @@
+"""The page with a network, against a real verifier."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from support.page.browsing import Person
+from support.page.served import TOKEN, Site
+from support.page.using import QUESTION, open_with_model, set_up
+
+COUNT = 24
+
+
+def test_a_chat_with_the_token_of_the_address(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    assert page.do("evaluate", "location.href") == site.url(token="")
+    set_up(page, most=COUNT)
+    page.ask(QUESTION)
+    page.answered()
+    assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)]
+    assert "Answer: " + page.messages[1] in page.do("texts", "#spoken")[0]  # whole, and once
+    page.ask("And why?")
+    page.answered()
+    assert page.messages[3]
+    assert not any("secret" in url for url in person.requests())
+    assert [line for line in page.do("said") if not line.startswith("log:")] == []  # no violation of the policy
+
+    page.do("reload")
+    page.link("online")
+    assert page.count("#empty:visible") == 1  # a new chat; the other one is in the list
+    page.do("click", "#show-chats")
+    page.do("click", "#rows .open")
+    page.wait("#messages .assistant")
+    assert len(page.messages) == 4
+
+
+def test_without_its_token_the_page_says_so_and_takes_one(site: Site, person: Person) -> None:
+    page = person.open(site.url(token=""))
+    page.wait("#banner-text", "asks for a token, and none is given")
+    page.do("click", "#banner-actions button:has-text('Settings')")
+    page.do("fill", "#token", TOKEN + "s")
+    page.do("click", "#settings-form button[type=submit]")
+    page.wait("#banner-text", "refused the token")
+    page.do("click", "#banner-actions button:has-text('Settings')")
+    page.do("fill", "#token", TOKEN)
+    page.do("click", "#settings-form button[type=submit]")
+    page.link("online")
+    page.gone("#banner-text:has-text('refused the token')")
+
+
+def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    set_up(page, most=8)
+    page.ask(QUESTION)
+    page.answered()
+    page.wait(".remarks", "cut off at the length limit")
+    page.do("click", "text=Continue")
+    page.answered()
+    assert page.messages[1] == site.target_writes(QUESTION, 16)
+    page.do("click", "text=Again")
+    page.answered()
+    assert page.messages == [QUESTION, site.target_writes(QUESTION, 8)]
+    page.do("click", "text=Edit")
+    page.do("fill", "#question", "Name two.")
+    page.do("click", "#send")
+    page.answered()
+    assert page.messages == ["Name two.", site.target_writes("Name two.", 8)]
+    page.do("click", "text=Figures")
+    page.wait(".figures li", "sent")
+    page.do("click", "text=Edit")
+    page.do("click", "#new-chat")  # the question stays as it was
+    page.wait("#empty")
+    assert page.do("evaluate", "document.querySelector('#question').value") == ""
+
+
+def test_the_list_of_chats(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    set_up(page, most=4)
+    for question in ("One apple", "Two pears"):
+        page.do("click", "#new-chat")
+        page.ask(question)
+        page.answered()
+    page.do("click", "#show-chats")
+    page.wait("#rows .open")
+    assert [title[:9] for title in page.do("texts", "#rows .open")] == ["Two pears", "One apple"]
+    page.do("fill", "#search", "APPLE")
+    page.gone("#rows .open:has-text('Two pears')")
+    page.do("click", "[aria-label='Rename One apple']")
+    page.do("fill", "[aria-label='New name of the chat']", "Fruit")
+    page.do("press", "Enter")
+    page.wait("#rows .open", "Fruit")
+    page.do("click", "[aria-label='Delete Fruit']")
+    page.wait("#notice-text", "The chat was deleted.")
+    page.do("click", "#notice-actions >> text=Undo")
+    page.wait("#title", "Fruit")
+    assert page.messages[0] == "One apple"
+
+
+_TAPPED_TWICE = """
+const button = [...document.querySelectorAll("#{box} button")].find((each) => each.textContent === "{label}");
+button.click();
+button.click();
+"""
+
+
+def test_a_second_tab_says_that_there_is_another(site: Site, person: Person) -> None:
+    first = person.open(site.url())
+    first.link("online")
+    second = person.open(site.url())
+    second.wait("#banner-text", "another")
+    first.do("close")
+    second.do("evaluate", _TAPPED_TWICE.format(box="banner-actions", label="Try again"))
+    second.link("online")
+    second.gone("#banner-text:has-text('another')")
+
+
+def test_a_model_that_is_deleted_by_two_taps(site: Site, person: Person) -> None:
+    page = open_with_model(person, site.url())
+    page.do("click", "#show-settings")
+    page.do("evaluate", _TAPPED_TWICE.format(box="device-actions", label="Delete the model"))
+    page.hidden_text("#device-words", "once it has a model of")
+    page.do("press", "Escape")
+    page.link("online")
+    assert page.count("#notice:visible") == 0
+    assert not [line for line in page.do("said") if line.startswith("uncaught")]
+
+
+_STORED = """
+new Promise((resolve) => {{
+  const asked = indexedDB.open("moa-edge chats"{version});
+  asked.onsuccess = () => {{
+    const transaction = asked.result.transaction("chats", "readwrite");
+    transaction.objectStore("chats").openCursor().onsuccess = ({{ target: {{ result: found }} }}) => {{
+      if (found) found.update({{ id: found.key, title: 5, messages: "damaged" }});
+    }};
+    transaction.oncomplete = () => resolve(asked.result.close());
+  }};
+}})
+"""
+
+
+def test_a_chat_whose_stored_form_is_damaged_is_said_and_the_page_goes_on(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    set_up(page, most=4)
+    page.ask(QUESTION)
+    page.answered()
+    page.do("reload")
+    page.link("online")
+    page.do("evaluate", _STORED.format(version=""))
+    page.do("click", "#show-chats")
+    page.do("click", "#rows .open")
+    page.wait("#notice-text", "This chat cannot be read")
+    page.do("click", "#show-chats")
+    page.do("fill", "#search", "primary")
+    page.wait("#no-chats")
+    assert not [line for line in page.do("said") if line.startswith("uncaught")]
+
+
+_BROKEN_ANSWER = """
+new Promise((resolve) => {
+  const asked = indexedDB.open("moa-edge-chats", 1);
+  asked.onupgradeneeded = () => asked.result.createObjectStore("chats").put({ version: 1 }, "answer");
+  asked.onsuccess = () => resolve(asked.result.close());
+})
+"""
+
+
+def test_an_answer_under_way_that_is_damaged_is_said(site: Site, person: Person) -> None:
+    person.open(f"{site.url(token='')}icon.svg").do("evaluate", _BROKEN_ANSWER)  # its origin
+    page = person.open(site.url())
+    page.wait("#notice-text", "The stored chat is broken")
+    page.link("online")
+
+
+_OTHER_TARGET = """
+(async () => {
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("moa-edge-bundle");
+  const file = await folder.getFileHandle("manifest");
+  const { url, text } = JSON.parse(await (await file.getFile()).text());
+  const manifest = JSON.parse(text);
+  manifest.fingerprints.target = "0".repeat(64);
+  const writable = await file.createWritable();
+  await writable.write(JSON.stringify({ url, text: JSON.stringify(manifest) }));
+  await writable.close();
+})()
+"""
+
+
+def test_a_page_whose_stored_bundle_is_of_another_target_takes_the_new_one(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    page.do("evaluate", _OTHER_TARGET)  # as after the verifier was given another one
+    page.do("reload")
+    page.wait("#banner-text", "target")
+    page.do("click", "#banner-actions >> text=Try again")
+    page.link("online")
+
+
+def test_a_page_that_cannot_start_leaves_no_token_in_the_address(site: Site, person: Person) -> None:
+    page = person.open(site.url(token=""))
+    page.wait("#banner-text", "asks for a token, and none is given")
+    page.do("evaluate", _STORED.format(version=", 99"))  # as of a version to come
+    other = person.open(site.url())
+    other.wait("#banner-text", "could not open its stored chats")
+    assert other.do("evaluate", "location.href") == site.url(token="")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[str]:
+    """Another site on this machine."""
+    (tmp_path / "index.html").write_text("<!doctype html><title>elsewhere</title>")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+def test_a_page_of_another_origin_is_refused(site: Site, person: Person, elsewhere: str) -> None:
+    page = person.open(elsewhere)
+    bearer = page.do("evaluate", f"btoa({TOKEN!r}).replaceAll('+', '-').replaceAll('/', '_').replaceAll('=', '')")
+    tried = f"""
+    new Promise((resolve) => {{
+      const socket = new WebSocket("ws://127.0.0.1:{site.port}/v1/session", ["moa.v1", "moa.bearer.{bearer}"]);
+      socket.onopen = () => resolve("open");
+      socket.onerror = () => resolve("refused");
+    }})
+    """
+    assert page.do("evaluate", tried) == "refused"
+    asked = f"fetch('http://127.0.0.1:{site.port}/v1/status').then(() => 'read', () => 'refused')"
+    assert page.do("evaluate", asked) == "refused"
+    assert person.open(site.url(token="")).do("evaluate", tried) == "open"  # the page's own is not
+
+
+def test_over_plain_http_it_works_online_and_says_what_is_missing(
+    site: Site, person: Person, outer_address: str
+) -> None:
+    page = person.open(site.url(outer_address))
+    assert page.do("evaluate", "isSecureContext") is False
+    page.link("online")
+    page.wait("#banner-text", "plain http")
+    page.do("click", "#banner-actions >> text=Understood")
+    page.gone("#banner")
+    set_up(page, most=COUNT)
+    page.ask(QUESTION)
+    page.answered()
+    assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)]
+    page.do("reload")
+    page.link("online")
+    page.do("click", "#show-chats")
+    page.wait("#rows .open", QUESTION)  # chats are kept here too

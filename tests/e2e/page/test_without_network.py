@@ -1,0 +1,96 @@
+"""The page when the network goes away, and when its process does."""
+
+from __future__ import annotations
+
+import pytest
+
+from moa_bench.link.background import BackgroundLink
+from support.page.browsing import Person
+from support.page.served import Site
+from support.page.using import QUESTION, find_network, lose_network, open_with_model, set_up
+
+COUNT = 90
+
+
+def test_the_link_is_cut_in_the_middle_of_an_answer(site: Site, link: BackgroundLink, person: Person) -> None:
+    page = open_with_model(person, site.url(port=link.port))
+    set_up(page, most=COUNT, drafting="device")
+    page.ask(QUESTION)
+    page.wait(".assistant .origin:not(.tentative)")
+    link.cut()
+    lose_network(page)
+    page.wait(".assistant .offline.tentative")
+    link.restore()
+    find_network(page)
+    page.shows(QUESTION, site.target_writes(QUESTION, COUNT))
+    page.link("online")
+    page.wait(".remarks", "partly written offline")
+
+
+def test_what_was_written_offline_is_checked_and_can_be_had_back(site: Site, person: Person) -> None:
+    page = open_with_model(person, site.url())
+    set_up(page, most=COUNT)
+    page.do("click", "#offline")
+    page.link("working offline")
+    page.ask(QUESTION)
+    page.wait(".remarks", "not confirmed yet")
+    alone = page.messages
+    assert alone[1]
+    page.do("click", "#offline")
+    page.wait("#notice-text", "that this device wrote")
+    assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)] != alone  # the tiny writer is rounded
+    assert not page.count(".remarks:has-text('not confirmed yet')")
+    page.do("click", "#notice-actions >> text=Undo")
+    page.wait(".remarks", "as this device wrote it, not confirmed")
+    assert page.messages == alone
+
+
+def test_a_second_start_asks_for_nothing_and_works_without_a_network(site: Site, person: Person) -> None:
+    page = open_with_model(person, site.url())
+    set_up(page, most=COUNT)
+    page.do("evaluate", "navigator.serviceWorker.ready.then(() => undefined)")
+    page.do("close")
+    person.requests()
+
+    page = person.open(site.url(token=""))
+    page.hidden_text("#device-words", "The model is here")
+    page.link("online")
+    assert not [url for url in person.requests() if "/bundle/" in url]
+    page.do("close")
+
+    person.offline(True)
+    page = person.open(site.url(token=""))
+    page.link("offline")
+    page.ask(QUESTION)
+    page.wait(".remarks", "not confirmed yet")
+    assert page.messages[1]
+    person.offline(False)
+    find_network(page)
+    page.shows(QUESTION, site.target_writes(QUESTION, COUNT))
+
+
+@pytest.mark.parametrize("end", ["reload", "kill"])
+def test_an_answer_under_way_outlives_its_page(site: Site, link: BackgroundLink, person: Person, end: str) -> None:
+    page = person.open(site.url(port=link.port))
+    page.link("online")
+    set_up(page, most=COUNT, drafting="device")
+    page.ask(QUESTION)
+    page.wait(".assistant .origin:not(.tentative)")
+    page.do(end)
+    if end == "kill":
+        page = person.open(site.url(port=link.port, token=""))
+    page.wait(".assistant .origin")  # nobody opened the chat: it goes on by itself
+    page.shows(QUESTION, site.target_writes(QUESTION, COUNT))
+
+
+def test_a_download_is_cancelled_and_goes_on(site: Site, link: BackgroundLink, person: Person) -> None:
+    page = person.open(site.url(port=link.port))
+    page.wait("#banner-actions button", "Download")
+    link.cut()
+    page.do("click", "#banner-actions button:has-text('Download')")
+    page.wait("#banner-text", "Downloading the model: 0.0 MB of")
+    page.do("click", "#banner-actions >> text=Cancel")
+    page.wait("#banner-text", "the download continues from there")
+    link.restore()
+    page.do("click", "#banner-actions >> text=Go on")
+    page.hidden_text("#device-words", "The model is here")

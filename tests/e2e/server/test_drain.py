@@ -1,0 +1,253 @@
+"""SIGTERM under load: what was received is answered, and everybody goes on elsewhere as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from moa_runtime.session.events import Origin, Sampling
+from moa_server.engine.baseline import decode
+from moa_server.settings import Settings
+from support.server.running import TIMEOUT_S, Client, Verifier, serving
+from support.toy_engine import ToyEngine
+from support.toy_engine import plain as toy_plain
+
+CLIENTS, COUNT = 30, 24
+PROMPTS = [[5 + number, 6, 7] for number in range(CLIENTS)]
+GOING_AWAY = 1001
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
+
+
+class Leaver(Client):
+    """A client that asks until the verifier goes away.
+
+    Attributes:
+        code: of the close frame, once there was one.
+        unanswered: frames sent on the last connection without an answer.
+    """
+
+    code: int | None = None
+    unanswered = 0
+
+    def begin(self, prompt: list[int]) -> None:
+        self.connect()
+        self.session.prompt(prompt, Sampling(), COUNT)
+        self.send()
+
+    def send(self) -> None:
+        for frame in self.session.frames_to_send():
+            self.socket.send(frame)
+            self.unanswered += 1
+
+    def take(self) -> None:
+        self.events += self.session.receive(self.socket.recv(2 * TIMEOUT_S))
+        self.unanswered -= 1
+
+    def until_closed(self, drafted: list[int]) -> None:
+        """Rounds, one frame after the other, until the verifier closes the connection; ``drafted`` is the answer."""
+        try:
+            while self.session.answering:
+                self.take()
+                if self.session.answering and not self.session.awaiting_verdict:
+                    at = len(self.session.tokens)
+                    self.session.extend(drafted[at : at + 2], Origin.DRAFTED)
+                    self.session.propose()
+                    self.send()
+            while True:  # memory rows may come after the last verdict
+                self.take()
+        except ConnectionClosed as closed:
+            self.code = closed.rcvd.code if closed.rcvd else None
+        self.session.disconnected()
+
+
+def rest_of(clients: list[Leaver], elsewhere: Verifier, answers: list[list[int]]) -> None:
+    """Let everybody finish at another verifier; the texts must be the target's own."""
+    for client, answer in zip(clients, answers, strict=True):
+        if client.session.answering:
+            client.connect(elsewhere)
+            client.rounds(lambda tokens, answer=answer: answer[len(tokens) : len(tokens) + 3])
+            client.socket.close()
+        assert not client.faults and client.session.committed == answer
+
+
+# -- a process ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def process(target, drafter, *options: str) -> Iterator[tuple[subprocess.Popen, Verifier]]:
+    """A real moa-serve, and how to reach it."""
+    command = [sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())", "--json"]
+    command += ["--model", str(target), "--drafter", str(drafter), "--port", "0", "--threads", "1", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            yield running, Verifier(None, json.loads(running.stdout.readline())["port"], "")
+        finally:
+            running.kill()
+
+
+@pytest.fixture(scope="module")
+def answers(transformers_engine) -> list[list[int]]:
+    """Each prompt with the target's own answer."""
+    return [
+        [*prompt, *(token.token for token in decode(transformers_engine, prompt, Sampling(), COUNT))]
+        for prompt in PROMPTS
+    ]
+
+
+def test_a_verifier_that_is_told_to_stop_under_load(transformers_engine, tiny_target, tiny_drafter, answers):
+    with process(tiny_target, tiny_drafter, "--drain-seconds", "60") as (running, verifier):
+        clients = [Leaver(verifier, transformers_engine) for _ in range(CLIENTS)]
+        for client, prompt in zip(clients, PROMPTS, strict=True):
+            client.begin(prompt)
+        threads = [
+            threading.Thread(target=client.until_closed, args=(answer,))
+            for client, answer in zip(clients, answers, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        while not clients[-1].session.committed[len(PROMPTS[-1]) :]:  # all of them have begun
+            time.sleep(0.001)
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=60 + TIMEOUT_S)
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+    assert (running.returncode, out, err) == (0, "", "")
+    assert [client.code for client in clients] == [GOING_AWAY] * CLIENTS
+    with serving(transformers_engine, Settings()) as elsewhere:
+        rest_of(clients, elsewhere, answers)
+
+
+def test_a_second_signal_ends_at_once(transformers_engine, tiny_target, tiny_drafter):
+    with process(tiny_target, tiny_drafter, "--drain-seconds", "1000") as (running, verifier):
+        client = Leaver(verifier, transformers_engine)
+        client.connect()
+        with client.verifier.connect() as idle:  # says nothing, not even Hello
+            running.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(TIMEOUT_S) == 0
+            with pytest.raises(ConnectionClosed):
+                idle.recv(TIMEOUT_S)
+        assert running.communicate() == ("", "")
+
+
+# -- an engine that is held up --------------------------------------------------------------------
+
+
+class Held(ToyEngine):
+    """A toy whose steps wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    async def step(self, requests):
+        while not self.go.is_set():
+            await asyncio.sleep(0.005)
+        return await super().step(requests)
+
+
+def begun(verifier: Verifier, engine: Held) -> list[Leaver]:
+    """Thirty clients, each with a frame that the verifier has received."""
+    clients = [Leaver(verifier, engine) for _ in range(CLIENTS)]
+    for client, prompt in zip(clients, PROMPTS, strict=True):
+        client.begin(prompt)
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(verifier.parts.worker) < CLIENTS and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(verifier.parts.worker) == CLIENTS
+    return clients
+
+
+def closed(client: Leaver) -> int | None:
+    """Take what still comes; the code of the close frame behind it."""
+    with pytest.raises(ConnectionClosed) as end:
+        while True:
+            client.take()
+    client.session.disconnected()
+    return end.value.rcvd.code if end.value.rcvd else None
+
+
+@pytest.fixture
+def toy_answers() -> list[list[int]]:
+    return [[*prompt, *toy_plain(ToyEngine(), prompt, COUNT)] for prompt in PROMPTS]
+
+
+def test_every_frame_that_was_received_gets_its_verdict(toy_answers):
+    engine = Held()
+    with serving(engine, Settings(), drain_seconds=2 * TIMEOUT_S) as verifier:
+        clients = begun(verifier, engine)
+        verifier.server.handle_exit(signal.SIGTERM, None)
+        until_ready = verifier.http("GET", "/readyz")
+        while until_ready.status_code == 200:
+            until_ready = verifier.http("GET", "/readyz")
+        with pytest.raises(InvalidStatus) as refused:
+            verifier.connect().__enter__()
+        assert refused.value.response.status_code == 503
+        engine.go.set()
+        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
+        assert [client.unanswered for client in clients] == [0] * CLIENTS
+    with serving(ToyEngine(), Settings()) as elsewhere:
+        rest_of(clients, elsewhere, toy_answers)
+
+
+def test_frames_that_do_not_fit_into_the_time_are_given_up(toy_answers, caplog):
+    engine = Held()
+    with serving(engine, Settings(), drain_seconds=0.3) as verifier:
+        clients = begun(verifier, engine)
+        verifier.server.handle_exit(signal.SIGTERM, None)
+        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
+        assert [client.unanswered for client in clients] == [1] * CLIENTS
+        engine.go.set()  # a step is never broken off
+    assert engine.steps and not caplog.records
+    with serving(ToyEngine(), Settings()) as elsewhere:
+        rest_of(clients, elsewhere, toy_answers)
+
+
+def test_clients_that_are_streamed_to_go_on_elsewhere(caplog):
+    """Nobody waits for a frame of theirs: what is being decided is still sent, and nothing behind it."""
+    engine, length = ToyEngine(delay_s=(0.01, 0.0)), 900
+    answers = [[*prompt, *toy_plain(engine, prompt, length)] for prompt in PROMPTS]
+    with serving(engine, Settings(), drain_seconds=TIMEOUT_S) as verifier:
+        clients = [Leaver(verifier, engine) for _ in range(CLIENTS)]
+        for client, prompt in zip(clients, PROMPTS, strict=True):
+            client.connect()
+            client.session.prompt(prompt, Sampling(), length)
+            client.session.grant_credit(1000)
+            client.send()
+        for client in clients:
+            while len(client.session.committed) < 10:
+                client.take()
+        verifier.server.handle_exit(signal.SIGTERM, None)
+        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
+        assert any(client.session.answering for client in clients)
+    with serving(ToyEngine(), Settings()) as elsewhere:
+        rest_of(clients, elsewhere, answers)
+    assert not caplog.records
+
+
+def test_a_stream_that_does_not_end_in_time_is_broken_off(caplog):
+    engine = Held()
+    with serving(engine, Settings(), drain_seconds=0.3) as verifier:
+        body = {"tokens": [5], "stream": True}
+        with httpx.stream(
+            "POST", f"http://127.0.0.1:{verifier.port}/v1/decode", json=body, timeout=TIMEOUT_S
+        ) as answer:
+            assert answer.status_code == 200
+            verifier.server.handle_exit(signal.SIGTERM, None)
+            assert "shutting down" in answer.read().decode()
+        engine.go.set()
+    assert not caplog.records

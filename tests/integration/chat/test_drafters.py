@@ -1,0 +1,130 @@
+"""``moa-chat --drafter``: what is offered, which bundle and verifier it takes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moa_chat import local_verifier as local
+from moa_chat.chat_config import open_bundle
+from moa_chat.cli import main
+from moa_chat.options import build_parser, drafters_help
+from moa_runtime.bundle import Bundle
+from moa_runtime.drafters.factory import backend_for
+from moa_runtime.errors import MoaError
+from moa_runtime.options import DRAFTERS, OtherDrafterError
+from support.tiny import make_tiny_bundle
+
+
+@pytest.fixture
+def bundles(once, tiny_target, tiny_shipped) -> dict[str, Path]:
+    """Of each shipped drafter with a graph."""
+
+    def bundle(name: str) -> Path:
+        def make(folder: Path) -> None:
+            make_tiny_bundle(folder, tiny_target, tiny_shipped / name, "none", questions=())
+
+        return once(f"shipped-bundle-{name}", make)
+
+    return {name: bundle(name) for name, kind in DRAFTERS.items() if kind.has_graph}
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """``moa-chat --local`` in this process; what it does with signals is taken back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_only_what_there_is_is_offered(tmp_path, monkeypatch):
+    monkeypatch.setattr("moa_drafter.pretrained.WEIGHTS", tmp_path)
+    for name in ("early-exit", "moa"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
+    said = build_parser().format_help()
+    assert "{moa,sssd,early-exit}" in said and "independent:" not in said
+    for name in ("moa", "sssd", "early-exit"):
+        assert f"{name}: {DRAFTERS[name].help}" in drafters_help() and "right " in DRAFTERS[name].help
+    with pytest.raises(MoaError, match=r"--drafter: invalid choice: 'independent' \(choose from"):
+        build_parser().parse_args(["--drafter", "independent"])
+    with pytest.raises(MoaError, match=r"a folder, and a name was expected: moa, sssd, early-exit; .* with --bundle"):
+        build_parser().parse_args(["--drafter", str(tmp_path)])
+
+
+def test_a_bundle_of_another_drafter_is_refused(bundles):
+    for name, bundle in bundles.items():
+        for wanted in DRAFTERS:
+            if wanted in (name, "sssd"):
+                assert open_bundle(bundle, wanted).folder == bundle
+                continue
+            with pytest.raises(OtherDrafterError) as refused:
+                open_bundle(bundle, wanted)
+            assert str(refused.value) == (
+                f"the bundle {bundle} drafts with {name}, not with {wanted}: name no drafter, or a bundle that "
+                f"`moa-export --drafter {wanted} --out DIR` made"
+            )
+        assert open_bundle(bundle).folder == bundle
+
+
+def test_the_runtime_refuses_another_architecture(bundles):
+    bundle = Bundle.open(bundles["early-exit"])
+    with pytest.raises(OtherDrafterError, match="drafts with early-exit, not with moa"):
+        backend_for(bundle, "moa")
+    assert backend_for(bundle, "sssd") is None
+    assert backend_for(bundle, "early-exit", threads=1).kv_shape == backend_for(bundle, threads=1).kv_shape
+
+
+def test_without_a_bundle_the_command_that_makes_it_is_named(capsys, monkeypatch, tmp_path, tiny_shipped):
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
+    path = tmp_path / "bundles" / "early-exit"
+    assert main(["--once", "x", "--drafter", "early-exit"]) == 2
+    said = f"there is no bundle at {path}: `moa-export --target onnx --drafter early-exit --out {path}` writes it"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["moa", "sssd", "early-exit", "independent"])
+def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, signals, tmp_path, monkeypatch, capsys):
+    """Its bundle is made where there is none, the verifier here fits it, and the text is the target's."""
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
+    monkeypatch.delenv("MOA_EDGE_BUNDLE", raising=False)
+    exported, served = [], []
+    real = local.local_verifier
+
+    def export(folder: Path, target: str, program: str, takes: str, drafter: str | None) -> None:
+        exported.append((folder.name, drafter))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(bundles["moa" if drafter == "sssd" else drafter])
+
+    def serve(options: tuple[str, ...]):
+        served.append(options)
+        folder = tiny_shipped / (options[1] if options else "moa")
+        return real(("--model", str(tiny_target), "--drafter", str(folder), "--threads", "1"))
+
+    monkeypatch.setattr(local, "make_bundle", export)
+    monkeypatch.setattr(local, "local_verifier", serve)
+    words = ["--once", "Name three colours.", "--local", "--threads", "1", "--max-new-tokens", "12", "--json"]
+    words += ["--drafting", "device", "--draft-length", "3"]
+    assert main([*words, "--drafter", name]) == 0
+    result = json.loads(capsys.readouterr().out)
+    own = () if name in ("moa", "sssd") else ("--drafter", name)
+    assert (exported, served) == ([("default" if not own else name, name)], [own])
+    assert len(result["tokens"]) == 12 and result["statistics"]["rounds"] > 0
+    assert result["text"] == _plain(tiny_target)
+
+
+def _plain(target: Path) -> str:
+    """The target's own answer."""
+    from moa_bench.harness import checkpoint_pair
+    from moa_drafter.target import load_target
+    from moa_runtime.session.sampling import Sampling
+    from moa_server.engine.baseline import decode
+
+    device, engine = checkpoint_pair("sssd", load_target(str(target)))
+    question = device.tokenizer.encode_chat([{"role": "user", "content": "Name three colours."}])
+    return device.tokenizer.decode([step.token for step in decode(engine, question, Sampling(), 12)])

@@ -1,0 +1,1 @@
+from support.drafter.fixtures import no_vllm  # noqa: F401  a fixture of every test here

@@ -1,0 +1,213 @@
+"""The offline writer: a whole model in few bits, which computes what the model computes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moa_drafter.architectures.registry import torch_backend_of
+from moa_drafter.config import FitError
+from moa_drafter.target import Target, load_target
+from moa_export.cli import main
+from moa_export.errors import ExportError
+from moa_export.offline_model import NONE, TARGET, WriterSettings, make_writer, model_of, whole_model
+from moa_export.progress import Progress
+from moa_export.targets.base import Artifact
+from moa_export.targets.onnx import WRITER_FILE, export_writer
+from moa_export.targets.onnx_graph import put_with_offsets, round_with_offsets
+from moa_export.validation import Proof
+from moa_runtime.backends.base import StepInputs
+from moa_runtime.backends.load import load_writer
+from moa_runtime.backends.onnx import OnnxBackend
+from moa_runtime.bundle import Bundle
+from moa_runtime.drafters.base import Budget
+from moa_runtime.drafters.factory import writer_for
+from support.export.one_product import matrix_and_input, one_product, widened
+
+TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
+
+
+def stepped(backend, text=TEXT, asked=1):
+    empty = np.zeros((0, *backend.kv_shape), np.float32)
+    return backend.step(StepInputs.chain(text, (empty, empty), (empty, empty), asked=asked))
+
+
+def logits_of(target: Target, text=TEXT) -> torch.Tensor:
+    with torch.no_grad():
+        return target.model(torch.tensor([text])).logits[0]
+
+
+def test_a_copy_computes_what_the_target_computes(target: Target):
+    copied = torch_backend_of(whole_model(target), top_k=8)
+    result = stepped(copied, asked=len(TEXT))
+    expected = logits_of(target).log_softmax(-1).topk(8, dim=-1)
+    assert np.array_equal(result.top_tokens, expected.indices.numpy())
+    assert np.allclose(result.top_logprobs, expected.values.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_graph_computes_what_the_copy_computes_with_rounded_weights(target, tmp_path, bits, tied):
+    model = copy.deepcopy(whole_model(target))
+    if tied:
+        model.embedding = model.head
+    export_writer(model, bits, tmp_path)
+    graph = OnnxBackend(tmp_path / WRITER_FILE, threads=1)
+    assert not graph.needs_a_row and graph.kv_shape == (8, 16)
+    ours, theirs = stepped(graph, asked=len(TEXT)), stepped(torch_backend_of(model, top_k=16), asked=len(TEXT))
+    same = [len(set(a) & set(b)) for a, b in zip(ours.top_tokens.tolist(), theirs.top_tokens.tolist(), strict=True)]
+    assert np.mean(same) > (13 if bits == 8 else 7)
+    error = np.abs(ours.keys - theirs.keys).mean() / np.abs(theirs.keys).mean()
+    assert error < (0.05 if bits == 8 else 0.4)
+    # Step by step it says the same as at once.
+    cache = (ours.keys[:-1], ours.values[:-1])
+    last = graph.step(StepInputs.chain(TEXT[-1:], cache, cache))
+    assert np.allclose(last.top_logprobs[0], ours.top_logprobs[-1], atol=1e-3)
+
+
+def test_a_table_that_is_head_too_is_stored_once(target, tmp_path):
+    model, sizes = whole_model(target), []
+    for tied in (False, True):
+        if tied:
+            model.embedding = model.head
+        export_writer(model, 8, tmp_path)
+        sizes.append((tmp_path / WRITER_FILE).stat().st_size)
+    assert 0.9 * model.head.numel() < sizes[0] - sizes[1]
+
+
+def test_what_lies_on_a_grid_of_four_bits_is_represented_exactly():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 16, (24, 3, 32))
+    codes[:, :, 0], codes[:, :, 1] = 0, 15  # as of any group that was rounded between its extremes
+    scales, least = (rng.uniform(low, 1, (24, 3)).astype(np.float16).astype(np.float32) for low in (0.1, -1))
+    matrix = np.ascontiguousarray((codes * scales[:, :, None] + least[:, :, None]).reshape(24, 96).T.astype(np.float32))
+    found = round_with_offsets(matrix)
+    for ours, theirs in zip(found, (codes, scales, least), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_a_product_with_offsets_is_that_with_the_widened_matrix(tmp_path):
+    matrix, x = matrix_and_input()
+    y = one_product(lambda model: put_with_offsets(model, "weight", matrix), x, tmp_path, ir_version=10)
+    codes, scales, least = round_with_offsets(matrix)
+    wide = widened(codes, scales, least)
+    assert np.abs(y - x @ wide).mean() < 0.02 * np.abs(y).mean()  # activations are rounded to 8 bits
+    assert np.abs(wide - matrix).max() < 0.51 * scales.max() + 1e-2
+
+
+def test_a_bundle_has_its_writer_which_continues_a_text_as_the_target_does(writing_bundle, target):
+    bundle = Bundle.open(writing_bundle)
+    entry = bundle.manifest.writer
+    assert entry is not None and entry.details == {"model": "target", "bits": 8, "max_context": 512}
+    assert entry.checks["perplexity"]["status"] == "passed" and entry.checks["perplexity"]["ratio"] < 1.05
+    assert json.loads((writing_bundle / "manifest.json").read_text())["writer"]["file"] == WRITER_FILE
+    writer = writer_for(bundle.manifest, load_writer(bundle, threads=1))
+    text = list(TEXT)
+    for _ in range(12):
+        text += writer.propose(text, Budget(1, 1)).tokens
+    own = list(TEXT)
+    for _ in range(12):
+        own.append(int(logits_of(target, own)[-1].argmax()))
+    assert sum(a == b for a, b in zip(text, own, strict=True)) > len(TEXT) + 8
+
+
+def test_a_writer_s_memory_and_time_are_taken_when_it_writes(writing_bundle, monkeypatch):
+    made = []
+    monkeypatch.setattr("moa_runtime.backends.onnx.OnnxBackend.__init__", lambda self, *_, **__: made.append(self))
+    backend = load_writer(Bundle.open(writing_bundle))
+    assert backend.kv_shape == (8, 16) and backend.top_k == 16 and not backend.needs_a_row and not made
+    with pytest.raises(AttributeError):
+        stepped(backend)
+    assert len(made) == 1
+
+
+def test_a_bundle_without_a_writer_loads_none(onnx_bundle):
+    assert load_writer(Bundle.open(onnx_bundle)) is None
+
+
+def test_which_model_writes(target: Target, monkeypatch):
+    assert model_of(WriterSettings(), target) == (TARGET, "")
+    assert model_of(WriterSettings("none"), target) == (NONE, "")
+    monkeypatch.setattr(type(target.model), "num_parameters", lambda self: 8_000_000_000)
+    model, note = model_of(WriterSettings(), target)
+    assert model == NONE and "8.0 billion parameters" in note and "--offline-model" in note
+    assert model_of(WriterSettings("target"), target) == (TARGET, "")
+    with pytest.raises(ExportError, match="4 or 8, not 3"):
+        WriterSettings(bits=3)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bits of graphs that are said to be written, with nothing in them."""
+    bits_of = []
+
+    def write(model: torch.nn.Module, bits: int, folder: Path) -> Artifact:
+        bits_of.append(bits)
+        (folder / WRITER_FILE).write_bytes(b"")
+        return Artifact("writer", WRITER_FILE, (), ())
+
+    monkeypatch.setattr("moa_export.offline_model.export_writer", write)
+    monkeypatch.setattr("moa_export.offline_model.loss_of", lambda *_: 1.0)
+    return bits_of
+
+
+@pytest.mark.parametrize("model, writes", [(None, False), ("target", True)])
+def test_four_bits_then_eight_then_none_if_nobody_asked_for_one(model, writes, written, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "moa_export.offline_model._prove",
+        lambda *_: Proof(
+            {"perplexity": {"status": "failed", "reason": f"too much is lost in {written[-1]} bits"}}, 1.0
+        ),
+    )
+    made, note = make_writer(WriterSettings(model), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
+    assert written == [4, 8]
+    if writes:
+        assert made.plain is not None and made.plain.proof.failures and not note
+    else:
+        assert (
+            not made.made and "no offline writer: too much is lost in 8 bits" in note and not list(tmp_path.iterdir())
+        )
+
+
+def test_a_writer_whose_bits_were_raised_is_a_note(written, target, tmp_path, monkeypatch):
+    proofs = [Proof({"perplexity": {"status": "failed", "reason": "too much is lost"}}, 1.0), Proof({}, 1.0)]
+    monkeypatch.setattr("moa_export.offline_model._prove", lambda *_: proofs.pop(0))
+    made, note = make_writer(WriterSettings(), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
+    assert made.plain is not None and made.plain.entry.details["bits"] == 8 and made.web is None
+    assert note == "the offline writer has 8 bits, for with fewer too much is lost"
+
+
+def test_layers_that_ours_could_not_compute_with_are_refused(target: Target):
+    other = copy.deepcopy(target.model)
+    attention = other.model.layers[1].self_attn
+    attention.q_proj.bias = torch.nn.Parameter(torch.zeros(attention.q_proj.out_features))
+    with pytest.raises(FitError, match=r"has self_attn\.q_proj\.bias"):
+        whole_model(Target(target.folder, other, target.tokenizer, target.fingerprint))
+
+
+def test_a_model_with_another_tokenizer_is_refused(tiny_target, tiny_drafter, tmp_path, capsys):
+    other = tmp_path / "other"
+    model = load_target(str(tiny_target))
+    model.model.save_pretrained(other)
+    model.tokenizer.add_tokens(["<extra>"])
+    model.tokenizer.save_pretrained(other)
+    words = ["--target", "onnx", "--model", tiny_target, "--drafter", tiny_drafter, "--out", tmp_path / "bundle"]
+    assert main([*map(str, words), "--offline-model", str(other), "--quiet"]) != 0
+    assert "another tokenizer than the target" in capsys.readouterr().err
+
+
+def test_verify_and_inspect_know_the_writer(writing_bundle, tiny_target, tiny_drafter, capsys):
+    assert main(["inspect", str(writing_bundle)]) == 0
+    shown = capsys.readouterr().out
+    assert "target writes" in shown and WRITER_FILE in shown
+    words = ["verify", writing_bundle, "--model", tiny_target, "--drafter", tiny_drafter, "--json", "--quiet"]
+    assert main(list(map(str, words))) == 0
+    found = json.loads(capsys.readouterr().out)["targets"]["writer"]
+    assert found["perplexity"]["status"] == "passed" and found["step_ms"] > 0
+    assert Path(writing_bundle / WRITER_FILE).is_file()

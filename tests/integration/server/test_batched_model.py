@@ -1,0 +1,167 @@
+"""The device half beside the target: equal to the reference, and several steps at once to each alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from moa_drafter.architectures.registry import torch_backend_of
+from moa_drafter.checkpoint import save_checkpoint
+from moa_drafter.model import MoADrafter
+from moa_drafter.torch_backend import TorchBackend
+from moa_runtime.backends.base import StepInputs, StepResult
+from moa_runtime.backends.onnx import OnnxBackend
+from moa_server.drafting.batched_model import PackedDeviceModule, backend_of
+from moa_server.engine.transformers import TransformersEngine
+from support.tiny import make_tiny_rival, tiny_with_layers
+from support.toy_engine import ToyEngine
+
+TOP_K = 8
+
+
+def numbers(rng: np.random.Generator, count: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(rng.standard_normal((2, count, heads, 16)).astype(np.float32))
+
+
+def inputs(
+    seed: int, new: int, cached: int, memory: int, *, asked: int = 1, tree: bool = False, heads: int = 2
+) -> StepInputs:
+    """Random caches, and ``new`` tokens behind them: a chain, or nodes of a tree that see some of each other."""
+    rng = np.random.default_rng(seed)
+    cache, rows = (numbers(rng, count, heads) for count in (cached, memory))
+    made = StepInputs.chain(rng.integers(0, 512, new), cache, rows, asked=new if tree else asked)
+    if not tree:
+        return made
+    mask = np.concatenate((np.ones((new, cached), np.bool_), np.eye(new, dtype=np.bool_)), axis=1)
+    mask[:, cached // 2 : cached] = rng.random((new, cached - cached // 2)) < 0.5
+    return replace(made, positions=np.full(new, cached, np.int64), self_mask=mask)
+
+
+def many(heads: int = 2) -> list[StepInputs]:
+    return [
+        inputs(1, 1, 20, 20, heads=heads),
+        inputs(2, 70, 0, 33, heads=heads),
+        inputs(3, 7, 40, 38, tree=True, heads=heads),
+        inputs(4, 3, 11, 9, asked=2, heads=heads),
+        inputs(5, 2, 5, 1, heads=heads),
+    ]
+
+
+MANY = many()
+
+
+def assert_close(got: StepResult, expected: StepResult, error: float = 1e-4) -> None:
+    for name in ("keys", "values", "top_logprobs"):
+        np.testing.assert_allclose(getattr(got, name), getattr(expected, name), atol=error)
+    assert got.top_tokens.dtype == np.int64
+    gaps = expected.top_logprobs[:, :-1] - expected.top_logprobs[:, 1:]
+    clear = np.pad(gaps > 2 * error, ((0, 0), (1, 0)), constant_values=True)
+    clear[:, :-1] &= gaps > 2 * error
+    clear[:, -1] = False  # what follows it is not known
+    np.testing.assert_array_equal(got.top_tokens[clear], expected.top_tokens[clear])
+
+
+@pytest.fixture(scope="module")
+def reference(drafter) -> TorchBackend:
+    return torch_backend_of(drafter, top_k=TOP_K)
+
+
+@pytest.fixture(scope="module")
+def half(drafter, target) -> PackedDeviceModule:
+    return PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
+
+
+@pytest.mark.parametrize("given", MANY)
+def test_a_step_is_what_the_reference_computes(half, reference, given):
+    [result] = half.steps([given])
+    assert_close(result, reference.step(given))
+
+
+def test_steps_at_once_are_what_each_is_alone(half):
+    for got, given in zip(half.steps(MANY), MANY, strict=True):
+        [alone] = half.steps([given])
+        assert_close(got, alone, 1e-5)
+
+
+def test_without_rows_there_is_one_of_zeros(half, reference):
+    nothing = np.zeros((1, 2, 16), np.float32)
+    given = replace(MANY[0], memory_keys=nothing, memory_values=nothing)
+    [result] = half.steps([given])
+    assert_close(result, reference.step(given))
+
+
+def test_the_graph_of_a_bundle_drafts_alike(half, onnx_bundle):
+    graph = OnnxBackend(onnx_bundle / "device_half.onnx", threads=1)
+    for given in MANY:
+        [result], expected = half.steps([given]), graph.step(given)
+        np.testing.assert_allclose(result.keys, expected.keys, atol=0.1)
+        np.testing.assert_allclose(result.top_logprobs[:, 0], expected.top_logprobs[:, 0], atol=0.3)
+
+
+def test_bfloat16_is_close(drafter, target, reference):
+    half = PackedDeviceModule(drafter, target, torch.bfloat16, top_k=TOP_K)
+    for given in MANY:
+        [result] = half.steps([given])
+        np.testing.assert_allclose(result.top_logprobs, reference.step(given).top_logprobs, atol=0.2)
+        assert result.keys.dtype == np.float32
+
+
+def test_an_unbound_drafter_has_the_fitted_sharpness(drafter, target, reference):
+    sharp = PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
+    sharp._sharpness = 3.0
+    given = MANY[0]
+    [result] = sharp.steps([given])
+    expected = reference.step(given)
+    difference = result.top_logprobs[0, 0] - result.top_logprobs[0, 1]
+    assert difference == pytest.approx(3 * (expected.top_logprobs[0, 0] - expected.top_logprobs[0, 1]), rel=1e-3)
+
+
+def test_what_cannot_be_drafted_with_has_no_backend(transformers_engine, target, tiny_target, tiny_drafter, tmp_path):
+    backend = backend_of(transformers_engine)
+    assert backend is not None and backend.kv_shape == (2, 16)
+    backend.close()
+    assert backend_of(ToyEngine()) is None
+    assert backend_of(TransformersEngine.load(str(tiny_target), None)) is None
+    rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
+    assert backend_of(TransformersEngine.load(str(tiny_target), rival)) is None
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_layers_of_the_target_are_run_as_on_a_device(tiny_drafter, target, count, trained):
+    drafter = tiny_with_layers(tiny_drafter, target, count, trained=trained)
+    half, reference = (
+        PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K),
+        torch_backend_of(drafter, top_k=TOP_K),
+    )
+    assert half.kv_shape == reference.kv_shape
+    given = many(half.kv_shape[0])
+    nothing = np.zeros((1, *half.kv_shape), np.float32)
+    given.append(replace(given[0], memory_keys=nothing, memory_values=nothing))
+    for got, each in zip(half.steps(given), given, strict=True):
+        assert_close(got, reference.step(each))
+
+
+def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, target, tmp_path):
+    drafter = tiny_with_layers(tiny_drafter, target, 1)
+    save_checkpoint(drafter, tmp_path)
+    engine = TransformersEngine.load(str(tiny_target), tmp_path, release_weights=True)
+    backend, [given] = backend_of(engine), [inputs(1, 3, 20, 20, heads=4)]
+    assert backend is not None and backend.kv_shape == (4, 16)
+    with backend.drafting():
+        got = backend.step(given)
+    backend.close()
+    np.testing.assert_allclose(got.top_logprobs, torch_backend_of(drafter, top_k=16).step(given).top_logprobs, atol=0.2)
+
+
+def test_without_the_layers_of_its_target_it_does_not(tiny_drafter, target, transformers_engine, monkeypatch):
+    for trained in (False, True):
+        unbound = MoADrafter(tiny_with_layers(tiny_drafter, target, 1, trained=trained).config)
+        monkeypatch.setattr(transformers_engine, "drafter", unbound)
+        backend = backend_of(transformers_engine)
+        assert (backend is not None) == trained  # whose layers are in its checkpoint
+        if backend is not None:
+            backend.close()

@@ -1,0 +1,212 @@
+"""Warming up and ``--doctor``: true about steps, tidy afterwards, and the same through every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from moa_server.cli import main
+from moa_server.doctor import Facts, Machine, SessionCapacity, StepTiming, advice, measure, report, sessions, table
+from moa_server.engine.base import Capabilities
+from moa_server.engine.warm_up import TimedSteps, WarmUpError, warm_up
+from moa_server.scheduling.step_cost import StepCost
+from support.toy_engine import ToyEngine
+
+FACTS = Facts("float32", "cpu", True, 1 << 30, 1024, 896, 64)
+MACHINE = Machine(cores=2, threads=2, gpu="", bfloat16=True, resident_bytes=1 << 30)
+
+
+class Clocked(ToyEngine):
+    """A toy whose steps take time on a clock of its own: ``a + b * tokens``."""
+
+    def __init__(self, a: float, b: float, **options) -> None:
+        super().__init__(**options)
+        self.now, self._a, self._b = 0.0, a, b
+
+    async def step(self, requests):
+        new = 0
+        for request in requests:
+            held = self.held(request.sequence, request.prefix)
+            new += max(0 if request.sampling is None else 1, len(request.prefix) - held) + len(request.draft)
+        outcomes = await super().step(requests)
+        self.now += self._a + self._b * new
+        return outcomes
+
+
+# -- warming up -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.04, 0.003), (0.004, 0.0001), (1.0, 0.2)])
+def test_warming_up_teaches_what_steps_take(a, b):
+    engine, cost = Clocked(a, b), StepCost()
+    asyncio.run(warm_up(engine, cost, lambda: engine.now))
+    for tokens in (1, 16, 64):
+        assert cost.seconds(tokens, tokens * 128, 128) == pytest.approx(a + b * tokens, rel=0.35)
+    assert engine.sequences_open == 0
+
+
+@pytest.mark.parametrize("max_context", [2, 3, 20, 64, 100, 300])
+@pytest.mark.parametrize("most_drafted", [0, 1, 1024])
+def test_warming_up_keeps_to_what_an_engine_can(max_context, most_drafted):
+    engine = ToyEngine(max_context=max_context, capabilities=Capabilities(False, most_drafted), preempts=0.1)
+    asyncio.run(warm_up(engine, StepCost()))
+    longest = max(len(request.prefix) + len(request.draft) for step in engine.steps for request in step)
+    assert 1 <= longest <= max_context and engine.sequences_open == 0
+
+
+def test_an_engine_that_schedules_itself_is_left_alone():
+    engine = ToyEngine(capabilities=Capabilities(schedules_itself=True))
+    asyncio.run(warm_up(engine, StepCost()))
+    assert not engine.steps
+
+
+def test_an_engine_that_fails_at_once(monkeypatch):
+    engine = ToyEngine()
+
+    async def fail(requests):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(engine, "step", fail)
+    with pytest.raises(WarmUpError, match="the target failed on 64 tokens: MemoryError: no memory"):
+        asyncio.run(warm_up(engine, StepCost()))
+
+
+def test_a_trial_asks_for_what_it_says():
+    engine = ToyEngine()
+
+    async def run() -> None:
+        with TimedSteps(engine, StepCost()) as trial:
+            first, second = trial.open(), trial.open()
+            await trial.prefill(first, 10)
+            await trial.prefill(first, 5)
+            await trial.prefill(second, 3)
+            await trial.verify([first, second], 4)
+
+    asyncio.run(run())
+    sizes = [[(len(r.prefix), len(r.draft), r.rows_from) for r in step] for step in engine.steps]
+    assert sizes == [[(10, 0, 0)], [(15, 0, 10)], [(3, 0, 0)], [(15, 4, 14), (3, 4, 2)]]
+    assert engine.steps[1][0].prefix[:10] == engine.steps[0][0].prefix
+
+
+def test_a_trial_may_do_without_memory_rows():
+    engine = ToyEngine()
+
+    async def run() -> None:
+        with TimedSteps(engine, StepCost(), rows=False) as trial:
+            await trial.prefill(trial.open(), 10)
+
+    asyncio.run(run())
+    assert engine.steps[0][0].rows_from is None
+
+
+# -- the doctor -----------------------------------------------------------------------------------
+
+
+def timed(one: float, sixteen: float, eight_sequences: float) -> list[StepTiming]:
+    return [
+        StepTiming("1 token", 1, 1, 512, one),
+        StepTiming("16 tokens", 1, 16, 512, sixteen),
+        StepTiming("1 token, short context", 1, 1, 64, one),
+        StepTiming("8 sequences", 8, 1, 64, eight_sequences),
+        StepTiming("prefill", 1, 256, 0, 1.0),
+    ]
+
+
+def test_sessions_are_those_that_fit_into_the_rate():
+    # 40 ms, and 5 for each further sequence: 13 sessions take 100 ms. A drafted token takes 3: with 8 of them for each
+    # session 9 take 40 + 8 * 5 + 72 * 3 = 296 of the 300 ms in which three tokens must be committed.
+    assert sessions(timed(0.04, 0.085, 0.0751), 64) == SessionCapacity(12, 9)
+    assert sessions(timed(0.04, 0.085, 0.0749), 64) == SessionCapacity(13, 9)
+    assert sessions(timed(0.04, 0.085, 0.0749), 5) == SessionCapacity(5, 5)
+    assert sessions(timed(0.2, 0.2, 0.2), 64) == SessionCapacity(0, 64)
+    assert sessions(timed(0.5, 1.0, 1.0), 64) == SessionCapacity(0, 0)
+    # More sequences take several steps.
+    assert sessions(timed(0.04, 0.04, 0.04), 1000) == SessionCapacity(128, 448)
+    # Noise makes nothing cheaper than nothing.
+    assert sessions(timed(0.04, 0.03, 0.03), 64) == SessionCapacity(64, 64)
+
+
+@pytest.mark.parametrize("engine", [ToyEngine(), ToyEngine(max_context=40), ToyEngine(vocab_size=9)])
+def test_steps_are_measured_and_leave_nothing(engine):
+    found = asyncio.run(measure(engine))
+    assert [(step.sequences, step.tokens) for step in found] == [
+        *((1, tokens) for tokens in (1, 4, 8, 16)),
+        (1, 1),
+        (8, 1),
+        (1, min(256, engine.max_context)),
+    ]
+    assert all(step.seconds > 0 for step in found) and engine.sequences_open == 0
+    assert max(len(r.prefix) + len(r.draft) for step in engine.steps for r in step) <= engine.max_context
+
+
+def test_an_engine_without_drafts_is_measured_without_them():
+    found = asyncio.run(measure(ToyEngine(capabilities=Capabilities(False, 0, schedules_itself=True))))
+    assert {step.tokens for step in found} == {1, 256}
+    assert sessions(found, 64).streaming > 0
+
+
+def test_advice():
+    def said(facts=FACTS, machine=MACHINE, able=SessionCapacity(1, 1)):  # noqa: B008 (frozen)
+        return " / ".join(advice(facts, machine, able))
+
+    assert said() == ""
+    assert "35% of float32's time" in said(Facts(**{**vars(FACTS), "bfloat16_share": 0.35}))
+    assert said(Facts(**{**vars(FACTS), "bfloat16_share": 1.2})) == ""
+    assert "--device" in said(machine=Machine(2, 2, "a GPU", None, None))
+    assert "--threads 2" in said(machine=Machine(2, 8, "", None, None))
+    assert "not even one session" in said(able=SessionCapacity(0, 0))
+
+
+def test_a_table_for_people():
+    engine = ToyEngine()
+    steps = timed(0.04, 0.085, 0.075)
+    text = table(report(FACTS, MACHINE, engine, steps))
+    assert "13 streaming, 9 drafting" in text and "1,024 MiB" in text and "batch-invariant yes" in text
+    unknown = Machine(2, 2, "", None, None)
+    text = table(report(Facts(**{**vars(FACTS), "descriptors": None}), unknown, engine, steps))
+    assert "an unknown amount" in text and "any number of open files" in text and "not known" in text
+
+
+def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
+    def refuse(*arguments):
+        raise AssertionError("the doctor listens on nothing")
+
+    monkeypatch.setattr("moa_server.cli._bind", refuse)
+    monkeypatch.setattr("moa_server.doctor._SIZE", 64)
+    options = ["--doctor", "--model", str(tiny_target), "--drafter", str(tiny_drafter), "--host", "0.0.0.0"]
+    assert main([*options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dtype"] == "float32" and found["device"] == "cpu" and found["max_context"] == 512
+    # keys and values of 4 layers, 2 heads, 16 numbers of 4 bytes
+    assert found["cache_bytes"] == 2 * 4 * 2 * 16 * 4 * found["cache_tokens"]
+    assert found["sessions"]["streaming"] > 0 and len(found["steps"]) == 7
+    assert main(options) == 0
+    assert "streaming" in capsys.readouterr().out
+
+
+def test_the_program_refuses(capsys):
+    assert main(["--doctor", "--model", "no-such-model"]) == 2
+    assert "unknown target" in capsys.readouterr().err
+
+
+def test_a_target_that_fails_at_once_is_not_served(capsys, monkeypatch, tiny_target):
+    async def fail(engine, requests):
+        raise RuntimeError("no memory is left")
+
+    monkeypatch.setattr("moa_server.engine.transformers.TransformersEngine.step", fail)
+    assert main(["--model", str(tiny_target), "--port", "0"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith("moa-serve: error: the target failed on 64 tokens: RuntimeError: no memory is left")
+
+
+def test_trials_share_no_text():
+    """Else an engine that finds what it has computed before would seem to be quicker than it is."""
+    engine = ToyEngine()
+    asyncio.run(measure(engine))
+    texts: dict[int, list[int]] = {}
+    for request in (request for step in engine.steps for request in step):
+        texts[request.sequence] = max(texts.get(request.sequence, []), list(request.prefix), key=len)
+    assert len({text[0] for text in texts.values()}) == len(texts) > 8

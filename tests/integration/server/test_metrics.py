@@ -1,0 +1,184 @@
+"""``/metrics``: what Prometheus is told, and that a real one takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import subprocess
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from moa_runtime.session.events import Sampling
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.metrics import Metrics
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
+from moa_server.scheduling.worker import Worker
+from moa_server.settings import Settings
+from support.server.running import TIMEOUT_S, Client, serving
+from support.toy_engine import ToyEngine, plain
+
+PROMPT, COUNT = [1, 2, 3], 12
+
+
+def values(text: str) -> dict[tuple[str, ...], float]:
+    """Samples by name and the values of their labels."""
+    families = text_string_to_metric_families(text)
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def some_rounds(verifier, engine) -> None:
+    """An answer drafted in fours, each draft right, without memory rows, which may take steps of their own."""
+    right = [*PROMPT, *plain(engine, PROMPT, COUNT)]
+    client = Client(verifier, engine, row_encoding=wire.ROW_ENCODING_UNSPECIFIED)
+    client.connect()
+    client.session.prompt(PROMPT, Sampling(), COUNT)
+    client.rounds(lambda tokens: right[len(tokens) : len(tokens) + 4])
+    assert client.session.committed == right
+    client.socket.close()
+
+
+def test_what_a_session_counts():
+    engine = ToyEngine()
+    with serving(engine, Settings(max_sessions=1)) as verifier:
+        some_rounds(verifier, engine)
+        assert verifier.http("POST", "/v1/decode", content=b"no json").status_code == 400
+        found = values(verifier.http("GET", "/metrics").text)
+    # The prompt's own token, then rounds of 4 drafted tokens and the target's own, and what was left for the last one.
+    assert found["moa_tokens_total", "committed"] == COUNT
+    assert found["moa_round_tokens_sum",] == COUNT - 1
+    assert found["moa_round_tokens_count",] == found["moa_rounds_total",] == 3
+    assert found["moa_tokens_total", "accepted"] == found["moa_tokens_total", "verified"] >= 8
+    assert found["moa_tokens_total", "prefill"] >= len(PROMPT)
+    assert found["moa_forwards_total",] == 4
+    # The prompt's memory rows may come in a step of their own, or in that of the first draft.
+    assert found["moa_steps_total",] == found["moa_step_seconds_count",] == found["moa_queue_seconds_count",]
+    assert found["moa_steps_total",] in (4, 5)
+    assert found["moa_step_sequences_bucket", "1.0"] == found["moa_steps_total",]
+    assert found["moa_sessions",] == 1
+    assert found["moa_refusals_total", "http_400"] == 1
+    assert found["moa_jobs_dropped_total", "left"] == 0
+    assert found["moa_connections",] >= 1 and found["moa_connections_limit",] > 1
+    assert 0 < found["moa_cache_tokens",] <= found["moa_cache_limit_tokens",]
+
+
+class Gated(ToyEngine):
+    """A toy whose steps wait for ``gate``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def step(self, requests):
+        await self.gate.wait()
+        return await super().step(requests)
+
+
+def test_what_is_dropped_is_counted():
+    async def run() -> dict[tuple[str, ...], float]:
+        engine, metrics = Gated(), Metrics()
+        worker = Worker(engine, metrics)
+        engine.broken.add(4)
+        jobs = [Job(sequence, [1], Sampling()) for sequence in range(1, 5)]
+        running = [asyncio.create_task(worker.run(job, 10)) for job in jobs[:1]]
+        await asyncio.sleep(0.01)  # its step waits at the gate
+        running += [asyncio.create_task(worker.run(job, 0 if job is jobs[2] else 10)) for job in jobs[1:]]
+        await asyncio.sleep(0.01)
+        running[1].cancel()
+        engine.gate.set()
+        outcomes = await asyncio.gather(*running, return_exceptions=True)
+        expected = [type(None), asyncio.CancelledError, ExpiredError, EngineFailedError]
+        assert [type(outcome) for outcome in outcomes] == expected
+        await worker.close()
+        return values(metrics.text().decode())
+
+    found = asyncio.run(run())
+    assert [found["moa_jobs_dropped_total", reason] for reason in ("left", "expired", "failed")] == [1, 1, 1]
+
+
+def test_values_are_read_when_they_are_asked_for():
+    metrics, seen = Metrics(), [0.0]
+    metrics.watch("moa_mood", "A mood.", lambda: seen[0])
+    metrics.watch_count("moa_deeds", "Deeds.", lambda: seen[0])
+    seen[0] = 7.0
+    text = metrics.text().decode()
+    assert "# TYPE moa_deeds_total counter" in text and "# TYPE moa_mood gauge" in text
+    assert values(text)["moa_mood",] == values(text)["moa_deeds_total",] == 7.0
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@pytest.fixture
+def prometheus():
+    """Paths of the two programs of Debian's package."""
+    found = {name: shutil.which(name) for name in ("prometheus", "promtool")}
+    if missing := [name for name, path in found.items() if path is None]:
+        pytest.skip(f"no {' and no '.join(missing)} here: apt-get install prometheus")
+    return found
+
+
+@pytest.mark.slow
+def test_a_real_prometheus_takes_it(prometheus, transformers_engine, tmp_path):
+    engine, token = transformers_engine, "a-secret"
+    with serving(engine, Settings(token=token)) as verifier:
+        client = Client(verifier, engine)
+        client.connect()
+        client.session.prompt([5, 6, 7], Sampling(), 20)
+        client.rounds(lambda tokens: [9, 9])
+        client.socket.close()
+        text = verifier.http("GET", "/metrics").text
+        checked = subprocess.run(
+            [prometheus["promtool"], "check", "metrics"], input=text, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+        own = values(text)
+        port = _free_port()
+        config = {
+            "global": {"scrape_interval": "1s"},
+            "scrape_configs": [
+                {
+                    "job_name": "moa",
+                    "static_configs": [{"targets": [f"127.0.0.1:{verifier.port}"]}],
+                    "authorization": {"credentials": token},
+                }
+            ],
+        }
+        (tmp_path / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        command = [prometheus["prometheus"], f"--config.file={tmp_path}/prometheus.yml"]
+        command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
+        with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as running:
+            try:
+                for query, name in (
+                    ('moa_tokens_total{kind="committed"}', ("moa_tokens_total", "committed")),
+                    ('moa_step_seconds_bucket{le="+Inf"}', ("moa_step_seconds_bucket", "+Inf")),
+                    ("moa_round_tokens_sum", ("moa_round_tokens_sum",)),
+                    ("moa_forwards_total", ("moa_forwards_total",)),
+                    ("moa_sessions", ("moa_sessions",)),
+                ):
+                    assert _asked(port, query) == own[name], query
+                kinds = httpx.get(f"http://127.0.0.1:{port}/api/v1/metadata", timeout=TIMEOUT_S).json()["data"]
+                assert kinds["moa_tokens_total"][0]["type"] == "counter"
+                assert kinds["moa_step_seconds"][0]["type"] == "histogram"
+            finally:
+                running.terminate()
+
+
+def _asked(port: int, query: str) -> float:
+    """What Prometheus answers once it has the value."""
+    deadline = time.monotonic() + 2 * TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": query}, timeout=TIMEOUT_S)
+            if found := answer.json()["data"]["result"]:
+                return float(found[0]["value"][1])
+        except (httpx.HTTPError, ValueError, KeyError):  # it still starts
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"Prometheus never knew {query}")

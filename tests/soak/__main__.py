@@ -1,6 +1,0 @@
-import sys
-
-from soak.run import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Tiny random targets of many families, and how the engine computes each beside transformers.
+
+``PYTHONPATH=tests python -m support.families`` prints the table of docs/results.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moa_drafter.target import load_target
+from moa_runtime.errors import MoaError
+from moa_runtime.session.sampling import Sampling
+from moa_server.engine.base import StepRequest
+from moa_server.engine.forward import Piece
+from moa_server.engine.kv_cache import KVCache
+from moa_server.engine.transformers import TransformersEngine
+from support.tiny import make_tiny_target
+
+#: Tokens of a context, of an original context that was extended, of a window, and of a prompt.
+CONTEXT, ORIGINAL, WINDOW, PROMPT = 40, 24, 30, 14
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
+
+def _rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL, **more}
+
+
+_HEAD: dict[str, Any] = {"head_dim": 8}
+_WINDOW: dict[str, Any] = {"sliding_window": WINDOW}
+_MIXED: dict[str, Any] = {**_HEAD, **_WINDOW, "layer_types": ["full_attention", "sliding_attention"]}
+_MULTIPLIED = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
+_YARN = _rope("yarn", factor=4.0)
+#: The type of each model, and what its configuration has beside the sizes.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("llama", {}),
+    "Llama 3 (llama3 positions)": (
+        "llama",
+        {"rope_parameters": _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)},
+    ),
+    "Llama (yarn)": ("llama", {"rope_parameters": _YARN}),
+    "Llama (dynamic NTK)": ("llama", {"rope_parameters": _rope("dynamic", factor=4.0)}),
+    "Qwen 2": ("qwen2", {}),
+    "Qwen 3": ("qwen3", _HEAD),
+    "Mistral": ("mistral", {"sliding_window": None}),
+    "Mistral (window)": ("mistral", _WINDOW),
+    "Ministral 3 (scaled queries)": ("ministral3", {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}}),
+    "Llama (scaled queries, which it has not)": ("llama", {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}}),
+    "Phi 3": ("phi3", {}),
+    "Phi 3 (longrope)": (
+        "phi3",
+        {
+            "original_max_position_embeddings": ORIGINAL,
+            "rope_parameters": _rope("longrope", short_factor=[1.0] * 4, long_factor=[2.0, 4.0, 8.0, 16.0]),
+        },
+    ),
+    "Gemma": ("gemma", _HEAD),
+    "Gemma 2 (both soft caps)": (
+        "gemma2",
+        {**_HEAD, **_WINDOW, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0},
+    ),
+    "Gemma 3": ("gemma3_text", _MIXED),
+    "Gemma 3n (soft cap)": (
+        "gemma3n_text",
+        {
+            **_MIXED,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 512,
+            "altup_num_inputs": 2,
+            "laurel_rank": 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "Granite (scaled logits, multipliers)": ("granite", {"logits_scaling": 8.0, **_MULTIPLIED}),
+    "Granite (scaled logits alone)": ("granite", {"logits_scaling": 8.0, "attention_multiplier": 8**-0.5}),
+    "Cohere (scaled logits)": ("cohere", {"logit_scale": 0.0625}),
+    "Cohere 2 (scaled logits)": ("cohere2", {"logit_scale": 0.0625, **_WINDOW}),
+    "OLMo 2": ("olmo2", {}),
+    "SmolLM 3 (a layer without positions)": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "StableLM": ("stablelm", {}),
+    "Starcoder 2": ("starcoder2", {}),
+    "Llama 4 (chunks)": ("llama4_text", {**_HEAD, "attention_chunk_size": WINDOW}),
+    "gpt-oss": ("gpt_oss", {**_MIXED, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "MiniCPM 3 (latent attention)": ("minicpm3", {"num_key_value_heads": 4}),
+    "GPT-2": ("gpt2", {}),
+    "GPT-NeoX": ("gpt_neox", {}),
+    "Falcon": ("falcon", {}),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a target was computed.
+
+    Attributes:
+        runs: the name of the pass.
+        context: its longest one, and why no longer one is possible.
+        variation: largest total variation of the distributions at temperature 1 from transformers'.
+        equal: whether greedy text up to the end of the context is transformers'.
+    """
+
+    runs: str
+    context: int
+    why: str
+    variation: float
+    equal: bool
+
+
+def config_of(family: str) -> Any:
+    """transformers' configuration."""
+    from transformers import AutoConfig
+
+    kind, fields = FAMILIES[family]
+    return AutoConfig.for_model(kind, **{**_SIZES, **fields})
+
+
+def make_target(family: str, tokenizer: Path, folder: Path) -> Path:
+    """Write a random target of a family into ``folder``, with the files of the tokenizer of another target."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config_of(family))
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer / name, folder)
+    return folder
+
+
+def computed(folder: Path) -> Found:
+    """Run the target in ``folder``.
+
+    Raises:
+        MoaError: it is refused.
+    """
+    target = load_target(str(folder))
+    engine = TransformersEngine(target)
+    context = engine.max_context
+    prompt = torch.randint(3, 500, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
+    text = target.model.generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, PROMPT, dtype=torch.int64),
+        max_new_tokens=context - PROMPT,
+        do_sample=False,
+        eos_token_id=[-1],
+        pad_token_id=2,
+    )[0].tolist()
+    return Found(
+        type(engine.target_pass).__name__,
+        context,
+        _refusal(engine, context + 1),
+        _variation(engine, text),
+        _greedy(engine, prompt, text) == text,
+    )
+
+
+def _refusal(engine: TransformersEngine, context: int) -> str:
+    try:
+        TransformersEngine(engine.target, max_context=context)
+    except MoaError as error:
+        return str(error).rpartition(": ")[2]
+    raise AssertionError("a context was taken that is longer than the longest one")
+
+
+@torch.no_grad()
+def _variation(engine: TransformersEngine, text: list[int]) -> float:
+    """Behind every token of a text that is given in pieces."""
+    run, cache = engine.target_pass, KVCache(engine.target_pass.cache_shape, len(text))
+    cuts = (0, 9, 10, len(text) - 5, len(text))
+    hidden = torch.cat([run.forward([Piece(cache, start, text[start:end])])[0] for start, end in pairwise(cuts)])
+    own = engine.target.model(input_ids=torch.tensor([text])).logits[0].float().softmax(-1)
+    return float((run.logits(hidden).softmax(-1) - own).abs().sum(-1).max() / 2)
+
+
+def _greedy(engine: TransformersEngine, prompt: list[int], text: list[int]) -> list[int]:
+    """What the engine writes: token by token at first, then with ``text`` as a draft up to where it differs."""
+    tokens, half = list(prompt), (len(prompt) + len(text)) // 2
+    while len(tokens) < len(text):
+        draft = text[len(tokens) : -1] if len(tokens) >= half and tokens == text[: len(tokens)] else []
+        [outcome] = engine.step_now([StepRequest(1, tuple(tokens), draft, sampling=Sampling())])
+        tokens += [*(draft[index] for index in outcome.path), outcome.token]
+    return tokens
+
+
+def main() -> None:
+    print("| family | pass | context | total variation | greedy text |", "| --- " * 5 + "|", sep="\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        tokenizer = make_tiny_target(Path(scratch) / "tokenizer")
+        for number, family in enumerate(FAMILIES):
+            try:
+                found = computed(make_target(family, tokenizer, Path(scratch) / str(number)))
+            except MoaError as error:
+                print(f"| {family} | refused: {str(error).replace(str(scratch), '')} | | | |")
+                continue
+            equal = "equal" if found.equal else "differs"
+            print(
+                f"| {family} | {found.runs} | {found.context}: {found.why} | {found.variation:.1e} | {equal} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

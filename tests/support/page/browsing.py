@@ -1,0 +1,144 @@
+"""A Chromium that tests drive, through Playwright in Node."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).parent
+PACKAGE = _HERE.parents[2] / "apps/web/package.json"
+PLAYWRIGHT = PACKAGE.parent / "node_modules/playwright-core"
+_PATIENCE_S, _LOOK_S = 60.0, 0.1
+
+
+class Chromium:
+    """The program. One call after the other.
+
+    Args:
+        command: the browser's.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._node = subprocess.Popen(
+            ["node", str(_HERE / "driver.mjs"), str(PACKAGE), command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._names = (f"n{number}" for number in itertools.count())
+
+    def do(self, command: str, *args: object) -> Any:
+        """Raises AssertionError with what went wrong, such as an element that never came."""
+        assert self._node.stdin and self._node.stdout
+        self._node.stdin.write(json.dumps({"do": command, "args": args}) + "\n")
+        self._node.stdin.flush()
+        line = self._node.stdout.readline()
+        assert line, "the browser's driver has ended"
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
+
+    def person(self, **options: Any) -> Person:
+        """A new one, whose browser has kept nothing yet; ``options`` are those of Playwright's contexts."""
+        name = next(self._names)
+        self.do("context", name, options)
+        return Person(self, name, lambda: next(self._names))
+
+    def close(self) -> None:
+        assert self._node.stdin
+        self._node.stdin.close()
+        self._node.wait(30)
+
+
+class Person:
+    """A browser with storage of its own."""
+
+    def __init__(self, chromium: Chromium, name: str, new_name: Callable[[], str]) -> None:
+        self._chromium, self._name, self._new_name = chromium, name, new_name
+
+    def open(self, url: str) -> Page:
+        """A new tab."""
+        name = self._new_name()
+        self._chromium.do("open", name, self._name)
+        page = Page(self._chromium, name)
+        page.do("goto", url)
+        return page
+
+    def requests(self) -> list[str]:
+        """URLs that were asked for since the last call, by pages, workers and service workers."""
+        found: list[str] = self._chromium.do("requests", self._name)
+        return found
+
+    def offline(self, offline: bool) -> None:
+        """Take the network away, or give it back."""
+        self._chromium.do("offline", self._name, offline)
+
+
+class Page:
+    """A tab: a phone's screen of 390 by 844."""
+
+    def __init__(self, chromium: Chromium, name: str) -> None:
+        self._chromium, self._name = chromium, name
+
+    def do(self, command: str, *args: object) -> Any:
+        """One of the driver's commands, see ``driver.mjs``."""
+        return self._chromium.do(command, self._name, *args)
+
+    def wait(self, selector: str, text: str | None = None) -> None:
+        """Until an element is seen that has this text in it."""
+        self.do("wait", selector, *([] if text is None else [text]))
+
+    def gone(self, selector: str) -> None:
+        """Until no such element is seen."""
+        self.do("gone", selector)
+
+    def hidden_text(self, selector: str, text: str) -> None:
+        """Until an element, seen or not, has this text in it."""
+        self.do("wait_hidden", selector, text)
+
+    def ask(self, question: str) -> None:
+        self.wait("#send:enabled")
+        self.do("fill", "#question", question)
+        self.do("click", "#send")
+
+    def answered(self) -> None:
+        """Until nothing is being written any more of what was just asked for."""
+        self.do("evaluate", _DRAWN)
+        self.wait("#send")
+
+    def link(self, words: str) -> None:
+        """Until the link is so."""
+        self.wait("#link-words", words)
+
+    @property
+    def messages(self) -> list[str]:
+        """Texts of the open chat, of questions and answers in turn, as they are seen: without what was taken back."""
+        found: list[str] = self.do("evaluate", _MESSAGES)
+        return found
+
+    def shows(self, *messages: str) -> None:
+        """Until the open chat has these messages, and all of it is confirmed."""
+        end = time.monotonic() + _PATIENCE_S
+        while (seen := self.messages) != list(messages) and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+        assert seen == list(messages)
+        self.gone("#messages .tentative")
+        self.gone(".remarks:has-text('not confirmed yet')")
+
+    def count(self, selector: str) -> int:
+        return len(self.do("texts", selector))
+
+
+_DRAWN = "new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => resolve())))"
+_MESSAGES = """
+[...document.querySelectorAll("#messages .text")].map((text) => {
+  const copy = text.cloneNode(true);
+  for (const other of copy.querySelectorAll(".hidden, del")) other.remove();
+  return copy.textContent;
+})
+"""

@@ -1,0 +1,173 @@
+"""A verifier of the toy target on a virtual clock, with connections in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from moa_runtime.session.handshake import digest
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.app import Verifier
+from moa_server.auth import Bearer
+from moa_server.connection import Connection
+from moa_server.decoding import PlainDecodingEndpoint
+from moa_server.drafting.server_drafting import ServerDrafting
+from moa_server.edge.rate_limits import Budget
+from moa_server.engine.base import Outcome, StepRequest
+from moa_server.settings import Settings
+from support.memory_link import ClientEnd, MemoryLink, ServerEnd
+from support.soak.raw import Target
+from support.toy_engine import ToyEngine
+from support.virtual_loop import run_virtually
+
+CLIENT = Target(0, ("target", "tokenizer", "drafter"), 50, 1000)
+SETTINGS = Settings(max_waiting_frames=8)
+NO_BUDGET = Budget()
+
+
+class Timed(ToyEngine):
+    """A step takes 20 ms, and a millisecond for each token.
+
+    Attributes:
+        slow_s: what it takes besides.
+    """
+
+    slow_s = 0.0
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        tokens = [len(each.prefix) - self.held(each.sequence, each.prefix) + len(each.draft) for each in requests]
+        self._delay_s = (self.slow_s + 0.02 + 0.001 * sum(tokens), 0.0)
+        return await super().step(requests)
+
+
+class Served:
+    """A verifier of the toy without a network.
+
+    Attributes:
+        bearer: of new connections and streams.
+        connections: all that there were, the newest last.
+    """
+
+    def __init__(self, settings: Settings, budget: Budget, drafts: ServerDrafting | None) -> None:
+        self.engine = Timed()
+        self.verifier = Verifier(self.engine, settings, drafts=drafts, clock=asyncio.get_running_loop().time)
+        self.bearer = Bearer(budget=budget)
+        self.connections: list[Connection] = []
+        self.link = MemoryLink(self._serve)
+
+    async def _serve(self, end: ServerEnd) -> None:
+        self.connections.append(Connection(end, self.verifier, self.bearer))  # type: ignore[arg-type]
+        await self.connections[-1].serve()
+
+    async def session(self, token: str = "") -> tuple[ClientEnd, str]:
+        """A greeted connection, and its resume token."""
+        end = await self.link.connect("")
+        await send(end, CLIENT.hello(token))
+        return end, (await receive(end)).welcome.resume_token
+
+    def stream(self, tokens: Sequence[int], most: int) -> Stream:
+        return Stream(self, {"tokens": list(tokens), "max_new_tokens": most, "stream": True})
+
+    async def steps(self, count: int) -> None:
+        """Wait until so many more steps have begun."""
+        until = len(self.engine.steps) + count
+        while len(self.engine.steps) < until:
+            await asyncio.sleep(0.001)
+
+    def lengths_since(self, step: int) -> list[list[int]]:
+        """The prefixes of later steps, by their lengths."""
+        return [sorted(len(request.prefix) for request in each) for each in self.engine.steps[step:]]
+
+    async def end(self) -> None:
+        self.link.cut()
+        await self.link.closed()
+        await self.verifier.background_answers.close()
+        await self.verifier.worker.close()
+
+
+class Stream:
+    """A request for plain decoding, the status, the tokens that came, and the error."""
+
+    def __init__(self, served: Served, body: dict[str, Any]) -> None:
+        self.tokens: list[int] = []
+        self.status, self.error = 0, ""
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._messages.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+        self.answering = asyncio.create_task(self._answer(served.verifier.plain, served.bearer))
+
+    def leave(self) -> None:
+        self._messages.put_nowait({"type": "http.disconnect"})
+
+    async def _answer(self, plain: PlainDecodingEndpoint, bearer: Bearer) -> None:
+        scope = {"type": "http", "method": "POST", "headers": []}
+        response = await plain.answer(Request(scope, self._messages.get), bearer)
+        await response(scope, self._messages.get, self._send)  # type: ignore[arg-type]
+
+    async def _send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+        for line in message.get("body", b"").decode().split("\n\n"):
+            event = json.loads(line.removeprefix("data: ") or "{}")
+            self.tokens += [event["token"]] if "token" in event else []
+            self.error += event.get("error", "")
+
+
+async def send(end: ClientEnd, *messages: wire.ClientMessage) -> None:
+    for message in messages:
+        await end.send(message.SerializeToString())
+
+
+async def receive(end: ClientEnd) -> wire.ServerMessage:
+    return wire.ServerMessage.FromString(await end.down.get())
+
+
+def resumed(token: str, tokens: Sequence[int], *, rows: int = 0, credit: int = 0) -> wire.ClientMessage:
+    """The Hello of a client that has so many tokens of its answer, the first of its conversation."""
+    message, mark = CLIENT.hello(), wire.Mark(length=len(tokens), digest=digest(tokens))
+    resume = wire.Resume(token=token, connection=2, epoch=1, marks=[mark], answering=True, rows=rows, credit=credit)
+    message.hello.resume.CopyFrom(resume)
+    return message
+
+
+async def verdict_of(end: ClientEnd) -> wire.Verdict:
+    """The next verdict, past memory rows."""
+    while (message := await receive(end)).WhichOneof("event") == "rows":
+        pass
+    assert message.WhichOneof("event") == "verdict", message
+    return message.verdict
+
+
+async def rows_of(end: ClientEnd, count: int) -> list[tuple[int, int]]:
+    """The next so many memory rows, which nothing comes between: where each frame starts, and how many it has."""
+    frames: list[tuple[int, int]] = []
+    while sum(size for _, size in frames) < count:
+        message = await receive(end)
+        assert message.WhichOneof("event") == "rows", message
+        frames.append((message.rows.start, message.rows.count))
+    return frames
+
+
+async def silent(end: ClientEnd, seconds: float) -> bool:
+    """Whether nothing comes for so long."""
+    waiting = asyncio.create_task(receive(end))
+    nothing = not (await asyncio.wait({waiting}, timeout=seconds))[0]
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    return nothing
+
+
+def in_served(
+    scenario: Any,
+    settings: Settings = SETTINGS,
+    budget: Budget = NO_BUDGET,
+    drafts: Callable[[], ServerDrafting | None] = lambda: None,
+) -> None:
+    async def run(loop: object) -> None:
+        served = Served(settings, budget, drafts())
+        await asyncio.wait_for(scenario(served), 600)
+        await served.end()
+
+    run_virtually(run)

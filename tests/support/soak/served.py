@@ -1,0 +1,76 @@
+"""A real moa-serve process, and what the system says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from support.soak.raw import Target
+
+_COMMAND = (sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())")
+
+
+@dataclass
+class Served:
+    """A running verifier.
+
+    Attributes:
+        log: the file that has its stderr.
+    """
+
+    target: Target
+    process: psutil.Process
+    log: Path
+
+    @property
+    def memory(self) -> int:
+        """Bytes of physical memory."""
+        return int(self.process.memory_info().rss)
+
+    @property
+    def descriptors(self) -> int:
+        return int(self.process.num_fds())
+
+    @property
+    def running(self) -> bool:
+        return bool(self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE)
+
+
+@contextlib.contextmanager
+def served(log: Path, options: Sequence[str], vocabulary: int, context: int) -> Iterator[Served]:
+    """Start a verifier on a free port, and end it with SIGTERM.
+
+    Args:
+        options: of moa-serve.
+        vocabulary, context: sizes of its target.
+
+    Raises:
+        RuntimeError: it did not start, or did not end as it should.
+    """
+    with log.open("w") as stderr:
+        command = [*_COMMAND, "--port", "0", "--json", *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the verifier did not start: {log.read_text()}")
+            ready = json.loads(line)
+            prints = tuple(ready["fingerprints"][name] for name in ("target", "tokenizer", "drafter"))
+            target = Target(ready["port"], prints, vocabulary, context)
+            httpx.get(f"http://127.0.0.1:{target.port}/healthz", timeout=30).raise_for_status()
+            yield Served(target, psutil.Process(process.pid), log)
+            process.terminate()
+            if process.wait(30):
+                raise RuntimeError(f"the verifier ended with status {process.returncode}")
+        finally:
+            process.kill()
+            process.wait()

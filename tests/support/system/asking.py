@@ -1,0 +1,74 @@
+"""Asking a chat in tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Origin
+from moa_runtime.session.events import Sampling
+from moa_runtime.transport import Endpoint, Timing
+from support.server.running import Verifier
+
+QUESTION = "Name three primary colours."
+QUICK = LoopSettings(offline_limit=40, late_after_s=0.3, outage_after_s=0.0, drafting="device")
+IMPATIENT = Timing(ping_interval=0.5, ping_timeout=0.5, first_backoff=0.05)
+TIMEOUT_S = 60
+#: Tests of what the device drafts while the link is up, in the toys' world.
+DEVICE_DRAFTS = pytest.mark.parametrize("toys", ["device"], indirect=True)
+
+
+def endpoint(verifier: Verifier, port: int | None = None) -> Endpoint:
+    return Endpoint(f"ws://127.0.0.1:{port or verifier.port}", verifier.token)
+
+
+@contextlib.asynccontextmanager
+async def chatting(bundle: Bundle, where: Endpoint, **options: object) -> AsyncIterator[Chat]:
+    options.setdefault("settings", QUICK)
+    options.setdefault("timing", IMPATIENT)
+    async with await Chat.connect(bundle, where, threads=1, **options) as chat:  # type: ignore[arg-type]
+        yield chat
+
+
+async def ask(
+    chat: Chat,
+    text: str = QUESTION,
+    *,
+    count: int = 24,
+    sampling: Sampling | None = None,
+    watch: Callable[[ChatEvent], None] = lambda event: None,
+) -> AnswerFinished:
+    async def follow() -> AnswerFinished:
+        async for event in chat.send(text, max_new_tokens=count, sampling=sampling):
+            watch(event)
+            if isinstance(event, AnswerFinished):
+                return event
+        raise AssertionError("the answer ended without its last event")
+
+    return await asyncio.wait_for(follow(), TIMEOUT_S)
+
+
+def own_decoding(verifier: Verifier, chat: Chat, answer: AnswerFinished, count: int, sampling: Sampling) -> list[int]:
+    prompt = chat.tokens[: len(chat.tokens) - len(answer.tokens)]
+    return verifier.decode(prompt, count, sampling)
+
+
+def ids(answer: AnswerFinished) -> list[int]:
+    return [token.token for token in answer.tokens]
+
+
+def committed(event: ChatEvent) -> int:
+    """Confirmed tokens of the answer in an update."""
+    return sum(token.committed for token in event.tokens) if isinstance(event, AnswerUpdate) else 0
+
+
+def written_offline(event: ChatEvent) -> int:
+    """Tokens in an update that the device wrote alone and nobody has confirmed."""
+    tokens = event.tokens if isinstance(event, AnswerUpdate) else ()
+    return sum(token.origin is Origin.OFFLINE and not token.committed for token in tokens)

@@ -1,0 +1,262 @@
+"""What drafts may be: fixed, and as pays on devices, links and targets that are only told by their times."""
+
+from __future__ import annotations
+
+import random
+from argparse import ArgumentTypeError
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from moa_bench.simulated_clock import Pace
+from moa_runtime.drafters.base import FREE, Budget
+from moa_runtime.drafting.cost_model import CostModel, Line
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape, controller_for
+from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.options import draft_length_of
+from moa_runtime.session.tree import DraftTree
+from support.runtime.simulated import Shares, draft_in, expected_rate, hold, prompt_of, rate_of, round_of
+
+PLAIN = Pace(step_s=0.005, query_s=0.0002, pass_s=0.03, token_s=0.0002, round_trip_s=0.03)
+FAR = replace(PLAIN, round_trip_s=0.5)
+SLOW = replace(PLAIN, step_s=0.02)
+HOPELESS = replace(PLAIN, step_s=0.5)
+FEELING = replace(PLAIN, token_s=0.005)
+GOOD: Shares = (0.7, 0.15, 0.05)
+DOUBTFUL: Shares = (0.3, 0.2, 0.1)
+EXCELLENT: Shares = (0.92, 0.03)
+
+
+def mean(values: list[int]) -> float:
+    return sum(values) / len(values)
+
+
+def size(pace: Pace, shares: Shares = GOOD) -> tuple[float, float]:
+    """Tokens of a draft and steps that it took, on average, once the controller has learnt."""
+    ended = hold(CostModel(), pace, shares)[-100:]
+    return mean([one.drafted for one in ended]), mean([len(one.steps) for one in ended])
+
+
+@cache
+def fixed_trees(shares: Shares) -> list[DraftTree]:
+    trees = [DraftTree()]
+    for levels in (1, 2, 3, 4, 6, 8, 12, 16):
+        for width in (1, 4, 10):
+            sizes = (1, 2, 3, 4, 6, 8, 12, 16, 32, 62)
+            trees += [draft_in(Budget.tree(nodes, levels, width), shares) for nodes in sizes]
+    return trees
+
+
+@pytest.mark.parametrize("shares", [GOOD, DOUBTFUL, EXCELLENT], ids=["good", "doubtful", "excellent"])
+@pytest.mark.parametrize("pace", [PLAIN, FAR, SLOW, replace(SLOW, step_s=0.05), FEELING], ids=str)
+def test_drafts_become_as_good_as_the_best_of_many_fixed_shapes(pace: Pace, shares: Shares) -> None:
+    best = max(expected_rate(tree, pace) for tree in fixed_trees(shares))
+    for prompt in (0, 60):
+        assert rate_of(hold(CostModel(), pace, shares, prompt=prompt)[50:]) > 0.8 * best  # 150 rounds of chance
+
+
+def test_a_slow_link_makes_drafts_larger_and_a_slow_device_flatter() -> None:
+    (nodes, steps), (far_nodes, far_steps), (_, slow_steps) = size(PLAIN), size(FAR), size(SLOW)
+    assert far_nodes > 1.3 * nodes and far_steps > 1.3 * steps
+    assert slow_steps < 0.7 * steps
+
+
+def test_a_target_that_feels_every_token_makes_drafts_narrower() -> None:
+    assert size(FEELING)[0] < 0.5 * size(PLAIN)[0]
+
+
+def test_a_drafter_in_doubt_asks_sooner() -> None:
+    doubtful, good, excellent = (size(PLAIN, shares)[1] for shares in (DOUBTFUL, GOOD, EXCELLENT))
+    assert doubtful < good < excellent
+    controller = CostModel()
+    hold(controller, PLAIN, GOOD)
+    sizes = [len(draft_in(controller.budget(), shares).steps) for shares in (DOUBTFUL, GOOD, EXCELLENT)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+def test_prices_are_what_the_parts_take_at_the_tokens_a_second_of_the_rounds() -> None:
+    controller = CostModel()
+    rate, prices = rate_of(hold(controller, PLAIN, GOOD)[-20:]), controller.prices
+    assert prices.step == pytest.approx(rate * PLAIN.step_s, rel=0.35)
+    assert prices.query == pytest.approx(prices.step * PLAIN.query_s / PLAIN.step_s, rel=0.2)
+    assert prices.node == pytest.approx(prices.step * PLAIN.token_s / PLAIN.step_s, rel=0.4)
+
+
+def test_the_first_prompt_s_verdict_gives_first_prices() -> None:
+    """A server far away, and a target that feels every token: known before the first draft."""
+    controllers = CostModel(), CostModel(), CostModel()
+    assert controllers[0].prices == replace(FREE, follows=controllers[0].prices.follows)
+    for controller, pace in zip(controllers, (PLAIN, FAR, FEELING), strict=True):
+        controller.observe(prompt_of(60, pace))
+    plain, far, feeling = (controller.prices for controller in controllers)
+    assert 0 < far.step < plain.step and plain.node < feeling.node
+    controllers[0].observe(prompt_of(900, FAR))
+    assert controllers[0].prices == plain
+
+
+def test_another_conversation_begins_with_what_model_and_target_take_and_learns_alone() -> None:
+    known = CostModel()
+    assert known.sibling().prices == CostModel().prices
+    hold(known, PLAIN, GOOD)
+    other = known.sibling()
+    before, theirs = known.prices, other.prices
+    assert (theirs.step, theirs.query, theirs.node) == pytest.approx((before.step, before.query, before.node))
+    assert theirs.follows == CostModel().prices.follows != before.follows
+    hold(other, FEELING, GOOD)
+    assert known.prices == before and other.prices.node > before.node
+
+
+def test_a_target_that_does_not_say_what_it_took_is_taken_for_as_slow_as_the_verdict() -> None:
+    told, untold = CostModel(), CostModel()
+    for controller, compute_s in ((told, 0.1), (untold, 0.0)):
+        controller.observe(RoundEnded(0, 6, 6, 2, (1,) * 6, 0.03, 0.1, compute_s))
+    assert untold.prices == told.prices and told.prices.node > 0
+
+
+def test_what_the_server_decodes_by_itself_tells_what_its_target_takes() -> None:
+    controller = CostModel()
+    controller.observe(prompt_of(60, PLAIN))
+    guessed = controller.token_s
+    for drafted in (0, 4, 8) * 20:
+        controller.observe(Pushed(drafted, 0, 0.0, 0.05 + 0.004 * drafted))
+    assert controller.token_s == pytest.approx(0.004, rel=0.05) and guessed != pytest.approx(0.004, rel=0.1)
+    for _ in range(20):  # one that does not say it, and a draft whose verdict is only thought of
+        controller.observe(Pushed(2, 0, 9.0, 0.0))
+        controller.observe(RoundEnded(0, 6, 6, 2, (1,) * 6, 0.03, 9.0, None))
+    assert controller.token_s == pytest.approx(0.004, rel=0.05)
+    assert FixedShape().token_s == 0.0
+
+
+def test_a_step_over_a_prompt_says_nothing_about_steps() -> None:
+    """The first draft of an answer took half a second longer, for the device had to read the question."""
+    read, unread = CostModel(), CostModel()
+    slowly, quickly = (
+        hold(controller, PLAIN, GOOD, reading_s=reading_s) for controller, reading_s in ((read, 0.5), (unread, 0.0))
+    )
+    assert slowly[0].draft_s > 0.5
+    assert rate_of(slowly[1:]) == pytest.approx(rate_of(quickly[1:]), rel=0.15)
+
+
+def drafted_rounds(controller: Controller, pace: Pace, rounds: int) -> list[int]:
+    """The rounds in which the model may take steps."""
+    rng, drafted = random.Random(4), []
+    for number in range(rounds):
+        budget = controller.budget()
+        if budget.levels:
+            drafted.append(number)
+        controller.observe(round_of(draft_in(budget, GOOD), pace, GOOD, rng))
+    return drafted
+
+
+@pytest.mark.parametrize("pace", [HOPELESS, replace(PLAIN, pass_s=0.001, round_trip_s=0.0)], ids=str)
+def test_where_no_step_pays_tries_take_two_hundredths_of_the_time(pace: Pace) -> None:
+    controller = CostModel()
+    ended = hold(controller, pace, GOOD, 2000)[500:]
+    drafting, waiting = sum(one.draft_s for one in ended), sum(one.waited_s for one in ended)
+    assert 0.01 < drafting / (drafting + waiting) < 0.025
+    assert {len(one.steps) for one in ended} == {0, 1}
+    idle = next(budget for budget in (controller.budget(), controller.budget()) if not budget.levels)
+    assert idle.nodes == 62  # of copies
+
+
+def test_the_first_drafts_are_tries_however_quick_the_target_is() -> None:
+    """Until the model took a step nothing is known of its steps: they may cost nothing, as those of an oracle."""
+    instant = Pace(step_s=0.005, query_s=0.0, pass_s=0.001, token_s=0.0, round_trip_s=0.0)
+    controller = CostModel()
+    controller.observe(prompt_of(60, instant))
+    for _ in range(3):
+        assert controller.budget().levels == 16
+        controller.observe(RoundEnded(0, 2, 2, 2, (), 0.0, 0.001, 0.001))
+    assert len(drafted_rounds(controller, instant, 100)) < 12
+
+
+def test_a_device_that_is_quick_again_is_noticed() -> None:
+    controller = CostModel()
+    drafted_rounds(controller, HOPELESS, 100)
+    assert len(drafted_rounds(controller, PLAIN, 600)) > 100
+
+
+def test_a_draft_is_never_larger_than_was_said() -> None:
+    controller = CostModel(nodes=9, levels=3, width=2)
+    ended = hold(controller, FAR, EXCELLENT, 100)
+    assert max(one.drafted for one in ended) <= 9 and max(one.depth for one in ended) == 3
+    assert max(max(one.steps) for one in ended) == 2
+    widest = controller.budget()
+    assert (widest.nodes, widest.levels, widest.width, widest.branches) == (9, 3, 2, True)
+
+
+def test_rounds_without_steps_teach_it_nothing_impossible() -> None:
+    """A draft of copies took no step, and so no time; nor did an answer that came in the same moment."""
+    controller = CostModel()
+    follows = controller.prices.follows
+    controller.observe(RoundEnded(0, 8, 8, 8, (), 0.0, 0.0, 0.0))
+    assert controller.prices == replace(FREE, follows=follows) and controller.budget().levels == 16
+
+
+def test_tokens_are_written_ahead_while_they_pay() -> None:
+    near, far = CostModel(), CostModel()
+    hold(near, SLOW, GOOD)
+    hold(far, FAR, GOOD)
+    assert far.ahead(0, 0.5) and not near.ahead(0, 0.01)
+    for controller in (near, far):
+        wanted = [controller.ahead(0, probability) for probability in (1e-6, 0.01, 0.1, 0.3, 1.0)]
+        assert wanted == sorted(wanted) and not wanted[0] and wanted[-1]
+    assert [far.ahead(drafted, 1.0) for drafted in (0, 7, 8)] == [True, True, False]
+
+
+def test_a_fixed_shape_is_fixed() -> None:
+    for shape in (Budget.chain(3), Budget.tree(20, 4, 3)):
+        fixed = FixedShape(shape)
+        fixed.observe(RoundEnded(0, 3, 3, 0, (1, 1, 1), 9.0, 0.001, 0.001))
+        assert fixed.budget() == shape and not fixed.ahead(0, 1.0)
+    assert FixedShape().budget() == Budget.chain(6)
+    assert [FixedShape(lookahead=2).ahead(drafted, 0.0) for drafted in (0, 1, 2)] == [True, True, False]
+
+
+def test_a_length_on_the_command_line() -> None:
+    assert isinstance(controller_for(draft_length_of("auto")), CostModel)
+    assert controller_for(draft_length_of("4")) == FixedShape(Budget.chain(4))
+    with pytest.raises(
+        ArgumentTypeError, match="expected a whole number or auto, thompson, thompson-calibrated, not 'many'"
+    ):
+        draft_length_of("many")
+
+
+# -- lines through points --------------------------------------------------------------------------
+
+
+def line_through(points: list[tuple[float, float]]) -> Line:
+    """One that was thought to be ``1 + 2 * x``."""
+    line = Line(1.0, 2.0, doubt=10.0)
+    for x, y in points:
+        line.add(x, y)
+    return line
+
+
+def test_a_line_is_what_was_guessed_until_points_say_otherwise() -> None:
+    assert (line_through([]).level, line_through([]).slope) == pytest.approx((1.0, 2.0))
+    points = [(float(x % 20), 7 + 0.5 * (x % 20)) for x in range(500)]
+    few, many = line_through(points[:3]), line_through(points)
+    assert few.slope == pytest.approx(2.0, abs=0.5)
+    assert (many.level, many.slope) == pytest.approx((7.0, 0.5), abs=0.1)
+
+
+def test_where_all_points_have_one_place_the_line_goes_through_them() -> None:
+    """With the slope that was guessed, as far as it fits."""
+    fitting, higher = line_through([(20.0, 41.0)] * 300), line_through([(20.0, 50.0)] * 300)
+    assert (fitting.level, fitting.slope) == pytest.approx((1.0, 2.0))
+    assert higher.slope > 2.0 and higher.level + 20 * higher.slope == pytest.approx(50.0, rel=0.01)
+
+
+def test_neither_level_nor_slope_is_negative() -> None:
+    falling = line_through([(x % 20, 30 - x % 20) for x in range(200)])
+    assert falling.slope == 0.0 and falling.level == pytest.approx(20.5, abs=1.0)
+    steep = line_through([(10 + x % 20, 50 * (x % 20)) for x in range(200)])
+    assert steep.level == 0.0 and steep.slope == pytest.approx(50.0, rel=0.1)
+
+
+def test_a_line_forgets() -> None:
+    before, after = [(x % 20, 9.0) for x in range(300)], [(x % 20, 1.0 + 3 * (x % 20)) for x in range(500)]
+    line = line_through([*before, *after])
+    assert (line.level, line.slope) == pytest.approx((1.0, 3.0), abs=0.4)

@@ -1,0 +1,102 @@
+"""Draft trees: grown by hand, and on a real drafter against the same paths one token at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from moa_runtime.drafters.base import Budget, DraftToken
+from moa_runtime.drafters.tree_growth import GrowingTree
+from moa_runtime.session.tree import DraftTree, check_parents
+from support.drafted import path_of
+
+
+def guesses(*shares: tuple[int, float]) -> list[DraftToken]:
+    return [DraftToken(token, math.log(share)) for token, share in shares]
+
+
+def grown() -> GrowingTree:
+    """First 5 (0.6), 6 (0.3) and 9 (0.1); behind 5 then 7 (0.5) and 8 (0.4), behind 6 then 7 (0.9) and 8 (0.1)."""
+    tree = GrowingTree(Budget.tree(nodes=4, levels=3, width=2), stop_tokens=[9])
+    tree.add_level([guesses((5, 0.6), (6, 0.3), (9, 0.1))])
+    paths, mask = tree.expand()
+    assert paths == [[5], [6]] and mask.tolist() == [[True, False], [False, True]]
+    tree.add_level([guesses((7, 0.5), (8, 0.4)), guesses((7, 0.9), (8, 0.1))])
+    return tree
+
+
+def test_the_likeliest_nodes_are_kept_with_their_ancestors() -> None:
+    best = grown().best()  # paths: 5 0.6, 6 0.3, 5-7 0.3, 6-7 0.27, 5-8 0.24, 9 0.1, 6-8 0.03
+    assert (best.tokens, best.parents) == ((5, 6, 7, 7), (0, 0, 1, 2))
+    assert np.exp(best.scores) == pytest.approx([0.6, 0.3, 0.3, 0.27])
+    assert path_of(best) == [5, 7] and best.depth == 2
+
+
+def test_a_mask_shows_each_node_its_path() -> None:
+    tree = grown()
+    paths, mask = tree.expand()
+    assert paths == [[5, 7], [6, 7]]
+    assert mask.tolist() == [[True, False, True, False], [False, True, False, True]]
+
+
+def test_what_ends_the_turn_is_not_continued() -> None:
+    tree = GrowingTree(Budget.tree(), stop_tokens=[9])
+    tree.add_level([guesses((9, 1.0))])
+    assert tree.expand()[0] == []
+
+
+def lengthened(known: list[DraftToken], room: int = 99, nodes: int = 5) -> DraftTree:
+    """:func:`grown`, of more nodes, with ``known`` behind 5-7 (0.3) and 6-7 (0.27)."""
+    tree = grown()
+    tree._budget = Budget.tree(nodes=nodes, levels=2, width=2)
+    tree.lengthen(lambda path: known if path == [5, 7] else [], room)
+    return tree.best()
+
+
+def test_a_path_is_lengthened_while_it_is_among_the_likeliest() -> None:
+    """Kept are 5, 6, 5-7, 6-7, 5-8 of 0.24: one of 0.27 is among them, one of 0.243 is, one of 0.22 no more."""
+    tree = lengthened(guesses((1, 0.9), (2, 0.9), (3, 0.9)))
+    assert tree.tokens == (5, 6, 7, 7, 1) and tree.parents == (0, 0, 1, 2, 3)
+    assert tree.depth == 3 and path_of(tree) == [5, 7, 1]
+    assert lengthened(guesses((1, 0.5))).tokens == (5, 6, 7, 8, 7)
+
+
+def test_a_path_is_lengthened_into_what_room_there_is() -> None:
+    known = guesses(*((token, 0.99) for token in range(10, 40)))
+    assert lengthened(known, nodes=30).depth == 2 + 25  # in the place of 9 and 6-8, which are less likely
+    assert lengthened(known, nodes=30, room=4).depth == 2 + 4
+    assert lengthened(known, room=0).depth == 2
+
+
+def test_an_empty_tree() -> None:
+    empty = DraftTree()
+    assert empty.depth == 0 and empty.likeliest_path() == []
+    assert empty == DraftTree.chain([], [])
+
+
+def test_a_chain_is_a_tree_without_branches() -> None:
+    chain = DraftTree.chain([5, 6, 7], [-0.5, -0.25, -1.0], steps=[1, 1])
+    assert (chain.tokens, chain.parents, chain.steps) == ((5, 6, 7), (0, 1, 2), (1, 1))
+    assert chain.scores == (-0.5, -0.75, -1.75)
+    assert chain.depth == 3 and chain.likeliest_path() == [0, 1, 2]
+
+
+def test_the_likeliest_path_takes_the_likeliest_child_each_time() -> None:
+    """``5(8(9), 7), 6(4)``: 6 and 4 are likelier than 5 and 7, but 5 is likelier than 6. Of equals the first."""
+    tree = DraftTree((5, 6, 8, 7, 4, 9), (0, 0, 1, 1, 2, 3), (-0.6, -1.0, -2.5, -2.0, -1.0, -2.5))
+    assert tree.likeliest_path() == [0, 3] and path_of(tree) == [5, 7]
+    even = DraftTree((5, 6), (0, 0), (-1.0, -1.0))
+    assert even.likeliest_path() == [0]
+
+
+def test_a_tree_behind_a_chain() -> None:
+    tree = DraftTree((5, 6, 7), (0, 1, 1), (-0.5, -1.0, -2.0), (1, 2))
+    whole = tree.prepended([3, 4], [-0.125, -0.25])
+    assert whole.tokens == (3, 4, 5, 6, 7) and whole.parents == (0, 1, 2, 3, 3)
+    assert whole.scores == (-0.125, -0.375, -0.875, -1.375, -2.375)
+    assert whole.steps == (1, 2) and whole.depth == 4 and path_of(whole) == [3, 4, 5, 6]
+    assert check_parents(whole.parents, 5) == list(whole.parents)
+    assert tree.prepended([], []) == tree
+    assert DraftTree(steps=(1,)).prepended([3], [-0.5]) == DraftTree.chain([3], [-0.5], [1])

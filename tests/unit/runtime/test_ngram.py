@@ -1,0 +1,254 @@
+"""The n-gram index, what drafts with it alone, and what it adds to a drafter's candidates."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from moa_runtime.datastore import Datastore, write_datastore
+from moa_runtime.drafters.base import Budget, DraftToken, Prices
+from moa_runtime.drafters.ngram import WEIGHTS, WORTH_COPYING, Match, NgramDrafter, NgramIndex, NgramMixture
+from support.drafted import draft_of
+
+
+def index_of(text: list[int], stop_tokens=()) -> NgramIndex:
+    index = NgramIndex(stop_tokens)
+    index.update(text)
+    return index
+
+
+def test_the_example_of_the_docstring() -> None:
+    match = index_of([1, 2, 3, 1, 2, 4]).match([9, 1, 2])
+    assert match is not None and match.length == 2
+    assert match.probabilities == pytest.approx({4: 1 / 1.7, 3: 0.7 / 1.7})
+
+
+def test_what_followed_last_comes_first() -> None:
+    match = index_of([1, 3, 1, 3, 1, 8, 1]).match([1])
+    assert match is not None and list(match.probabilities) == [8, 3]
+
+
+def test_only_the_last_eight_occurrences_count() -> None:
+    match = index_of([5, 6, *[5, 7] * 8]).match([5])
+    assert match is not None and match.probabilities == pytest.approx({7: 1.0})
+
+
+def test_an_index_that_was_updated_equals_a_new_one() -> None:
+    """Whatever text came before: longer, shorter, or another."""
+    rng = random.Random(0)
+    index = NgramIndex(stop_tokens=[0])
+    for _ in range(200):
+        kept = index._text[: rng.randrange(len(index._text) + 1)]
+        text = kept + [rng.randrange(4) for _ in range(rng.randrange(12))]
+        index.update(text)
+        fresh = index_of(text, stop_tokens=[0])
+        for _ in range(10):
+            asked = [rng.randrange(4) for _ in range(rng.randrange(7))]
+            assert index.match(asked) == fresh.match(asked)
+            assert fresh.match(asked) == looked_up(text, asked, stop_tokens=[0])
+
+
+def looked_up(text: list[int], asked: list[int], stop_tokens: list[int]) -> Match | None:
+    """The same in the plainest way."""
+    for length in range(min(16, len(asked)), 0, -1):
+        ends = [at for at in range(length, len(text)) if text[at - length : at] == asked[len(asked) - length :]]
+        followers = [text[at] for at in ends if text[at] not in stop_tokens]
+        if followers:
+            weights = {token: 0.0 for token in reversed(followers[-8:])}
+            for age, token in enumerate(reversed(followers[-8:])):
+                weights[token] += 0.7**age
+            return Match(length, {token: weight / sum(weights.values()) for token, weight in weights.items()})
+    return None
+
+
+# -- drafting with it alone ------------------------------------------------------------------------
+
+
+def copied(tokens: list[int], count: int, stop_tokens=()) -> list[int]:
+    return [drafted.token for drafted in draft_of(NgramDrafter(stop_tokens), tokens, count)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "following"),
+    [
+        ([1, 2, 3, 1, 2, 4, 1, 2], 4),  # the later of two
+        ([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 3),  # but not of three
+        ([9, 2, 3, 8, 2, 4, 9, 2], 3),  # the longer suffix, although a shorter one is more recent
+        ([0, 1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4, 5, 7, 0, 1, 2, 3, 4, 5], 6),  # also of more than five tokens
+        ([0, *range(20, 36), 6, 1, *range(20, 36), 7, 0, *range(20, 36)], 7),  # beyond sixteen nothing counts
+        ([7, 7], 7),
+    ],
+)
+def test_the_longest_suffix_that_occurred_is_continued(tokens, following) -> None:
+    assert copied(tokens, 1) == [following]
+
+
+def test_what_never_occurred_is_not_continued() -> None:
+    assert copied([1, 2, 3], 5) == []
+    assert copied([1], 5) == []
+
+
+def test_it_goes_on_from_what_it_wrote() -> None:
+    assert copied([1, 2, 3, 1], 7) == [2, 3, 1, 2, 3, 1, 2]
+
+
+def test_ends_of_turns_are_not_copied() -> None:
+    assert copied([5, 8, 5, 0, 6, 5], 2, stop_tokens=[0]) == [8, 5]
+    assert copied([5, 0, 6, 5], 2, stop_tokens=[0]) == []
+
+
+def test_each_token_is_as_likely_as_a_copy() -> None:
+    drafted = draft_of(NgramDrafter(), [1, 2, 5, 1, 2, 8, 1, 2], 2)
+    assert shares(drafted) == pytest.approx({8: WEIGHTS[2] / 1.7, 1: WEIGHTS[3]})
+
+
+def test_copies_take_no_step_and_need_no_level() -> None:
+    """They go on while all of them, and what stood before them, are likely enough."""
+    text = [*range(1, 60), *range(1, 20)]
+    lengths = []
+    for logprob in (0.0, math.log(0.5), math.log(WORTH_COPYING)):
+        tree = NgramDrafter().propose(text, Budget(nodes=1024, levels=0, logprob=logprob))
+        assert tree.tokens == tuple(range(20, 20 + len(tree.tokens))) and not tree.steps
+        lengths.append(len(tree.tokens))
+        following = WEIGHTS[16] ** (lengths[-1] + 1) * math.exp(logprob)
+        assert following < WORTH_COPYING <= WEIGHTS[16] ** lengths[-1] * math.exp(logprob) * (1 + 1e-9)
+    assert lengths[0] > lengths[1] > lengths[2] == 0
+    assert len(NgramDrafter().propose(text, Budget(nodes=3, levels=0)).tokens) == 3
+    assert len(NgramDrafter().propose(text, Budget(nodes=9, levels=0, depth=2)).tokens) == 2
+
+
+def test_behind_the_levels_only_likely_copies_follow_and_dear_ones_nowhere_but_first() -> None:
+    text = [1, 2, 3, 1]  # what follows matches a token, then two
+    assert len(NgramDrafter().propose(text, Budget.chain(3)).tokens) == 3
+    assert len(NgramDrafter().propose(text, Budget.chain(0)).tokens) == 1
+    assert len(NgramDrafter().propose(text, Budget(9, 3, prices=Prices(node=0.5))).tokens) == 1
+
+
+# -- mixing ----------------------------------------------------------------------------------------
+
+CANDIDATES = [DraftToken(7, math.log(0.6)), DraftToken(8, math.log(0.3))]
+
+
+def mixture_of(text: list[int], **options) -> NgramMixture:
+    mixture = NgramMixture(**options)
+    mixture.confirm(text)
+    return mixture
+
+
+def shares(candidates: list[DraftToken]) -> dict[int, float]:
+    return {candidate.token: math.exp(candidate.logprob) for candidate in candidates}
+
+
+def test_probabilities_are_interpolated() -> None:
+    """After 1 2 came 8 (weight 1) and, before that, 5 (0.7); two tokens matched."""
+    text = [1, 2, 5, 1, 2, 8, 1, 2]
+    weight = WEIGHTS[2]
+    mixed = mixture_of(text).mix(CANDIDATES, text)
+    assert shares(mixed) == pytest.approx(
+        {7: 0.6 * (1 - weight), 8: 0.3 * (1 - weight) + weight / 1.7, 5: 0.7 * weight / 1.7}
+    )
+    assert [candidate.logprob for candidate in mixed] == sorted((c.logprob for c in mixed), reverse=True)
+
+
+def test_longer_matches_weigh_more() -> None:
+    lengths = list(WEIGHTS)
+    assert lengths == sorted(lengths) and list(WEIGHTS.values()) == sorted(WEIGHTS.values())
+    text = list(range(1, 20))
+    for length in (*lengths, lengths[-1] + 1):
+        share = shares(mixture_of(text).mix(CANDIDATES, [99, *text[18 - length : 18]]))[19]
+        assert share == pytest.approx(WEIGHTS[min(length, lengths[-1])])
+    between = shares(mixture_of(text).mix(CANDIDATES, [99, *text[11:18]]))[19]
+    assert between == pytest.approx(WEIGHTS[5])
+
+
+def test_a_candidate_that_cannot_be_is_dropped() -> None:
+    text = [1, 2, 1]
+    assert shares(mixture_of(text).mix([DraftToken(7, -math.inf)], text)) == pytest.approx({2: WEIGHTS[1]})
+
+
+def test_nothing_matches_nothing_changes() -> None:
+    assert mixture_of([1, 2, 3]).mix(CANDIDATES, [4, 5]) is CANDIDATES
+
+
+def test_beyond_its_reach_the_drafter_is_alone() -> None:
+    text = [1, 2, 1]
+    mixture = mixture_of(text, reach=3)
+    assert mixture.mix(CANDIDATES, [*text, 9, 1]) is not CANDIDATES
+    assert mixture.mix(CANDIDATES, [*text, 9, 9, 1]) is CANDIDATES
+
+
+def test_only_what_the_target_confirmed_is_copied() -> None:
+    text = [1, 2, 1]
+    assert mixture_of(text).mix(CANDIDATES, [*text, 7, 7]) is CANDIDATES
+
+
+def test_copies_go_on_from_each_other() -> None:
+    """Each token makes the matching suffix longer, and the copy likelier; at the end of the text nothing is known."""
+    copies = list(mixture_of(list(range(1, 11))).copies([99, 1, 2]))
+    assert [copy.token for copy in copies] == list(range(3, 11))
+    assert shares(copies) == pytest.approx(
+        {
+            3: WEIGHTS[2],
+            4: WEIGHTS[3],
+            5: WEIGHTS[4],
+            **dict.fromkeys((6, 7, 8), WEIGHTS[5]),
+            9: WEIGHTS[8],
+            10: WEIGHTS[8],
+        }
+    )
+
+
+def test_a_copy_is_as_likely_as_it_followed_often() -> None:
+    copy = mixture_of([1, 5, 1, 8, 1]).copy([9, 1])
+    assert copy is not None and copy.token == 8 and math.exp(copy.logprob) == pytest.approx(WEIGHTS[1] / 1.7)
+
+
+def test_copies_in_a_row_go_beyond_the_reach_a_single_one_does_not() -> None:
+    text = [1, 2, 3, 4, 5, 1]
+    mixture = mixture_of(text, reach=2)
+    assert mixture.copy([*text, 2]) == DraftToken(3, math.log(WEIGHTS[2]))
+    assert mixture.copy([*text, 2, 3]) is None
+    assert [copy.token for copy in islice(mixture.copies([*text, 2, 3]), 5)] == [4, 5, 1, 2, 3]
+
+
+@pytest.mark.parametrize("weights", [{}, {2: 0.5}, {1: 0.5, 2: 1.0}, {1: 0.0}])
+def test_weights_are_checked(weights) -> None:
+    with pytest.raises(ValueError, match="expected weights above 0 and below 1, the first for a length of 1"):
+        NgramMixture(weights=weights)
+
+
+# -- a datastore beside the conversation -------------------------------------------------------------
+
+
+def test_the_longer_memory_counts(tmp_path: Path) -> None:
+    """The datastore's words are added where its suffix is longer; at equal lengths the conversation is surer."""
+    write_datastore(tmp_path / "texts", [[1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 9]], "t")
+    store = Datastore.open(tmp_path / "texts", "t")
+
+    def copied_from_both(conversation: list[int], path: list[int]) -> tuple[int, float] | None:
+        mixture = NgramMixture([0], datastore=store)
+        mixture.confirm(conversation)
+        copy = mixture.copy(path)
+        return None if copy is None else (copy.token, round(math.exp(copy.logprob), 3))
+
+    text = [1, 2, 3, 4, 5]
+    assert copied_from_both([], text[:0]) is None
+    assert copied_from_both([7, 7, 7], text[2:]) is None  # three tokens of another text say nothing
+    assert copied_from_both([7, 7, 7], text) == (9, 0.07)
+    both = copied_from_both([7, 5, 8, 7], text)  # five tokens there, one here, which has more weight all the same
+    assert both == (8, round((1 - 0.07) * WEIGHTS[1], 3))
+    assert copied_from_both([*text, 8], text) == (8, WEIGHTS[5])  # as long here
+    mixture = NgramMixture(datastore=store)
+    mixed = mixture.mix([DraftToken(6, math.log(0.5)), DraftToken(9, math.log(0.25))], text)
+    assert [candidate.token for candidate in mixed] == [6, 9]
+    assert math.exp(mixed[1].logprob) == pytest.approx(0.93 * 0.25 + 0.07)
+
+
+def test_the_end_of_a_turn_is_not_copied_from_a_datastore_either(tmp_path: Path) -> None:
+    write_datastore(tmp_path / "texts", [[1, 2, 3, 4, 0]], "t")
+    mixture = NgramMixture([0], datastore=Datastore.open(tmp_path / "texts", "t"))
+    assert mixture.copy([1, 2, 3, 4]) is None

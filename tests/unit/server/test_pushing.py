@@ -1,0 +1,466 @@
+"""Verdicts that nobody asked for: within a credit the verifier goes on by itself. A toy target, a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.handshake import Limits
+from moa_runtime.session.server import ServerSession
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.drafting.server_drafting import Proposal, ServerDrafting
+from moa_server.edge.rate_limits import Budget
+from support.memory_link import ClientEnd
+from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, silent
+from support.soak.raw import draft, prompt
+from support.toy_engine import STOP, ToyEngine, plain
+
+PROMPT = [7, 8, 9]
+LONG = [8] * 200
+
+
+def credit(position: int, serial: int = 1, epoch: int = 1) -> wire.ClientMessage:
+    return wire.ClientMessage(credit=wire.Credit(epoch=epoch, position=position, serial=serial))
+
+
+def asked(most: int = 0, tokens: list[int] = PROMPT) -> wire.ClientMessage:
+    message = prompt(1, 0, tokens, most=most)
+    message.prompt.while_away = False
+    return message
+
+
+def own(most: int, tokens: list[int] = PROMPT) -> list[int]:
+    """What the toy writes behind the prompt, with it."""
+    return [*tokens, *plain(ToyEngine(), tokens, most)]
+
+
+class Followed:
+    """What a client knows of its answer. Neither text nor memory rows may have gaps."""
+
+    def __init__(self, end: ClientEnd, tokens: Sequence[int]) -> None:
+        self.end, self.tokens, self.rows = end, list(tokens), 0
+
+    async def take(self) -> wire.ServerMessage:
+        message = await receive(self.end)
+        if message.HasField("verdict"):
+            assert message.verdict.base_len == len(self.tokens)
+            self.tokens += message.verdict.tokens
+        elif message.HasField("rows"):
+            assert message.rows.start == self.rows
+            self.rows += message.rows.count
+        return message
+
+    async def until(self, kind: str) -> Any:
+        while (message := await self.take()).WhichOneof("event") != kind:
+            assert message.WhichOneof("event") in ("verdict", "rows"), message
+        return getattr(message, kind)
+
+    async def pushed_until(self, length: int) -> None:
+        """Take pushed verdicts until there are so many tokens."""
+        while len(self.tokens) < length:
+            assert (await self.until("verdict")).pushed
+
+    async def rows_until(self, length: int) -> None:
+        """Nothing else comes before so many memory rows are there."""
+        while self.rows < length:
+            assert (await self.take()).HasField("rows")
+
+
+async def begun(served: Served, position: int, tokens: list[int] = PROMPT, *, most: int = 0) -> Followed:
+    """A client whose question has its first token, and a credit up to ``position``."""
+    end, _ = await served.session()
+    await send(end, asked(most, tokens), credit(position))
+    followed = Followed(end, tokens)
+    assert not (await followed.until("verdict")).pushed
+    return followed
+
+
+def session_of(served: Served) -> ServerSession:
+    [conversation] = served.verifier.store._conversations.values()
+    return conversation.session
+
+
+def token_of(served: Served) -> str:
+    [token] = served.verifier.store._conversations
+    return token
+
+
+def test_it_goes_on_up_to_the_position_and_no_further():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 20)
+        await followed.pushed_until(20)
+        assert followed.tokens == own(17)
+        await followed.rows_until(19)
+        steps = len(served.engine.steps)
+        assert await silent(followed.end, 100) and len(served.engine.steps) == steps
+        await send(followed.end, credit(25, 2))
+        await followed.pushed_until(25)
+        await send(followed.end, draft(1, 25, [own(23)[25]]))
+        verdict = await followed.until("verdict")
+        assert (verdict.pushed, verdict.accepted) == (False, 1) and followed.tokens == own(24)
+
+    in_served(scenario, replace(SETTINGS, idle_seconds=1000))
+
+
+def test_the_answer_ends_within_its_credit():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 500, most=12)
+        await followed.pushed_until(15)
+        await followed.rows_until(14)
+        assert followed.tokens == own(12) and await silent(followed.end, 5) and not len(served.verifier.worker)
+
+    in_served(scenario)
+
+
+def test_a_credit_is_taken_back_in_the_middle_and_lent_again():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 500)
+        await followed.pushed_until(8)
+        await send(followed.end, credit(0, 2))
+        standing = await followed.until("standing")
+        stands = len(followed.tokens)
+        assert (standing.epoch, standing.serial) == (1, 2) and stands <= 8 + 2
+        await asyncio.sleep(5)
+        assert len(session_of(served).committed) == stands
+        await send(followed.end, draft(1, stands, own(stands)[stands : stands + 3]))
+        verdict = await followed.until("verdict")
+        assert (verdict.pushed, verdict.accepted) == (False, 3)
+        await send(followed.end, credit(40, 3))
+        await followed.pushed_until(40)
+        assert followed.tokens == own(37)
+
+    in_served(scenario)
+
+
+@pytest.mark.parametrize("how", ["cancel", "another prompt"])
+def test_a_new_epoch_ends_the_credit_and_its_work(how):
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 500)
+        await followed.pushed_until(8)
+        over = wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=6))
+        await send(followed.end, over if how == "cancel" else prompt(2, 6, [5]))
+        await asyncio.sleep(5)
+        kept = own(8)[:6] if how == "cancel" else [*own(8)[:6], 5, served.engine.choice([*own(8)[:6], 5])]
+        assert session_of(served).committed == kept and not len(served.verifier.worker)
+
+    in_served(scenario)
+
+
+def test_a_credit_that_comes_with_the_hello_goes_on_behind_what_was_lost():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 30)
+        await followed.pushed_until(12)
+        served.link.cut()
+        await served.link.closed()
+        followed = Followed(await served.link.connect(""), followed.tokens[:10])
+        await send(followed.end, resumed(token_of(served), followed.tokens, credit=30))
+        welcome = (await followed.take()).welcome
+        assert welcome.verdict_follows and welcome.committed_length == 10
+        assert not (await followed.until("verdict")).pushed
+        await followed.pushed_until(30)
+        assert followed.tokens == own(27)
+        await followed.rows_until(29)
+
+    in_served(scenario)
+
+
+@pytest.mark.parametrize("most", [20, 60])
+def test_who_hung_behind_his_credit_is_told_what_was_written_meanwhile(most):
+    """The answer went on, or to its end, as if its client were away. The next credit asks for what he lacks."""
+
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        question = asked(most)
+        question.prompt.while_away = True
+        await send(end, question, credit(10))
+        followed = Followed(end, PROMPT)
+        while len(followed.tokens) < 10:
+            await followed.until("verdict")
+        await asyncio.sleep(2.5)  # silent for two seconds, as a link that hangs
+        assert 10 < len(session_of(served).committed) < 63
+        await send(end, credit(200, 2))
+        while not (await followed.until("verdict")).finish:
+            pass
+        assert followed.tokens == own(most)
+        await followed.rows_until(most + 2)
+
+    in_served(scenario)
+
+
+def test_who_takes_his_credit_back_after_he_hung_stands_where_he_is():
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        question = asked(60)
+        question.prompt.while_away = True
+        await send(end, question, credit(10))
+        followed = Followed(end, PROMPT)
+        while len(followed.tokens) < 10:
+            await followed.until("verdict")
+        await asyncio.sleep(2.5)
+        await send(end, credit(0, 2), draft(1, 10, own(60)[10:14]))
+        assert (await followed.until("standing")).serial == 2
+        verdict = await followed.until("verdict")
+        assert verdict.accepted == 4 and followed.tokens == session_of(served).committed
+        await send(end, credit(200, 3))
+        while not (await followed.until("verdict")).finish:
+            pass
+        assert followed.tokens == own(60)
+
+    in_served(scenario)
+
+
+def test_a_connection_that_was_replaced_takes_no_rows_from_the_next():
+    """Its last verdict was still on its way into a full socket."""
+
+    async def scenario(served: Served) -> None:
+        old = await begun(served, 400, LONG)
+        socket = served.connections[0]._websocket
+        send_bytes, room = socket.send_bytes, asyncio.Event()
+
+        async def full(data: bytes) -> None:
+            await room.wait()
+            await send_bytes(data)
+
+        while old.rows < 16:
+            await old.take()
+        socket.send_bytes = full  # type: ignore[method-assign]
+        await asyncio.sleep(1)
+        end = await served.link.connect("")
+        await send(end, resumed(token_of(served), old.tokens, credit=400))
+        assert (await receive(end)).welcome.committed_length == len(old.tokens)
+        new = Followed(end, old.tokens)
+        while not session_of(served)._rows._waiting:
+            await new.take()
+        room.set()
+        await new.pushed_until(300)
+        await new.rows_until(200)
+        assert new.tokens == own(300, LONG)[: len(new.tokens)]
+
+    in_served(scenario)
+
+
+# -- with drafts of the verifier's own ---------------------------------------------------------------
+
+
+class Knowing(ServerDrafting):
+    """Drafts seven tokens of the toy's own, the last of them wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Limits(), [STOP])
+
+    async def propose(
+        self, sequence: int, prefix: Sequence[int], sampling: Sampling, *, room: int | None = None
+    ) -> Proposal:
+        right = plain(ToyEngine(), prefix, 7)
+        drafted = [*right[:-1], 1 + right[-1] % 40][: None if room is None else room - 1]
+        return Proposal(DraftTree.chain(drafted, [-0.5] * len(drafted)))
+
+
+def test_a_pushed_verdict_says_what_was_drafted_for_it():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 500, most=71)
+        verdicts = []
+        while len(followed.tokens) < 74:
+            verdicts.append(await followed.until("verdict"))
+        assert followed.tokens == own(71)
+        assert all(each.pushed for each in verdicts)
+        figures = [(each.drafted, each.accepted, len(each.tokens)) for each in verdicts]
+        assert figures == [(7, 6, 7)] * 9 + [(6, 6, 7)]  # for the last there is no more room
+        await followed.rows_until(73)
+
+    in_served(scenario, drafts=Knowing)
+
+
+def test_a_budget_of_drafted_tokens_holds_back_drafts_and_no_text():
+    """Nobody but the verifier chose to draft."""
+
+    def seconds(budget: Budget) -> float:
+        took = 0.0
+
+        async def scenario(served: Served) -> None:
+            nonlocal took
+            clock = asyncio.get_running_loop().time
+            followed = await begun(served, 500)
+            began, drafted = clock(), 0
+            while len(followed.tokens) < 200:
+                drafted += (await followed.until("verdict")).drafted
+            took = clock() - began
+            assert followed.tokens == own(len(followed.tokens) - 3)
+            assert 0 < drafted <= (2 + took) * (budget.drafted_tokens_per_second or 1000) + 7
+
+        in_served(scenario, budget=budget, drafts=Knowing)
+        return took
+
+    assert seconds(Budget()) < seconds(Budget(drafted_tokens_per_second=1)) < 200 * 0.04
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------
+
+
+class Broken(set[int]):
+    """The steps on which the engine fails, for :attr:`ToyEngine.broken`: all, or only those for memory rows alone."""
+
+    def __init__(self, served: Served, *, rows_only: bool) -> None:
+        super().__init__()
+        self._steps, self._rows_only = served.engine.steps, rows_only
+
+    def __rand__(self, names: set[int]) -> set[int]:
+        return {each.sequence for each in self._steps[-1] if each.sampling is None or not self._rows_only}
+
+
+def test_an_engine_that_fails_is_one_fault_and_the_credit_is_lent_again(caplog):
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 40)
+        await followed.pushed_until(8)
+        served.engine.broken = Broken(served, rows_only=False)
+        fault = await followed.until("fault")
+        assert fault.code == wire.FAULT_CODE_INTERNAL and fault.retry_after_ms > 0
+        assert fault.text == "the verifier failed on this frame; sending it again may help"
+        steps = len(served.engine.steps)
+        assert await silent(followed.end, 10) and len(served.engine.steps) == steps
+        assert len(caplog.records) == 1
+        served.engine.broken = set()
+        await send(followed.end, credit(40))  # once more, as a client does that was told to try again
+        await followed.pushed_until(40)
+        assert followed.tokens == own(37)
+        await followed.rows_until(39)
+
+    in_served(scenario)
+
+
+def test_rows_on_which_the_engine_fails_are_no_fault_and_come_with_the_next_frame(caplog):
+    """There is no frame to be sent again; and a verifier that tried on and on would fail for ever."""
+
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        served.engine.broken = Broken(served, rows_only=True)
+        await send(end, asked(tokens=LONG))
+        followed = Followed(end, LONG)
+        await followed.until("verdict")
+        assert await silent(end, 10) and not len(served.verifier.worker)
+        assert len(caplog.records) == 1
+        served.engine.broken = set()
+        await send(end, draft(1, 201, []))
+        await followed.until("verdict")
+        await followed.rows_until(201)
+        assert followed.tokens == own(2, LONG)
+
+    in_served(scenario)
+
+
+def test_rows_on_which_the_engine_fails_while_text_is_pushed_are_one_fault(caplog):
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        served.engine.broken = Broken(served, rows_only=True)
+        await send(end, asked(tokens=LONG), credit(230))
+        followed = Followed(end, LONG)
+        assert (await followed.until("fault")).retry_after_ms > 0
+        assert await silent(end, 10) and len(caplog.records) == 1
+        served.engine.broken = set()
+        await send(end, credit(230))
+        while len(followed.tokens) < 230:
+            await followed.until("verdict")
+        await followed.rows_until(229)
+        assert followed.tokens == own(30, LONG)
+
+    in_served(scenario)
+
+
+def test_a_verifier_that_is_too_busy_says_so_once():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 40)
+        await followed.pushed_until(6)
+        served.engine.slow_s = 100.0
+        fault = await followed.until("fault")
+        assert fault.code == wire.FAULT_CODE_BUSY and fault.retry_after_ms > 0
+        assert await silent(followed.end, 300)
+        served.engine.slow_s = 0.0
+        await send(followed.end, credit(40))
+        await followed.pushed_until(40)
+        assert followed.tokens == own(37)
+
+    in_served(scenario, replace(SETTINGS, answer_seconds=5.0, idle_seconds=1000.0))
+
+
+def test_who_leaves_while_text_is_pushed_leaves_no_work():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 500)
+        await followed.pushed_until(8)
+        served.link.cut()
+        await served.link.closed()
+        steps = len(served.engine.steps)
+        await asyncio.sleep(5)
+        assert not len(served.verifier.worker) and len(served.engine.steps) <= steps + 1
+
+    in_served(scenario)
+
+
+# -- the verifier ends -------------------------------------------------------------------------------
+
+
+def test_a_verifier_that_is_leaving_pushes_no_more():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 500)
+        await followed.pushed_until(8)
+        served.connections[-1].leave()
+        said = [wire.ServerMessage.FromString(frame) async for frame in followed.end]
+        assert all(message.WhichOneof("event") in ("verdict", "rows") for message in said)
+        tokens = [*followed.tokens, *(token for message in said for token in message.verdict.tokens)]
+        assert len(tokens) <= 8 + 2 and tokens == own(len(tokens) - 3)
+        await served.link.closed()
+        assert served.link.close_codes == [1001] and not len(served.verifier.worker)
+        followed = Followed(await served.link.connect(""), tokens)
+        await send(followed.end, resumed(token_of(served), tokens, credit=30))
+        assert (await followed.take()).welcome.committed_length == len(tokens)
+        await followed.pushed_until(30)
+        assert followed.tokens == own(27)
+
+    in_served(scenario)
+
+
+# -- budgets -----------------------------------------------------------------------------------------
+
+
+def test_a_budget_of_row_bytes_holds_back_rows_and_no_text():
+    def answered(budget: Budget) -> tuple[float, int]:
+        """Seconds until the text is whole, and rows that came meanwhile."""
+        figures = (0.0, 0)
+
+        async def scenario(served: Served) -> None:
+            nonlocal figures
+            clock = asyncio.get_running_loop().time
+            end, _ = await served.session()
+            await send(end, asked(tokens=LONG), credit(300))
+            followed, began = Followed(end, LONG), clock()
+            while len(followed.tokens) < 300:
+                await followed.until("verdict")
+            figures = clock() - began, followed.rows
+            assert followed.tokens == own(100, LONG)
+            await followed.rows_until(299)
+
+        in_served(scenario, budget=budget)
+        return figures
+
+    free_s, free_rows = answered(Budget())
+    bound_s, bound_rows = answered(Budget(row_bytes_per_second=4))  # a row of the toy has six, four of them are scales
+    assert bound_rows < 40 < 200 < free_rows
+    some_s, some_rows = answered(Budget(row_bytes_per_second=60))
+    assert 0 < 6 * some_rows <= 60 * (2 + some_s) + 6 * 16  # and one frame
+    assert bound_s < free_s  # no rows are made meanwhile either
+
+
+def test_a_budget_of_frames_is_not_used_up_by_what_the_verifier_says_by_itself():
+    async def scenario(served: Served) -> None:
+        clock = asyncio.get_running_loop().time
+        followed = await begun(served, 100)
+        began = clock()
+        await followed.pushed_until(100)
+        assert clock() - began < 10
+
+    in_served(scenario, budget=Budget(frames_per_second=1))

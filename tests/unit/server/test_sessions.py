@@ -1,0 +1,104 @@
+"""Which conversations and caches a store keeps, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+
+from moa_runtime.session.sampling import Sampling
+from moa_server.auth import Authenticator, Bearer
+from moa_server.background_answers import BackgroundAnswers
+from moa_server.engine.base import StepRequest
+from moa_server.metrics import Metrics
+from moa_server.scheduling.worker import Worker
+from moa_server.sessions import Conversation, SessionStore
+from moa_server.settings import Settings
+from support.toy_engine import ToyEngine
+
+
+class Held:
+    """A store whose clock reads ``now``."""
+
+    def __init__(self, **settings) -> None:
+        self.now = 0.0
+        self.engine = ToyEngine()
+        chosen, worker, metrics = Settings(**settings), Worker(self.engine, Metrics()), Metrics()
+        away = BackgroundAnswers(worker, metrics, chosen)
+        self.store = SessionStore(self.engine, worker, chosen, away, Authenticator(), lambda: self.now)
+
+    def attach(self, token: str = "", owner: str = "") -> Conversation | None:
+        attached = self.store.attach(token, Bearer(owner))
+        return attached and attached[0]
+
+    def fill(self, conversation: Conversation) -> None:
+        """Give it a cache."""
+        asyncio.run(self.engine.step([StepRequest(conversation.sequence, [1, 2], sampling=Sampling())]))
+
+    def detach(self, conversation: Conversation) -> None:
+        self.store.detach(conversation, conversation.taken_over)
+
+
+def test_a_token_finds_its_conversation():
+    held = Held()
+    one, two = held.attach(), held.attach()
+    assert one.token != two.token and len(held.store) == 2
+    held.detach(one)
+    assert held.attach(one.token) is one
+    assert held.attach("other") not in (one, two)
+
+
+def test_an_older_connection_cannot_detach_a_newer_one():
+    held = Held()
+    conversation, first = held.store.attach("", Bearer())
+    _, second = held.store.attach(conversation.token, Bearer())
+    assert first.is_set() and not second.is_set()
+    held.store.detach(conversation, first)
+    assert conversation.taken_over is second
+
+
+def test_a_full_store_drops_what_was_left_longest():
+    held = Held(max_sessions=2)
+    one, two = held.attach(), held.attach()
+    assert held.attach() is None
+    held.detach(two)
+    held.now = 1.0
+    held.detach(one)
+    assert held.attach() is not None
+    assert held.attach(one.token) is one
+    assert held.attach(two.token) is None
+
+
+def test_a_conversation_is_another_bearers():
+    held = Held()
+    one = held.attach(owner="alice")
+    held.detach(one)
+    assert held.attach(one.token, "bob") is not one
+    assert held.attach(one.token, "alice") is one
+    connected = [c.bearer.name for c in held.store._conversations.values() if c.taken_over is not None]
+    assert sorted(connected) == ["alice", "bob"]
+
+
+def test_a_conversation_is_forgotten_with_its_cache():
+    held = Held(keep_seconds=100)
+    left, connected = held.attach(), held.attach()
+    for conversation in (left, connected):
+        held.fill(conversation)
+    held.detach(left)
+    held.now = 99.0
+    held.store.sweep()
+    assert held.engine.sequences_open == 2 and held.attach(left.token) is left
+    held.detach(left)
+    held.now = 199.0
+    held.store.sweep()
+    assert held.engine.sequences_open == 1
+    assert held.attach(left.token) is not left
+    assert held.attach(connected.token) is connected
+
+
+def test_who_leaves_many_conversations_loses_his_own():
+    held = Held(max_sessions=4)
+    honest = held.attach(owner="alice")
+    held.detach(honest)
+    for second in range(20):
+        held.now = float(second)
+        held.detach(held.attach(owner="bob"))
+    assert held.attach(honest.token, "alice") is honest
