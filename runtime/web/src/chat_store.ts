@@ -52,7 +52,7 @@ export interface ChatStore {
   close(): Promise<void>;
 }
 
-export const STATE_VERSION = 1;
+const STATE_VERSION = 1;
 const FINISHES = ["stop", "length", "context"] as const;
 const MOST_TOKENS = 1 << 24; // of an answer: far more than any context holds
 

@@ -124,7 +124,7 @@ export interface AddedToken {
 }
 
 /** Cut a text into pieces that are encoded separately. */
-export type Splitter = (text: string) => string[];
+type Splitter = (text: string) => string[];
 
 interface PreTokenizer {
   readonly type: string;
@@ -137,7 +137,7 @@ interface PreTokenizer {
   readonly pretokenizers?: readonly PreTokenizer[];
 }
 
-export interface TokenizerFile {
+interface TokenizerFile {
   readonly added_tokens: readonly (AddedToken & { readonly single_word?: boolean })[];
   readonly normalizer: { readonly type: string } | null;
   readonly pre_tokenizer: PreTokenizer | null;
@@ -160,7 +160,7 @@ const SPACES = "\\t-\\r \\x85\\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\
  *
  * @throws TokenizerError it is not.
  */
-export function checkedFile(said: unknown): TokenizerFile {
+function checkedFile(said: unknown): TokenizerFile {
   const file = said as TokenizerFile;
   if (typeof said !== "object" || said === null || typeof file.model !== "object") throw unknown("no tokenizer.json");
   if ((file.model.type ?? "BPE") !== "BPE") throw unknown(`a model of type ${file.model.type}`);
@@ -176,7 +176,7 @@ export function checkedFile(said: unknown): TokenizerFile {
  *
  * @throws TokenizerError an unknown pre-tokenizer.
  */
-export function splitterOf(pre: PreTokenizer | null): Splitter {
+function splitterOf(pre: PreTokenizer | null): Splitter {
   switch (pre?.type) {
     case "ByteLevel": {
       const split = pre.use_regex === false ? whole : matching(USUAL_PIECES);
@@ -251,7 +251,7 @@ function unknown(what: string): TokenizerError {
  * @param word its first parts.
  * @param rankOf returns when a pair was learned, from 0 on; undefined for no pair.
  */
-export function merged(word: readonly string[], rankOf: (left: string, right: string) => number | undefined): string[] {
+function merged(word: readonly string[], rankOf: (left: string, right: string) => number | undefined): string[] {
   const count = word.length;
   const parts: (string | undefined)[] = [...word]; // undefined for a part that was merged into the one before
   const next = word.map((_, at) => at + 1);
@@ -322,12 +322,12 @@ const CHARACTERS: readonly string[] = (() => {
 const BYTES: ReadonlyMap<string, number> = new Map(CHARACTERS.map((character, byte) => [character, byte]));
 
 /** Return the UTF-8 bytes of a text, one character for each. */
-export function spelled(text: string): string {
+function spelled(text: string): string {
   return Array.from(encodeUtf8(text), (byte) => CHARACTERS[byte]!).join("");
 }
 
 /** Return the text of such pieces; invalid UTF-8 becomes replacement characters. Other pieces stay as they are. */
-export function unspelled(pieces: readonly string[]): string {
+function unspelled(pieces: readonly string[]): string {
   const bytes: number[] = [];
   for (const piece of pieces) {
     const found = Array.from(piece, (character) => BYTES.get(character));
