@@ -57,8 +57,9 @@ class _Socket(socket.socket):
 
 async def connect(address: str, *, proxy: str | None, open_timeout: float, **options: Any) -> ClientConnection:
     """Open a WebSocket; through a proxy, on a socket of websockets' own."""
-    opened = None if proxy else await _opened(address, open_timeout)
-    return await _Connect(address, sock=opened, proxy=proxy, open_timeout=open_timeout, **options)
+    if not proxy:
+        options["sock"] = await _opened(address, open_timeout)
+    return await _Connect(address, proxy=proxy, open_timeout=open_timeout, **options)
 
 
 @dataclass(frozen=True)
