@@ -60,9 +60,11 @@ def chromium(page_built: None, browser: str) -> Iterator[Chromium]:
 
 
 @pytest.fixture
-def person(chromium: Chromium) -> Person:
-    """Somebody whose browser has never seen the page."""
-    return chromium.person()
+def person(chromium: Chromium) -> Iterator[Person]:
+    """A browser that has never seen the page; it is closed after the test, so that it takes no time from others."""
+    person = chromium.person()
+    yield person
+    person.leave()
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ const COMMANDS = {
     page.on("pageerror", (error) => said.push(`uncaught: ${error.message}`));
     pages.set(name, { page, said });
   },
+  /** Close a context with its pages and workers, which go on computing otherwise. */
+  async leave(name) {
+    await contexts.get(name).context.close();
+  },
   /** URLs that a context has asked for since the last call. */
   async requests(name) {
     return contexts.get(name).requests.splice(0);
