@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,24 +9,14 @@ from pathlib import Path
 import pytest
 
 from moa_drafter.target import Target
-from moa_drafter.training.decoding import TransformersDecoder
-from moa_drafter.training.generation import generate_conversations
-from moa_drafter.training.settings import GenerateSettings
+from support.drafter.training_data import write_tokens
 from unit.drafter.test_training import run
 
 
 @pytest.fixture(scope="module")
 def tokens(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Conversations that the tiny target wrote to prompts we give it."""
-    folder = tmp_path_factory.mktemp("tokens")
-    rng = random.Random(0)
-    words = ["the", "small", "model", "proposes", "tokens", "and", "a", "large", "one", "verifies", "them"]
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": " ".join(rng.choices(words, k=6))}) + "\n" for _ in range(48)))
-    store = folder / "tokens.jsonl"
-    settings = GenerateSettings(conversations=40, write_batch=16, answer_tokens=32, sampled_share=0.5)
-    generate_conversations(TransformersDecoder(target), store, settings, prompts=prompts, report=lambda held: None)
-    return store
+    return write_tokens(target, tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")

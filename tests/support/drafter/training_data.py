@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moa_drafter.cli import main
+from moa_drafter.target import Target
+from moa_drafter.training.decoding import TransformersDecoder
+from moa_drafter.training.generation import generate_conversations
+from moa_drafter.training.settings import GenerateSettings
 
 
 def write_store(path: Path, conversations: int, *, prompt: int = 8, answer: int = 24, seed: int = 0) -> Path:
@@ -41,3 +45,15 @@ def small(target: Path, store: Path, steps: int = 6) -> Sequence[str]:
         "2",
     ]
     return ["--model", str(target), "--data", str(store), "--steps", str(steps), "--dtype", "float32", *sizes]
+
+
+def write_tokens(target: Target, folder: Path) -> Path:
+    """Write a token file into ``folder``: the tiny target's answers to 48 random prompts."""
+    rng = random.Random(0)
+    words = ["the", "small", "model", "proposes", "tokens", "and", "a", "large", "one", "verifies", "them"]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": " ".join(rng.choices(words, k=6))}) + "\n" for _ in range(48)))
+    store = folder / "tokens.jsonl"
+    settings = GenerateSettings(conversations=40, write_batch=16, answer_tokens=32, sampled_share=0.5)
+    generate_conversations(TransformersDecoder(target), store, settings, prompts=prompts, report=lambda held: None)
+    return store

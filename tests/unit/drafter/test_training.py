@@ -23,20 +23,13 @@ from moa_drafter.training.optimizers import optimizers_for
 from moa_drafter.training.settings import GenerateSettings, RunSettings
 from moa_drafter.training.train import train_run
 from moa_runtime.errors import MoaError
+from support.drafter.training_data import write_tokens
 
 
 @pytest.fixture(scope="module")
 def tokens(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Conversations that the tiny target wrote to prompts we give it."""
-    folder = tmp_path_factory.mktemp("tokens")
-    rng = random.Random(0)
-    words = ["the", "small", "model", "proposes", "tokens", "and", "a", "large", "one", "verifies", "them"]
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": " ".join(rng.choices(words, k=6))}) + "\n" for _ in range(48)))
-    store = folder / "tokens.jsonl"
-    settings = GenerateSettings(conversations=40, write_batch=16, answer_tokens=32, sampled_share=0.5)
-    generate_conversations(TransformersDecoder(target), store, settings, prompts=prompts, report=lambda held: None)
-    return store
+    return write_tokens(target, tmp_path_factory.mktemp("tokens"))
 
 
 def test_row_limits_of_the_documented_example(monkeypatch: pytest.MonkeyPatch) -> None:
