@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from PySide6.QtCore import Qt
@@ -18,14 +19,23 @@ from moa_runtime.events import LinkStatus, Origin
 from support.chat.desktop.window_driving import QUESTION, TOKEN, WAIT, ask, shown_messages, wait_for_answer
 
 
-def test_a_question_is_answered_word_by_word(connected, qtbot):
-    lengths = []
-    connected.chats.message_changed.connect(lambda _, message: lengths.append(len(message.content)))
+def test_a_question_is_answered_word_by_word(connected, engine, qtbot, monkeypatch):
+    steps, step_now = threading.Semaphore(2), engine.step_now  # the prompt, and one round
+
+    def when_let(requests):
+        steps.acquire()
+        return step_now(requests)
+
+    monkeypatch.setattr(engine, "step_now", when_let)
     ask(qtbot, connected)
+    qtbot.waitUntil(lambda: any(span.committed for span in connected.chats.messages[-1].spans), timeout=WAIT)
+    assert connected.chats.busy
+    begun = "".join(span.text for span in connected.chats.messages[-1].spans if span.committed)
+    steps.release(1000)
     text = wait_for_answer(qtbot, connected)
     assert [message.role for message in connected.chats.messages] == ["user", "assistant"]
     assert text == connected.runtime.chat.messages[-1]["content"] != ""
-    assert len(set(lengths)) > 2, "the answer came in one piece"
+    assert text.startswith(begun) and len(text) > len(begun)
     assert connected.page.composer.text == "" and connected.page.title.text() == QUESTION
     figures = connected.page.plot.figures
     assert "words\xa0a\xa0second" in figures.text() and "passes" in figures.text()
