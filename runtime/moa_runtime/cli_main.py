@@ -17,7 +17,7 @@ def run_program(
     path or had no room for the output, 130 after Ctrl-C, 141 where whoever read stdout has left.
 
     Args:
-        name: the program's, in front of every sentence on stderr.
+        name: the program's, in front of every sentence on stderr; the error's code follows it in brackets.
         stopped: what is said after Ctrl-C.
         complain: takes errors instead of stderr.
 
@@ -25,11 +25,11 @@ def run_program(
         OSError: of no path, which is a fault of ours.
     """
 
-    def say(text: str) -> None:
+    def say(text: str, code: str | None) -> None:
         if complain is not None:
             complain(text)
         else:
-            print(f"{name}: error: {text}", file=sys.stderr)
+            print(f"{name}: error: {text}" + (f"  [{code}]" if code else ""), file=sys.stderr)
 
     try:
         status = work()
@@ -37,7 +37,7 @@ def run_program(
             sys.stdout.flush()  # what fails now would be a traceback when Python ends
         return status
     except MoaError as error:
-        say(str(error))
+        say(str(error), error.code)
         return error.exit_status
     except KeyboardInterrupt:
         print(f"{name}: {stopped}", file=sys.stderr)
@@ -47,13 +47,15 @@ def run_program(
         return 141
     except OSError as error:
         if error.filename is not None:
+            code = "path_refused"
             reason = f"{error.filename} cannot be used: {reason_of(error)}; give another path, or make this one usable"
         elif error.errno == errno.ENOSPC:
             _drop_output()
+            code = "disk_full"
             reason = "the output cannot be written whole: no space left on its device; make room, or send it elsewhere"
         else:
             raise
-        say(reason)
+        say(reason, code)
         return 2
 
 

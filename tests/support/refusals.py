@@ -1,0 +1,18 @@
+"""Errors by their code: tests check codes, and the sentences stand in ``tests/golden`` alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from moa_runtime.errors import MoaError
+
+
+@contextlib.contextmanager
+def refused(code: str, error: type[MoaError] = MoaError) -> Iterator[pytest.ExceptionInfo[MoaError]]:
+    """Expect an error of this code, as ``pytest.raises`` does."""
+    with pytest.raises(error) as caught:
+        yield caught
+    assert caught.value.code == code, f"[{caught.value.code}] {caught.value}"

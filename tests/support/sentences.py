@@ -1,0 +1,101 @@
+"""Read error codes and their sentences out of the product's sources."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+GOLDEN = REPOSITORY / "tests/golden"
+#: Folder of the sources by front end.
+PACKAGES = {
+    "moa_runtime": "runtime/moa_runtime",
+    "moa_server": "server_stub/moa_server",
+    "moa_export": "export/moa_export",
+    "moa_drafter": "export/moa_drafter",
+    "moa_chat": "apps/moa_chat",
+    "moa_page": "apps/moa_page",
+    "moa_bench": "apps/moa_bench",
+}
+
+
+def sources() -> dict[str, dict[Path, ast.Module]]:
+    """Parsed source files by package."""
+    return {
+        package: {path: ast.parse(path.read_text("utf-8")) for path in sorted((REPOSITORY / folder).rglob("*.py"))}
+        for package, folder in PACKAGES.items()
+    }
+
+
+def error_classes(packages: Mapping[str, Mapping[Path, ast.Module]]) -> set[str]:
+    """Names of ``MoaError`` and all classes derived from it."""
+    classes = [n for files in packages.values() for tree in files.values() for n in ast.walk(tree)]
+    names = {"MoaError"}
+    while True:
+        found = {
+            n.name for n in classes if isinstance(n, ast.ClassDef) and any(_name(base) in names for base in n.bases)
+        }
+        if found <= names:
+            return names
+        names |= found
+
+
+def errors_of(tree: ast.Module, classes: set[str]) -> Iterator[tuple[int, str | None, str]]:
+    """Line, code (None if it has none) and sentence of each error that is constructed.
+
+    What is put into a sentence stands in braces; a sentence made elsewhere is the expression in angle brackets.
+    """
+    scopes = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and _name(node.func) in classes):
+            continue
+        code = next((_text(k.value) for k in node.keywords if k.arg == "code"), None)
+        inside = [n for n in scopes if n.lineno <= node.lineno <= (n.end_lineno or 0)]
+        scope = max(inside, key=lambda n: n.lineno) if inside else tree
+        texts = [_sentence(argument, scope, node.lineno) for argument in node.args]
+        yield node.lineno, code, max(texts, key=len, default="")
+
+
+def _sentence(node: ast.expr, scope: ast.AST, line: int) -> str:
+    if isinstance(node, ast.Name):
+        given = [
+            n.value
+            for n in ast.walk(scope)
+            if isinstance(n, ast.Assign) and n.lineno <= line and any(_name(t) == node.id for t in n.targets)
+        ]
+        if given:
+            return _text(given[-1])
+    return _text(node)
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            "{" + ast.unparse(part.value) + "}" if isinstance(part, ast.FormattedValue) else _text(part)
+            for part in node.values
+        )
+    return f"<{ast.unparse(node)}>"
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def golden(files: Mapping[Path, ast.Module], classes: set[str]) -> str:
+    """Text of a golden file: each code, with the sentences that it stands for below it."""
+    sentences: dict[str, set[str]] = {}
+    for tree in files.values():
+        for _, code, sentence in errors_of(tree, classes):
+            sentences.setdefault(code or "(none)", set()).add(sentence)
+    blocks = ["\n".join([code, *(f"    {s}" for s in sorted(texts))]) for code, texts in sorted(sentences.items())]
+    return "\n".join(blocks) + "\n"
+
+
+if __name__ == "__main__":
+    PARSED = sources()
+    GOLDEN.mkdir(exist_ok=True)
+    for front_end, parsed in PARSED.items():
+        (GOLDEN / f"{front_end}.txt").write_text(golden(parsed, error_classes(PARSED)), "utf-8")
