@@ -15,7 +15,7 @@ from moa_bench.runner import add_output_options, run
 from moa_bench.server import Server
 from moa_bench.simulate import Simulate
 from moa_runtime.cli_main import run_program
-from moa_runtime.cpus import too_many_threads
+from moa_runtime.options import too_many_threads
 
 BENCHMARKS: tuple[Benchmark, ...] = (Accept(), Network(), Offline(), Device(), Server(), Simulate())
 

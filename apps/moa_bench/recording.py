@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moa_bench.harness import Conversation, LoopbackVerifier
 from moa_bench.target_answers import ReplayEngine
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.backends.shared import SharedBackend
+from moa_runtime.backends.load import SharedBackend
 from moa_runtime.bundle import Fingerprints, Manifest
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
 from moa_runtime.drafters.factory import drafter_for

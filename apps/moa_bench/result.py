@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moa_runtime.bundle import Fingerprints
-from moa_runtime.versions import installed_versions
+from moa_runtime.optional_deps import installed_versions
 
 RESULT_VERSION = 1
 _PACKAGES = ("moa-edge", "numpy", "onnxruntime", "torch", "transformers", "executorch", "coremltools")

@@ -19,8 +19,8 @@ from moa_bench.result import ratio, rounded
 from moa_bench.server_clients import ClientRecord, Fleet, Window, Workload, open_fleet
 from moa_bench.table import Table, format_cell, sampling_note, skipped_notes
 from moa_bench.verifier import Verifier, VerifierGoneError, open_verifier, open_verifiers
-from moa_runtime.cpus import available_cpus
 from moa_runtime.errors import MoaError
+from moa_runtime.options import available_cpus
 from moa_runtime.session.handshake import Limits
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.options import ENGINES

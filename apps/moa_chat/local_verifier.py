@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from moa_runtime.auto_export import make_bundle, own_program
-from moa_runtime.bundle import MANIFEST_FILE
+from moa_runtime.bundle import MANIFEST_FILE, make_bundle
+from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DrafterName

@@ -27,7 +27,7 @@ from moa_drafter.target_source import (
     reason_of,
     resolve_target,
 )
-from moa_runtime.generation_config import RecommendedSampling
+from moa_runtime.bundle import RecommendedSampling
 
 #: The largest product of the head that :attr:`TargetLogits.scale` is measured with: soft caps do not bend it.
 _SMALL = 1e-2

@@ -38,8 +38,8 @@ from moa_runtime.bundle import (
     tokenizer_fingerprint,
     write_manifest,
 )
+from moa_runtime.optional_deps import installed_versions
 from moa_runtime.paths import expanded
-from moa_runtime.versions import installed_versions
 
 _TOOLS = ("moa-edge", "torch", "onnx", "onnxscript", "onnxruntime", "executorch", "torchao", "coremltools")
 #: Bytes of weights from which on a target is run in bfloat16: stored so, it is mapped from disk, and float32 would take

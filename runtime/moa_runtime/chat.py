@@ -20,8 +20,7 @@ from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_writer
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_store import AnswerState, ChatSaver, ChatState
-from moa_runtime.connect_error import ConnectError
-from moa_runtime.conversation import Conversation, Question, Unconfirmed
+from moa_runtime.conversation import Conversation, Question, Unconfirmed, check_request
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
@@ -32,11 +31,11 @@ from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import Conditions, LoopSettings
 from moa_runtime.driver import Driver
 from moa_runtime.errors import ChatError, ContextFullError, MoaError
-from moa_runtime.event_queue import EventQueue
 from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
     ChatEvent,
+    EventQueue,
     LinkChanged,
     LinkStatus,
     Origin,
@@ -46,12 +45,10 @@ from moa_runtime.events import (
 from moa_runtime.options import DRAFTERS, DrafterName, Offline
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Finished, Policy, RolledBack, Sampling, Welcomed
-from moa_runtime.session_id import new_session_id
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.tokens import common_length
-from moa_runtime.transport import Endpoint, Timing
-from moa_runtime.validate import check_request
+from moa_runtime.transport import ConnectError, Endpoint, Timing, new_session_id
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 __all__ = ["Chat", "ChatError", "ContextFullError"]
@@ -149,7 +146,7 @@ class Chat:
         Args:
             drafter: a key of :data:`moa_runtime.options.DRAFTERS`; the bundle's own by default.
             backend: a key of :data:`moa_runtime.backends.load.BACKENDS`, by default the first that the bundle has a
-                graph for; or a loaded one, for several chats a :class:`~moa_runtime.backends.shared.SharedBackend`.
+                graph for; or a loaded one, for several chats a :class:`~moa_runtime.backends.load.SharedBackend`.
                 Ignored if the drafter has no graph.
             writer: a loaded offline writer, which several chats may share; by default it is loaded when first needed.
             threads: of a backend that is loaded here.

@@ -20,7 +20,7 @@ from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.events import FinishReason, Origin, Statistics
 from moa_runtime.paths import expanded, free_name
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session_id import checked_session_id, new_session_id
+from moa_runtime.transport import checked_session_id, new_session_id
 
 T = TypeVar("T")
 

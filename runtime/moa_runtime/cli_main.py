@@ -1,4 +1,4 @@
-"""How every command line ends: with one sentence where a user can mend it, and an exit status."""
+"""How every command line ends: with one sentence where a user can mend it, and an exit status; and how one starts."""
 
 from __future__ import annotations
 
@@ -62,3 +62,9 @@ def run_program(
 def _drop_output() -> None:
     """Python flushes stdout once more when it ends, and would complain again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def own_program(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module's ``main`` with this Python."""
+    # Not `-m`, nor the console script: neither has to be there or on the path.
+    return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments]

@@ -7,11 +7,23 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from moa_runtime.errors import ChatError, MoaError
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.sampling import Sampling, impossible
 from moa_runtime.session.snapshot import sampling_from_json
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
 from moa_runtime.tokens import common_length
-from moa_runtime.validate import check_request
+
+
+def check_request(max_new_tokens: int, sampling: Sampling | None) -> None:
+    """Raise ChatError if no verifier could serve this request."""
+    if sampling is not None and (problem := impossible(sampling)):
+        raise ChatError(problem)
+    if sampling is not None and not 0 <= sampling.seed < 1 << 64:
+        raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")
+    if sampling is not None and (sampling.top_k or sampling.min_p):
+        raise ChatError("the verifier takes temperature, top_p and a seed so far: leave out top_k and min_p")
+    if max_new_tokens < 0:
+        raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
+
 
 #: Tokens before a raw answer, with which its first ones are decoded: more than the bytes of a character.
 _CONTEXT = 32

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from moa_runtime.connect_error import ConnectError, unexpected_error
 from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import Conditions
@@ -15,7 +14,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged
 from moa_runtime.session.events import Faulted, Welcomed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_runtime.transport import Endpoint, Timing, Transport, TransportHandlers
+from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers, unexpected_error
 
 #: Faults after which connecting again would only repeat them.
 _REFUSALS = {"VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "ROWS_MISMATCH", "REPLACED"}

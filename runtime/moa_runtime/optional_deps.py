@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from moa_runtime.errors import MoaError
 
@@ -34,3 +36,14 @@ def require_extra(extra: str, program: str) -> None:
     missing = [name for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MoaError(f'{program} needs {", ".join(missing)}: pip install "moa-edge[{extra}]"')
+
+
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions by package name; packages that are not installed are left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

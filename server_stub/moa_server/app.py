@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from moa_runtime.access import host_allowed, names_address, origin_allowed, own_origin
+from moa_runtime.sockets import host_allowed, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.auth import SESSION_SUBPROTOCOL, Authenticator, Bearer, SubprotocolError, authorization_of
 from moa_server.background_answers import BackgroundAnswers

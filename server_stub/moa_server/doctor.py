@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from moa_runtime.cpus import available_cpus
+from moa_runtime.options import available_cpus
 from moa_server.edge.server import ceiling, raise_descriptor_limit
 from moa_server.engine.base import Engine, EngineFacts
 from moa_server.engine.packed_linear import product

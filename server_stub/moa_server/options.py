@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 
 from moa_drafter.pretrained import shipped_names
-from moa_runtime.access import check_origins
 from moa_runtime.errors import MoaError
 from moa_runtime.options import DEFAULT_DRAFTER
-from moa_runtime.sockets import is_loopback
+from moa_runtime.sockets import check_origins, is_loopback
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.logging import FORMATS, LEVELS
 from moa_server.settings import Settings

@@ -24,11 +24,10 @@ from moa_chat.desktop.programs import BundleExport, VerifierProcess
 from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.strings import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
-from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
 from moa_runtime.options import DrafterName
 from moa_runtime.session.events import Policy
-from moa_runtime.transport import Endpoint
+from moa_runtime.transport import ConnectError, Endpoint
 
 if TYPE_CHECKING:
     from moa_runtime.chat import Chat

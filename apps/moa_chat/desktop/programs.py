@@ -10,8 +10,8 @@ from typing import Any
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
 
 from moa_chat.local_verifier import SERVE_HERE
-from moa_runtime.auto_export import own_program
 from moa_runtime.bundle import MANIFEST_FILE
+from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DrafterName, drafter_option

@@ -28,7 +28,7 @@ from moa_chat.desktop.connection import Connector
 from moa_chat.desktop.connection_form import ConnectionForm
 from moa_chat.desktop.profile import Settings
 from moa_chat.history.chat_settings import ChatSettings
-from moa_runtime.generation_config import RecommendedSampling
+from moa_runtime.bundle import RecommendedSampling
 
 _THEMES = {"system": "As the system", "light": "Light", "dark": "Dark"}
 _DISAGREEMENTS = {"ask": "Ask", "theirs": "Use the server's version", "mine": "Keep what this device wrote"}

@@ -35,8 +35,8 @@ from moa_chat.gateway.schemas import (
     parse_completion,
 )
 from moa_chat.terminal.answer_state import figures
-from moa_runtime.access import bearer_matches, origin_allowed
 from moa_runtime.errors import MoaError
+from moa_runtime.sockets import bearer_matches, origin_allowed
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _NOTE = "moa_chat.note"

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from moa_chat.gateway.schemas import RETRY_SECONDS, ApiError
 from moa_runtime.chat import Chat
-from moa_runtime.connect_error import ConnectError
 from moa_runtime.tokenizer import Message
 from moa_runtime.tokens import common_length
+from moa_runtime.transport import ConnectError
 
 #: A text that begins with an earlier one of at least this many characters is the same one, as when an editor completes.
 _LONG = 100

@@ -13,12 +13,12 @@ from starlette.responses import JSONResponse
 
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.chat import ContextFullError
-from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
 from moa_runtime.events import Statistics
 from moa_runtime.options import OFFLINES, Offline
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTemplateError
+from moa_runtime.transport import ConnectError
 
 RETRY_SECONDS = 5
 #: Fields that would change the answer and that a verifier does not support, with the values that are accepted.

@@ -25,9 +25,7 @@ from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.schemas import Defaults
 from moa_chat.local_verifier import LocalVerifier
 from moa_chat.options import DEFAULT_GATEWAY
-from moa_runtime.access import check_origins
-from moa_runtime.backends.load import load_writer
-from moa_runtime.backends.shared import SharedBackend
+from moa_runtime.backends.load import SharedBackend, load_writer
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for
 from moa_runtime.drafting.draft_controllers import controller_for
@@ -35,7 +33,7 @@ from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.http_framing import FramingError, StrictConnection
 from moa_runtime.session.events import Policy
-from moa_runtime.sockets import is_loopback, listen, url_of
+from moa_runtime.sockets import check_origins, is_loopback, listen, url_of
 
 _HIGHEST_PORT = 65535
 # What was sent cannot be taken back, so only a lost connection makes the device write on alone: a verdict may be late.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from moa_runtime.generation_config import RecommendedSampling
+from moa_runtime.bundle import RecommendedSampling
 from moa_runtime.session.events import Sampling
 
 

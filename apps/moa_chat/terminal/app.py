@@ -17,9 +17,9 @@ from moa_chat.terminal.renderer import LiveView, Span, View, clean, view_for
 from moa_chat.transcript import save_conversation
 from moa_runtime.chat import Chat
 from moa_runtime.chat_store import StoreError
-from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
 from moa_runtime.events import Disagreement, LinkStatus, Statistics
+from moa_runtime.transport import ConnectError
 
 _EXCERPT_LENGTH = 70
 _HELP = """\

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moa_runtime.cpus import too_many_threads
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import too_many_threads
 from moa_server.engine.base import Engine
 from moa_server.settings import Settings
 

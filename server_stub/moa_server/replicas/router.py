@@ -11,7 +11,7 @@ from ray.serve._private.common import StreamingHTTPRequest
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from moa_runtime.session_id import SESSION_ID_HEADER
+from moa_runtime.transport import SESSION_ID_HEADER
 
 
 class SessionRouter(ConsistentHashRouter):  # type: ignore[misc]

@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_page import page_folder
-from moa_runtime.auto_export import make_bundle
-from moa_runtime.bundle import CHAT_TEMPLATE_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, BundleError, read_manifest
+from moa_runtime.bundle import (
+    CHAT_TEMPLATE_FILE,
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    Bundle,
+    BundleError,
+    Fingerprints,
+    Manifest,
+    make_bundle,
+    read_manifest,
+)
 from moa_runtime.errors import MoaError
-from moa_runtime.manifest import Fingerprints, Manifest
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.paths import cache_dir, data_dir, default_bundle, expanded

@@ -12,12 +12,12 @@ import time
 import pytest
 
 from moa_chat import local_verifier as local
-from moa_runtime import auto_export as first_bundle
+from moa_runtime import bundle
 from moa_runtime.errors import MoaError
 
 
 def _program(monkeypatch, script: str) -> None:
-    for module in (local, first_bundle):
+    for module in (local, bundle):
         monkeypatch.setattr(module, "own_program", lambda *_: [sys.executable, "-c", script])
 
 
@@ -65,7 +65,7 @@ def test_an_export_is_told_to_end_and_waited_for(monkeypatch, tmp_path):
     thread.start()
     try:
         with pytest.raises(SystemExit, match="3"):
-            first_bundle.make_bundle(tmp_path / "bundle", "onnx", "a test", "no time")
+            bundle.make_bundle(tmp_path / "bundle", "onnx", "a test", "no time")
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
@@ -91,7 +91,7 @@ def test_the_export_is_told_which_drafter(monkeypatch, tmp_path, drafter, named)
         commands.append(words)
         return [sys.executable, "-c", ""]
 
-    monkeypatch.setattr(first_bundle, "own_program", own_program)
+    monkeypatch.setattr(bundle, "own_program", own_program)
     local.ensure_bundle(drafter)
     [command] = commands
     assert command[command.index("--out") + 1] == str(tmp_path / "bundles" / (named[0] if named else "default"))

@@ -12,7 +12,7 @@ import pytest
 
 from moa_export import progress
 from moa_export.progress import Progress
-from moa_runtime.auto_export import own_program
+from moa_runtime.cli_main import own_program
 
 
 def shown(stages: list[tuple[str, int]], **options: bool) -> list[str]:

@@ -25,8 +25,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.events import Welcomed
-from moa_runtime.session_id import SESSION_ID_HEADER, new_session_id
-from moa_runtime.transport import Timing
+from moa_runtime.transport import SESSION_ID_HEADER, Timing, new_session_id
 from moa_server.connection import GOING_AWAY
 from moa_server.options import ServeError
 from moa_server.replicas.autoscaling import QueuePolicy

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from moa_chat.gateway.app import LOOPBACK_NAMES, Access, create_app
 from moa_chat.gateway.pool import ChatPool
 from moa_runtime.chat import ChatError, ContextFullError
-from moa_runtime.connect_error import ConnectError
+from moa_runtime.transport import ConnectError
 from support.chat.fake_chat import HANG, finished, update
 from support.chat.pooled_chat import DEFAULTS, USER, PooledChat
 

@@ -16,10 +16,9 @@ from moa_chat.cli import main
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.serve import _pools
 from moa_runtime.bundle import Bundle
-from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import ChatError
 from moa_runtime.sync import SyncChat
-from moa_runtime.transport import Endpoint
+from moa_runtime.transport import ConnectError, Endpoint
 from support.chat.pooled_chat import DEFAULTS, USER
 
 SERVER = "ws://verifier.example:8765"

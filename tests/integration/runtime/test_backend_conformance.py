@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.backends.load import SharedBackend
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.errors import MoaError

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from moa_runtime.connect_error import ConnectError, connect_error
-from moa_runtime.transport import Endpoint, Timing, Transport, TransportHandlers
+from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers, connect_error
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -16,7 +16,7 @@ import pytest
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_export.golden_step import worked_example
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.backends.shared import SharedBackend
+from moa_runtime.backends.load import SharedBackend
 
 STORED = Path(__file__).with_name("port_check.json")
 #: What 8 bits of weights, and of activations where an engine rounds them, change by in nats and in cache entries.

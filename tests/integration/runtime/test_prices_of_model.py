@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.backends.shared import SharedBackend
+from moa_runtime.backends.load import SharedBackend
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture

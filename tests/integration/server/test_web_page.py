@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from integration.server.test_pages import TOKEN, bearer, refusal
-from moa_runtime.bundle import MANIFEST_FILE, sha256_of
+from moa_runtime.bundle import MANIFEST_FILE, Fingerprints, sha256_of
 from moa_runtime.errors import MoaError
-from moa_runtime.manifest import Fingerprints
 from moa_server.settings import Settings
 from moa_server.web import setup as web_setup
 from moa_server.web.setup import POLICY, bundle_files, find_bundle, page_files

@@ -11,12 +11,11 @@ from moa_bench.link import with_round_trip
 from moa_bench.link.background import background_link
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import ChatError
-from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Origin
 from moa_runtime.session.events import FinishReason, Policy, Sampling
 from moa_runtime.sync import SyncChat
-from moa_runtime.transport import Endpoint
+from moa_runtime.transport import ConnectError, Endpoint
 from support.server.running import Verifier
 from support.system.asking import QUESTION, ask, chatting, endpoint, own_decoding
 

@@ -15,12 +15,12 @@ import pytest
 
 from integration.system.test_outages_and_hints import RIGHT, Seen, answered
 from moa_runtime.chat import Chat, ChatError
-from moa_runtime.connect_error import ConnectError
 from moa_runtime.drafters.kv_buffer import GrowingRows
 from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkStatus
 from moa_runtime.session.events import RolledBack, Sampling
+from moa_runtime.transport import ConnectError
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ClientEnd, ServerEnd
 from support.system.asking import DEVICE_DRAFTS

@@ -21,8 +21,7 @@ from moa_runtime.chat import Chat, ChatError
 from moa_runtime.chat_store import ChatState, ChatStore, StoreError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkStatus, Origin, Paused, PauseReason
 from moa_runtime.session.events import FinishReason, Policy, Sampling
-from moa_runtime.session_id import SESSION_ID_HEADER, checked_session_id
-from moa_runtime.transport import Endpoint
+from moa_runtime.transport import SESSION_ID_HEADER, Endpoint, checked_session_id
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ClientEnd
 from support.system.asking import DEVICE_DRAFTS, committed

@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.schemas import ApiError
-from moa_runtime.connect_error import ConnectError
+from moa_runtime.transport import ConnectError
 from support.chat.pooled_chat import PooledChat
 
 

@@ -18,10 +18,10 @@ from moa_chat.terminal.app import Terminal, run_terminal
 from moa_chat.terminal.renderer import LiveView, PlainView, Span
 from moa_runtime.chat import ChatError
 from moa_runtime.chat_store import StoreError
-from moa_runtime.connect_error import ConnectError
 from moa_runtime.conversation import Unconfirmed
 from moa_runtime.events import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason
 from moa_runtime.session.events import Sampling
+from moa_runtime.transport import ConnectError
 from support.chat.ansi_screen import AnsiScreen
 from support.chat.fake_chat import HANG, FakeChat, FakeChatConfig, finished, update
 

@@ -19,8 +19,7 @@ import pytest
 from moa_drafter import target_source as module
 from moa_drafter.target import Target, load_target, target_fingerprint
 from moa_drafter.target_source import DEFAULT_TARGET, TargetError, resolve_target
-from moa_runtime.bundle import sha256_of
-from moa_runtime.generation_config import RecommendedSampling
+from moa_runtime.bundle import RecommendedSampling, sha256_of
 from support.tiny import make_tiny_target
 
 

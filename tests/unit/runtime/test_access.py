@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moa_runtime.access import check_origins, host_allowed, names_address, origin_allowed, own_origin
 from moa_runtime.errors import MoaError
+from moa_runtime.sockets import check_origins, host_allowed, names_address, origin_allowed, own_origin
 
 LOCAL = [
     "localhost",

@@ -16,12 +16,12 @@ from moa_runtime.bundle import (
     BundleError,
     Fingerprints,
     Manifest,
+    RecommendedSampling,
     TargetEntry,
     TensorSpec,
     tokenizer_fingerprint,
     write_manifest,
 )
-from moa_runtime.generation_config import RecommendedSampling
 from moa_runtime.offline_stopping import StoppingRule
 
 MANIFEST = Manifest(

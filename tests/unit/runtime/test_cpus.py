@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from moa_bench.cli import main as bench
-from moa_runtime import cpus
+from moa_runtime import options as choices
 from moa_runtime.errors import MoaError
 from moa_server.engine.load import load_engine
 from moa_server.options import parser
@@ -16,12 +16,12 @@ from moa_server.options import parser
 @pytest.fixture(autouse=True)
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processors."""
-    monkeypatch.setattr(cpus, "available_cpus", lambda: 2)
+    monkeypatch.setattr(choices, "available_cpus", lambda: 2)
 
 
 def test_as_many_as_there_are_is_no_matter():
-    assert [cpus.too_many_threads(count) for count in (None, 1, 2)] == [None] * 3
-    assert cpus.too_many_threads(3) == (
+    assert [choices.too_many_threads(count) for count in (None, 1, 2)] == [None] * 3
+    assert choices.too_many_threads(3) == (
         "3 threads on the 2 processors that this process may use wait for each other: --threads 2 is quicker"
     )
 

@@ -13,9 +13,8 @@ from moa_chat.desktop.settings_dialog import ChatSettingsDialog
 from moa_chat.history.chat_settings import ChatSettings, sampling_of
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_runtime.bundle import read_manifest, write_manifest
+from moa_runtime.bundle import RecommendedSampling, read_manifest, write_manifest
 from moa_runtime.conversation import Unconfirmed
-from moa_runtime.generation_config import RecommendedSampling
 from moa_runtime.session.events import Sampling
 from support.chat.desktop.window_driving import QUESTION, TOKEN, WAIT, ask, wait_for_answer
 
