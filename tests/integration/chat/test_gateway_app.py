@@ -41,10 +41,11 @@ def events_of(answered) -> list[dict]:
 
 
 def test_models():
-    models = client().get("/v1/models").json()
+    app = client()  # one: another would have been created in another second
+    models = app.get("/v1/models").json()
     assert models["object"] == "list" and [model["id"] for model in models["data"]] == ["tiny"]
-    assert client().get("/v1/models/tiny").json() == models["data"][0]
-    assert client().get("/v1/models/other").status_code == 404
+    assert app.get("/v1/models/tiny").json() == models["data"][0]
+    assert app.get("/v1/models/other").status_code == 404
 
 
 def test_a_stream_is_a_series_of_events():
