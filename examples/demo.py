@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moa_bench.link import with_round_trip
-from moa_bench.link.background import BackgroundLink, background_link
+from moa_bench.link.proxy import BackgroundLink, background_link
 from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime import (
     AnswerFinished,

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from moa_bench.device_probe import peak_memory_mb
-from moa_bench.latency import percentile_ms
 from moa_bench.link import get_profile
-from moa_bench.link.background import background_link
+from moa_bench.link.proxy import background_link
+from moa_bench.result import percentile_ms
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.window import Window
 from moa_chat.local_verifier import local_verifier

@@ -15,7 +15,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from moa_bench.table import Table
+from moa_bench.benchmark import Table
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError
 

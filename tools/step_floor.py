@@ -20,10 +20,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from moa_bench.benchmark import Table
 from moa_bench.device_probe import RandomInputs, backend_of, interleaved
 from moa_bench.options import numbers_of
 from moa_bench.result import rounded
-from moa_bench.table import Table
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.cli_main import run_program

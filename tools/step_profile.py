@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from moa_bench.benchmark import Table
 from moa_bench.device_probe import RandomInputs, backend_of
 from moa_bench.result import rounded
-from moa_bench.table import Table
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle

@@ -14,9 +14,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from moa_bench import options
-from moa_bench.benchmark import Benchmark, Measured, Result
+from moa_bench.benchmark import Benchmark, Measured, Result, Table
 from moa_bench.result import ratio, rounded
-from moa_bench.table import Table
 from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime.errors import MoaError
 

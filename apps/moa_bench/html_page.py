@@ -9,8 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from moa_bench.benchmark import Benchmark, Result, figure_of
-from moa_bench.table import Table, format_cell
+from moa_bench.benchmark import Benchmark, Result, Table, figure_of, format_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

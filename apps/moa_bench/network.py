@@ -7,21 +7,31 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from math import nan
+from math import inf, nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from moa_bench import link_cut, options
-from moa_bench.benchmark import Benchmark, Measured, Result
-from moa_bench.latency import mean_ms, percentile_ms, token_latencies
-from moa_bench.link import LinkProfile
-from moa_bench.link.options import DIRECT, add_link_options, check_without_tls, link_names, profiles_of
-from moa_bench.link_cut import CutAnswer, CutSettings, ask_and_cut
+from moa_bench import options
+from moa_bench.benchmark import Benchmark, Measured, Result, Table, sampling_note, skipped_notes
+from moa_bench.link.profiles import PROFILES, LinkProfile, get_profile
+from moa_bench.link.wire import read_trace
 from moa_bench.questions import Prompt, prompts_of
-from moa_bench.result import ratio
-from moa_bench.serving import MODES, AnswerSettings, Mode, Outcome, Turn, ask, make_modes
-from moa_bench.table import Table, sampling_note, skipped_notes
+from moa_bench.result import mean_ms, percentile_ms, ratio, token_latencies
+from moa_bench.serving import (
+    MODES,
+    AnswerSettings,
+    CutAnswer,
+    CutSettings,
+    Mode,
+    Outcome,
+    Turn,
+    ask,
+    ask_and_cut,
+    figures_of,
+    make_modes,
+)
 from moa_bench.transcript import show_answer
 from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime.bundle import Bundle
@@ -33,6 +43,10 @@ from moa_runtime.transport import Endpoint
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+DIRECT = "direct"
+DEFAULT_PROFILES = "fios,cable,lte,4g"
+TRACE = "trace"
 
 T = TypeVar("T")
 
@@ -249,7 +263,7 @@ def links_of(args: argparse.Namespace, endpoint: Endpoint | None) -> Mapping[str
     """Return the links by name, None for no emulation.
 
     Raises:
-        MoaError: see :func:`moa_bench.link.options.profiles_of`; or an emulator before a verifier with TLS.
+        MoaError: see :func:`moa_bench.network.profiles_of`; or an emulator before a verifier with TLS.
     """
     profiles = {profile.name: profile for profile in profiles_of(args)}
     if profiles:
@@ -274,7 +288,7 @@ class Tally:
     """Sums over the answers of one mode over one link. Every figure per token is over all tokens of all answers, so
     long answers weigh more.
 
-    *Latency*: see :func:`moa_bench.latency.token_latencies`; an answer's first token has none, but the time to it.
+    *Latency*: see :func:`moa_bench.result.token_latencies`; an answer's first token has none, but the time to it.
     *Gap*: the longest silence between two messages of an answer. *Round*: a message of the device after the question,
     and its verdict; the first token belongs to no round.
 
@@ -361,7 +375,7 @@ class Results:
             },
             "auto": {profile: ratios for profile, ratios in paired.items() if ratios is not None},
             "cuts": {
-                profile: {mode: link_cut.figures_of(answers) for mode, answers in modes.items()}
+                profile: {mode: figures_of(answers) for mode, answers in modes.items()}
                 for profile, modes in self.cuts.items()
             },
             "too_short": self.too_short,
@@ -550,3 +564,66 @@ def _conditions(result: Result) -> str:
         f"draft length {settings['draft_length']}, {sampling_note(settings['sampling'])}, "
         f"answers of at most {settings['max_new_tokens']} tokens, {result['seconds']:.0f} s"
     )
+
+
+# -- links -----------------------------------------------------------------------------------------------
+
+
+def add_link_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--profiles",
+        metavar="NAMES",
+        help=f"links to emulate, separated by commas: {', '.join(PROFILES)}, or {DIRECT} for no emulation "
+        f"(default {DEFAULT_PROFILES}; none with --trace)",
+    )
+    parser.add_argument(
+        "--trace",
+        nargs=2,
+        type=Path,
+        metavar=("UP", "DOWN"),
+        help="also emulate a recorded link: two trace files of Mahimahi, towards the verifier and towards the client; "
+        "each line is the time in ms at which one packet of 1500 bytes passes",
+    )
+    parser.add_argument(
+        "--round-trip-ms",
+        type=float,
+        metavar="MS",
+        help="delay added to each round trip of the recorded link, which the trace files leave out (default 0)",
+    )
+
+
+def link_names(args: argparse.Namespace) -> list[str]:
+    """What was asked for, in order and each once: names of profiles, perhaps ``direct``, perhaps ``trace``."""
+    if args.profiles is None and args.trace:
+        return [TRACE]
+    listed = DEFAULT_PROFILES if args.profiles is None else args.profiles
+    names = [name.strip() for name in listed.split(",")]
+    return list(dict.fromkeys([*names, *([TRACE] if args.trace else [])]))
+
+
+def profiles_of(args: argparse.Namespace) -> list[LinkProfile]:
+    """The links to emulate, in the order in which they were named, the recorded one last; ``direct`` is left out.
+
+    Raises:
+        MoaError: no such profile, a trace that cannot be read, or a round trip that no link can have.
+    """
+    round_trip_ms = 0.0 if args.round_trip_ms is None else args.round_trip_ms
+    if args.round_trip_ms is not None and not args.trace:
+        raise MoaError("--round-trip-ms belongs to --trace: the named profiles have round trips of their own")
+    if not 0 <= round_trip_ms < inf:
+        raise MoaError(f"--round-trip-ms must be 0 or more, not {round_trip_ms:g}")
+    recorded = [_recorded(*args.trace, round_trip_ms)] if args.trace else []
+    taken = {DIRECT, *(profile.name for profile in recorded)}
+    return [*(get_profile(name) for name in link_names(args) if name not in taken), *recorded]
+
+
+def check_without_tls(endpoint: Endpoint | None, instead: str) -> None:
+    """Raises MoaError: no emulated link can lead to this verifier; ``instead`` says what to do."""
+    if endpoint is not None and endpoint.address.startswith("wss:"):
+        raise MoaError(
+            f"{endpoint.address} speaks TLS, and its certificate is not for the address of an emulated link: {instead}"
+        )
+
+
+def _recorded(up: Path, down: Path, round_trip_ms: float) -> LinkProfile:
+    return LinkProfile(TRACE, None, None, round_trip_ms, up_trace=read_trace(up), down_trace=read_trace(down))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_bench import options
-from moa_bench.benchmark import Benchmark, Measured, Result
+from moa_bench.benchmark import Benchmark, Measured, Result, Table, skipped_notes
 from moa_bench.harness import (
     Answer,
     Conversation,
@@ -29,7 +29,6 @@ from moa_bench.harness import (
 from moa_bench.questions import Question, Skipped
 from moa_bench.result import ratio, rounded
 from moa_bench.simulated_clock import Clock
-from moa_bench.table import Table, skipped_notes
 from moa_bench.transcript import MARKS, ROLLED_BACK, show_answer, show_tokens
 from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.drafters.ngram import NgramDrafter

@@ -1,14 +1,18 @@
-"""The common part of every benchmark's JSON: settings, machine, versions, and whether it ran to its end."""
+"""The common part of every benchmark's JSON, and figures: rounded, divided, and latencies of tokens in bursts."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.optional_deps import installed_versions
@@ -85,3 +89,32 @@ def _memory_gib() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, ValueError, OSError):
         return None
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Number of committed tokens that arrived together, at the time ``at`` (seconds)."""
+
+    at: float
+    tokens: int
+
+
+def token_latencies(bursts: Sequence[Burst]) -> list[float]:
+    """Return the seconds of every token after the first burst of one answer.
+
+    A burst of k tokens that comes t seconds after the burst before it gives each of them t / k. The mean is the pace at
+    which the text grows, whether tokens come singly or in bursts.
+
+    Example: one token at 1.0 s, three at 1.6 s and one at 1.7 s give ``[0.2, 0.2, 0.2, 0.1]``.
+    """
+    return [(burst.at - before.at) / burst.tokens for before, burst in pairwise(bursts) for _ in range(burst.tokens)]
+
+
+def mean_ms(seconds: Sequence[float]) -> float | None:
+    """Return the mean in milliseconds; None without samples."""
+    return round(1000 * float(np.mean(seconds)), 2) if seconds else None
+
+
+def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
+    """Return a percentile in milliseconds, interpolated between samples; None without samples."""
+    return round(1000 * float(np.percentile(seconds, percent)), 2) if seconds else None

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moa_bench import options
-from moa_bench.benchmark import Benchmark, Measured, Result
-from moa_bench.latency import mean_ms, percentile_ms, token_latencies
+from moa_bench.benchmark import Benchmark, Measured, Result, Table, format_cell, sampling_note, skipped_notes
 from moa_bench.questions import prompts_of
-from moa_bench.result import ratio, rounded
+from moa_bench.result import mean_ms, percentile_ms, ratio, rounded, token_latencies
 from moa_bench.server_clients import ClientRecord, Fleet, Window, Workload, open_fleet
-from moa_bench.table import Table, format_cell, sampling_note, skipped_notes
 from moa_bench.verifier import Verifier, VerifierGoneError, open_verifier, open_verifiers
 from moa_runtime.errors import MoaError
 from moa_runtime.options import available_cpus

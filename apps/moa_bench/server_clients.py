@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from moa_bench.latency import Burst
 from moa_bench.questions import Prompt
+from moa_bench.result import Burst
 from moa_bench.verifier import stream_decode
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend

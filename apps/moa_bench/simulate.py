@@ -10,12 +10,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from moa_bench import options
-from moa_bench.benchmark import Benchmark, Measured, Result
+from moa_bench.benchmark import Benchmark, Measured, Result, Table
 from moa_bench.harness import engine_of
 from moa_bench.recording import Recording, record
 from moa_bench.server import Load, WindowResult, figures_of
 from moa_bench.server_clients import ClientRecord
-from moa_bench.table import Table
 from moa_bench.target_answers import write_answers
 from moa_runtime.backends.load import load_backend
 from moa_runtime.errors import MoaError
@@ -114,8 +113,16 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         # Imported here: SimPy is not in every install.
-        from moa_bench.scenarios import TOKENS, Field, compare_placements, draw_placements, draw_shapes
-        from moa_bench.simulation import FLEET_MS, Times, simulate_window
+        from moa_bench.simulation import (
+            FLEET_MS,
+            TOKENS,
+            Field,
+            Times,
+            compare_placements,
+            draw_placements,
+            draw_shapes,
+            simulate_window,
+        )
         from moa_drafter.progress import Progress
 
         options.check_at_least(args, scenarios=1, seed=0, seconds=1, max_new_tokens=2)

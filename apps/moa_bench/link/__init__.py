@@ -2,7 +2,7 @@
 
 from moa_bench.link.profiles import PROFILES, LinkProfile, get_profile, random_outages, with_round_trip
 from moa_bench.link.proxy import Link
-from moa_bench.link.traces import Trace, read_trace
+from moa_bench.link.wire import Trace, read_trace
 
 __all__ = [
     "PROFILES",

@@ -15,7 +15,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from moa_bench.link.traces import Trace
+from moa_bench.link.wire import Trace
 from moa_runtime.errors import MoaError
 
 MBIT = 1_000_000

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from moa_bench import server as server_module
 from moa_bench import server_clients
 from moa_bench.cli import main
-from moa_bench.latency import Burst, mean_ms, percentile_ms, token_latencies
 from moa_bench.options import names_of
 from moa_bench.questions import Question, prompts_of
+from moa_bench.result import Burst, mean_ms, percentile_ms, token_latencies
 from moa_bench.server import (
     MODES,
     Load,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from moa_bench.link.background import BackgroundLink, background_link
 from moa_bench.link.profiles import with_round_trip
+from moa_bench.link.proxy import BackgroundLink, background_link
 from moa_page import page_folder
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError

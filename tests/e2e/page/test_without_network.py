@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moa_bench.link.background import BackgroundLink
+from moa_bench.link.proxy import BackgroundLink
 from support.page.browsing import Person
 from support.page.served import Site
 from support.page.using import QUESTION, find_network, lose_network, open_with_model, set_up

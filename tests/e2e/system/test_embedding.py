@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from moa_bench.link import with_round_trip
-from moa_bench.link.background import background_link
+from moa_bench.link.proxy import background_link
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.settings import Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moa_bench.link import with_round_trip
-from moa_bench.link.background import background_link
+from moa_bench.link.proxy import background_link
 from support.system.killed import Setting, VerifierProgram, check
 from support.web.happenings import Client
 

@@ -11,6 +11,7 @@ import pytest
 
 from moa_bench import harness
 from moa_bench.accept import AcceptSettings, Results, Tally, count_rounds
+from moa_bench.benchmark import format_cell
 from moa_bench.cli import main
 from moa_bench.harness import (
     Answer,
@@ -22,7 +23,6 @@ from moa_bench.harness import (
     checkpoint_pair,
 )
 from moa_bench.questions import Question
-from moa_bench.table import format_cell
 from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.datastore import write_datastore

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 
 from moa_bench.cli import main
 from moa_bench.link.profiles import get_profile
-from moa_bench.link_cut import CutAnswer, CutObserver, CutSettings, ask_and_cut, figures_of
 from moa_bench.network import Network
 from moa_bench.questions import prompts_of, read_questions
-from moa_bench.serving import AnswerSettings, Turn
+from moa_bench.serving import AnswerSettings, CutAnswer, CutObserver, CutSettings, Turn, ask_and_cut, figures_of
 from moa_bench.verifier import Verifier
 from moa_runtime.bundle import Bundle
 from moa_runtime.events import TokenOrigin

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moa_bench.link import LinkProfile
-from moa_bench.link.options import add_link_options, link_names, profiles_of
-from moa_bench.link.traces import PACKET_BYTES, Trace, read_trace
-from moa_bench.link.wire import TraceWire
+from moa_bench.link.wire import PACKET_BYTES, Trace, TraceWire, read_trace
+from moa_bench.network import add_link_options, link_names, profiles_of
 from moa_runtime.errors import MoaError
 from support.bench.linked import connected
 

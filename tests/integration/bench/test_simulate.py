@@ -12,18 +12,21 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from moa_bench import scenarios
+from moa_bench import simulation
 from moa_bench.cli import main
 from moa_bench.harness import Conversation, LoopbackVerifier
-from moa_bench.latency import token_latencies
 from moa_bench.recording import RecordedAnswer, RecordedBackend, Recording, replayed_drafter
-from moa_bench.scenarios import (
+from moa_bench.result import token_latencies
+from moa_bench.simulate import Simulate
+from moa_bench.simulated_clock import Pace
+from moa_bench.simulation import (
     CHANGES,
     SHAPES,
     TOKENS,
     Counting,
     Field,
     Placement,
+    Times,
     compare_placements,
     draw_placements,
     draw_shapes,
@@ -32,11 +35,9 @@ from moa_bench.scenarios import (
     kind_of,
     name_of,
     rate,
+    simulate_window,
     work_of,
 )
-from moa_bench.simulate import Simulate
-from moa_bench.simulated_clock import Pace
-from moa_bench.simulation import Times, simulate_window
 from moa_bench.target_answers import ReplayEngine
 from moa_runtime import optional_deps
 from moa_runtime.drafters.base import Budget
@@ -270,7 +271,7 @@ def test_every_mode_serves_several_sessions(recording: Recording) -> None:
 @pytest.fixture
 def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     few = (SHAPES[0], SHAPES[1], Budget.chain(2), Budget.tree(8, 2, 2))
-    monkeypatch.setattr(scenarios, "Field", lambda recording: Field(recording, few))
+    monkeypatch.setattr(simulation, "Field", lambda recording: Field(recording, few))
 
 
 @pytest.fixture

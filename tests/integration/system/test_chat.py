@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moa_bench.link import with_round_trip
-from moa_bench.link.background import background_link
+from moa_bench.link.proxy import background_link
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import ChatError
 from moa_runtime.errors import MoaError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from moa_bench.link.background import BackgroundLink
+from moa_bench.link.proxy import BackgroundLink
 from support.system.killed import QUESTIONS, VerifierProgram
 
 _WITHIN_S = 120.0

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 
 from moa_bench.link import with_round_trip
-from moa_bench.link.background import background_link
+from moa_bench.link.proxy import background_link
 from moa_chat.desktop.chat_page import ContextMeter
 from moa_chat.desktop.message_widgets import Answer
 from moa_chat.strings import reading_words

@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog
 
 from moa_bench.link import with_round_trip
-from moa_bench.link.background import background_link
+from moa_bench.link.proxy import background_link
 from moa_chat.desktop.message_widgets import Question
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
