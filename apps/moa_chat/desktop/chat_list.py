@@ -9,7 +9,7 @@ from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QListWidget, QListWidgetItem, QMenu, QVBoxLayout, QWidget
 
 from moa_chat.desktop.appearance import SIDEBAR_LETTERS, Appearance, letters, lines
-from moa_chat.desktop.buttons import IconButton
+from moa_chat.desktop.widgets import IconButton
 from moa_chat.history.message import ChatSummary
 
 _ID = Qt.ItemDataRole.UserRole

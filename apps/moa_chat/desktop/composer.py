@@ -7,7 +7,7 @@ from PySide6.QtGui import QFocusEvent, QKeyEvent, QTextOption
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QWidget
 
 from moa_chat.desktop.appearance import Appearance, lines
-from moa_chat.desktop.buttons import IconButton
+from moa_chat.desktop.widgets import IconButton
 
 _MOST_LINES = 8
 _LONGEST_WORD = 2000  # characters

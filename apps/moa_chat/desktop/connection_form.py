@@ -21,8 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from moa_chat.desktop.appearance import lines
-from moa_chat.desktop.certificates import Certificate
-from moa_chat.desktop.connection import ConnectionFailedError, Connector, Trouble
+from moa_chat.desktop.connection import Certificate, ConnectionFailedError, Connector, Trouble
 from moa_chat.desktop.profile import Settings
 from moa_runtime.errors import MoaError
 

@@ -9,9 +9,9 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from moa_chat.desktop.appearance import COLUMN_LETTERS, Appearance, letters, lines
-from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.message_widgets import Answer, Question
 from moa_chat.desktop.origin_text import OriginText
+from moa_chat.desktop.widgets import IconButton
 from moa_chat.history.message import Message
 
 _NEAR_LINES = 3

@@ -7,9 +7,9 @@ from PySide6.QtGui import QColor, QKeyEvent, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QTextEdit, QWidget
 
 from moa_chat.desktop.appearance import Appearance, letters, lines
-from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.origin_text import OriginText
+from moa_chat.desktop.widgets import IconButton
 
 _PAUSE_MS = 150
 

@@ -6,10 +6,10 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from moa_chat.desktop.appearance import Appearance, letters, lines
-from moa_chat.desktop.buttons import pixmap
 from moa_chat.desktop.connection import Connector
 from moa_chat.desktop.connection_form import ConnectionForm
 from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.widgets import pixmap
 from moa_runtime.errors import MoaError
 
 _WIDTH = 70

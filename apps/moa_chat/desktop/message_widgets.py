@@ -22,9 +22,9 @@ from PySide6.QtWidgets import (
 )
 
 from moa_chat.desktop.appearance import COLUMN_LETTERS, Appearance, code_font, document_style, letters, lines
-from moa_chat.desktop.buttons import CopyButton, IconButton
 from moa_chat.desktop.markdown import Block, GrowingMarkdown, SpanIndex, align, whole_dropped, whole_words
 from moa_chat.desktop.origin_text import OriginText, Struck, document_positions, highlight
+from moa_chat.desktop.widgets import CopyButton, IconButton
 from moa_chat.history.message import Dropped, Message
 from moa_runtime.tokens import common_length
 

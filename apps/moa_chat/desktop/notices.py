@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from moa_chat.desktop.appearance import Appearance, lines
-from moa_chat.desktop.buttons import IconButton
+from moa_chat.desktop.widgets import IconButton
 from moa_chat.strings import DROPPED, ORIGINS, TENTATIVE, excerpt
 from moa_runtime.events import Disagreement
 

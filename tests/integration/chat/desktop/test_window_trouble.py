@@ -22,8 +22,8 @@ from PySide6.QtWidgets import QApplication, QMessageBox
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
-from moa_chat.desktop.certificates import Certificate, fetch_certificate
-from moa_chat.desktop.instance_lock import InstanceLock
+from moa_chat.desktop.app import InstanceLock
+from moa_chat.desktop.connection import Certificate, fetch_certificate
 from moa_chat.desktop.profile import Profile, Settings
 from moa_runtime.bundle import read_manifest, write_manifest
 from moa_runtime.errors import MoaError
@@ -313,7 +313,7 @@ def test_a_second_window_finds_the_first(profile, qtbot):
     caller = QProcess()
     script = (
         "import sys; from pathlib import Path; from PySide6.QtCore import QCoreApplication\n"
-        "from moa_chat.desktop.instance_lock import InstanceLock\n"
+        "from moa_chat.desktop.app import InstanceLock\n"
         "application = QCoreApplication([]); lock = InstanceLock(Path(sys.argv[1]))\n"
         "sys.exit(0 if not lock.take() and lock.call_other() else 1)"
     )

@@ -69,7 +69,7 @@ def icon(name: str, color: str, disabled: str | None = None) -> QIcon:
 
 
 class IconButton(QToolButton):
-    """A button with one of :mod:`moa_chat.desktop.buttons`, redrawn when the theme changes.
+    """A button with one of :mod:`moa_chat.desktop.widgets`, redrawn when the theme changes.
 
     Args:
         name: of the icon.
