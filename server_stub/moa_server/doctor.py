@@ -16,8 +16,8 @@ import torch
 from moa_runtime.options import available_cpus
 from moa_server.edge.server import ceiling, raise_descriptor_limit
 from moa_server.engine.base import Engine, EngineFacts
+from moa_server.engine.load import TimedSteps, warm_up
 from moa_server.engine.packed_linear import product
-from moa_server.engine.warm_up import TimedSteps, warm_up
 from moa_server.scheduling.scheduler import MOST_SEQUENCES
 from moa_server.scheduling.step_cost import StepCost
 

@@ -27,7 +27,7 @@ from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.server import EdgeServer
 from moa_server.engine.base import Engine
-from moa_server.engine.warm_up import warm_up
+from moa_server.engine.load import warm_up
 from moa_server.logging import handle_loop_error
 from moa_server.options import ServeError
 from moa_server.settings import Settings
@@ -50,7 +50,7 @@ class VerifierServer(EdgeServer):
         tls: certificate and key files.
         renew_tls: called from time to time, in a thread; rewrites these files if necessary.
         drafts, files: see :func:`moa_server.app.create_app`.
-        warm: run some steps before clients may connect, see :func:`moa_server.engine.warm_up.warm_up`.
+        warm: run some steps before clients may connect, see :func:`moa_server.engine.load.warm_up`.
     """
 
     def __init__(

@@ -9,14 +9,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_drafter.target_config import longest_context
+from moa_runtime.errors import MoaError
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.sampling import Sampling
-from moa_runtime.session.tree import chain
+
+if TYPE_CHECKING:
+    import torch
+
+    from moa_drafter.target import Target, TargetFacts
 
 Float32 = NDArray[np.float32]
 
@@ -187,20 +193,6 @@ def check_request(request: StepRequest, *, has_drafter: bool) -> None:
         raise ValueError("memory rows were asked of an engine without a drafter")
 
 
-def check_chain(request: StepRequest, most_drafted: int, max_context: int) -> None:
-    """Check a request of an engine for chains.
-
-    Raises:
-        ValueError: the draft is a tree, or there are more tokens than a draft or a context has.
-    """
-    drafted, tokens = len(request.draft), len(request.prefix) + len(request.draft)
-    if request.parents and list(request.parents) != chain(drafted):
-        raise ValueError("this engine verifies chains only, and the draft is a tree")
-    if drafted > most_drafted or tokens > max_context:
-        most = f"a context has {max_context}, a draft {most_drafted}"
-        raise ValueError(f"{tokens} tokens, {drafted} of them drafted, are too many: {most}")
-
-
 def grouped(requests: Sequence[StepRequest], need: Callable[[StepRequest], int], room: int) -> list[list[StepRequest]]:
     """Split requests into groups that fit into the cache together: one group, unless the cache is crowded.
 
@@ -216,3 +208,39 @@ def grouped(requests: Sequence[StepRequest], need: Callable[[StepRequest], int],
         groups[-1].append(request)
         free -= need(request)
     return groups
+
+
+class EngineError(MoaError):
+    """Target, drafter and settings do not fit together."""
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """Return the type of the products: "float32", "bfloat16", or "auto" for float32 on a CPU and bfloat16 elsewhere.
+
+    Raises:
+        EngineError: the name is unknown.
+    """
+    import torch  # late: callers of engines need none
+
+    types = {"auto": torch.float32 if device.type == "cpu" else torch.bfloat16}
+    types |= {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name not in types:
+        raise EngineError(f"the type {name} is not supported: choose {', '.join(types)}", code="unknown_type")
+    return types[name]
+
+
+def context_of(target: Target | TargetFacts, wanted: int | None, spare: int = 0) -> int:
+    """Return the context in tokens, see :func:`moa_drafter.target_config.longest_context`.
+
+    Args:
+        spare: tokens of it that the engine needs itself.
+
+    Raises:
+        EngineError: more than the target can hold, or too little for any answer.
+    """
+    longest, reason = longest_context(target.config)
+    own = longest - spare
+    if wanted is not None and not 2 <= wanted <= own:
+        text = f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}: {reason}"
+        raise EngineError(text, code="out_of_range")
+    return own if wanted is None else wanted

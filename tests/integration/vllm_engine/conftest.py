@@ -26,9 +26,9 @@ def vllm_here() -> None:
         if os.environ.get("CI"):
             pytest.fail(missing)
         pytest.skip(missing)
-    from moa_server.engine.vllm.environment import prepare
+    from moa_server.engine.load import prepare_vllm
 
-    prepare(1)
+    prepare_vllm(1)
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,11 @@ import random
 import pytest
 import torch
 
-from moa_server.engine.target_settings import EngineError
-from moa_server.engine.vllm.paged_cache import PagedCaches, PagedLayer
+from moa_server.engine.base import EngineError
+from moa_server.engine.vllm.paged_cache import BLOCK, PagedLayer, PagedStates
+from support.refusals import refused
 
-BLOCK, HEADS, SIZE, BLOCKS = 32, 3, 16, 9
+HEADS, SIZE, BLOCKS = 3, 16, 9
 
 
 def heads_first(cache, slot, keys, values):
@@ -55,14 +56,14 @@ def test_what_is_stored_is_read_again(one, dtype):
     layers, caches = {}, {}
     for layer in (2, 5):
         cache = caches[layer] = empty(one, dtype)
-        layers[layer] = PagedLayer.learnt(cache, storing(cache, one), BLOCK, HEADS, SIZE)
+        layers[layer] = PagedLayer.learnt(cache, storing(cache, one), HEADS, SIZE)
     torch.manual_seed(1)
     table = random.Random(1).sample(range(1, BLOCKS), 4)
     keys, values = torch.randn(2, 2, 4 * BLOCK, HEADS, SIZE).to(dtype)
     slots = torch.tensor([table[position // BLOCK] * BLOCK + position % BLOCK for position in range(4 * BLOCK)])
     for index, layer in enumerate((2, 5)):
         storing(caches[layer], one)(keys[index], values[index], slots)
-    states = PagedCaches(layers, BLOCK).of(table)
+    states = PagedStates(layers, table)
     for start, stop in ((0, 4 * BLOCK), (31, 33), (70, 71), (40, 40)):
         found = states.read((5, 2), start, stop)
         both = torch.cat((keys, values), -2).flatten(2)  # [layers, tokens, keys and values]
@@ -75,5 +76,5 @@ def test_what_does_not_come_back_as_it_was_is_refused():
     def halve(cache, slot, keys, values):
         heads_first(cache, slot, keys // 2, values)
 
-    with pytest.raises(EngineError, match="cannot be read"):
-        PagedLayer.learnt(cache, storing(cache, halve), BLOCK, HEADS, SIZE)
+    with refused("unsupported_cache", EngineError):
+        PagedLayer.learnt(cache, storing(cache, halve), HEADS, SIZE)

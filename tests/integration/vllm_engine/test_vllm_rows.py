@@ -19,12 +19,13 @@ def test_keys_and_values_are_those_of_transformers(vllm, reference):
     import torch
 
     from moa_drafter.target_features import layer_keys_values
+    from moa_server.engine.vllm.paged_cache import PagedStates
     from support.server.stepping import step
 
     number = new_sequence()
     for end in (40, 41, 70, 100):  # in pieces, across blocks
         step(vllm, StepRequest(number, TEXT[:end]))
-    held = vllm._caches.of(vllm._core.table(vllm._sequences.use(number).name))
+    held = PagedStates(vllm._layers, vllm._core.table(vllm._sequences.use(number).name))
     with torch.no_grad():
         cache = reference.target.model.model(input_ids=torch.tensor([TEXT]), use_cache=True).past_key_values
     layers = range(4)
@@ -39,21 +40,21 @@ def test_each_layout_of_the_cpu_kernels_is_learnt(vllm_here, isa, dtype):
     import torch
     from vllm import _custom_ops as ops
 
-    from moa_server.engine.vllm.paged_cache import PagedCaches, PagedLayer
+    from moa_server.engine.vllm.paged_cache import BLOCK, PagedLayer, PagedStates
 
     if isa == "amx" and not (torch.cpu._is_amx_tile_supported() and dtype == "bfloat16"):
         pytest.skip("this processor has no AMX, or not for this type")
-    block, heads, size, kind = 32, 3, 64, getattr(torch, dtype)
-    cache = torch.zeros(5, heads, block, 2 * size, dtype=kind)
-    keys_in, values_in = cache.view(5, heads, 2 * block, size).chunk(2, dim=2)
+    heads, size, kind = 3, 64, getattr(torch, dtype)
+    cache = torch.zeros(5, heads, BLOCK, 2 * size, dtype=kind)
+    keys_in, values_in = cache.view(5, heads, 2 * BLOCK, size).chunk(2, dim=2)
 
     def store(keys, values, slots):
         ops.cpu_attn_reshape_and_cache(keys, values, keys_in, values_in, slots, isa)
 
-    layer = PagedLayer.learnt(cache, store, block, heads, size)
+    layer = PagedLayer.learnt(cache, store, heads, size)
     keys, values = torch.randn(2, 50, heads, size).to(kind)
     table = [3, 1]
-    slots = torch.tensor([table[position // block] * block + position % block for position in range(50)])
+    slots = torch.tensor([table[position // BLOCK] * BLOCK + position % BLOCK for position in range(50)])
     store(keys, values, slots)
-    found = PagedCaches({0: layer}, block).of(table).read((0,), 0, 50)[:, 0]
+    found = PagedStates({0: layer}, table).read((0,), 0, 50)[:, 0]
     assert torch.equal(found, torch.cat((keys, values), 1).flatten(1))

@@ -143,7 +143,7 @@ def _perhaps_wrong(token: int, rng: random.Random) -> int:
 
 def main() -> int:
     """Compare vLLM with transformers in float32 and print one JSON object."""
-    from moa_server.engine.vllm.environment import prepare
+    from moa_server.engine.load import prepare_vllm
 
     parser = argparse.ArgumentParser(description="Compare vLLM's texts with those of the transformers engine.")
     parser.add_argument("--model", help="target: the built-in default, a folder, or a Hub id")
@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens of an answer at most")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the targets")
     args = parser.parse_args()
-    prepare(args.threads)
+    prepare_vllm(args.threads)
     # Imported late: all of this brings torch, which must find the prepared environment.
     from moa_bench.options import questions_of
     from moa_bench.questions import prompts_of

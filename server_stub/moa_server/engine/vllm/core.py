@@ -21,8 +21,8 @@ from vllm.v1.request import Request, RequestStatus
 from moa_drafter.config import head_size, key_value_size
 from moa_drafter.target import TargetFacts
 from moa_runtime.session.sampling import Sampling
-from moa_server.engine.target_settings import EngineError
-from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedCaches, PagedLayer, block_bytes, refused
+from moa_server.engine.base import EngineError
+from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedLayer, block_bytes, refused
 from moa_server.engine.vllm.sampler import TargetSampler
 from moa_server.engine.vllm.scheduler import ParkingScheduler
 
@@ -62,9 +62,8 @@ class VllmCore:
         self._scheduler: ParkingScheduler = self._core.scheduler
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         if len(groups) != 1 or groups[0].kv_cache_spec.block_size != BLOCK:
-            raise EngineError(
-                f"the target in {target.folder} has several kinds of caches: choose --engine transformers"
-            )
+            text = f"the target in {target.folder} has several kinds of caches: choose --engine transformers"
+            raise EngineError(text, code="unsupported_target")
         self._runner: Any = self._core.model_executor.driver_worker.worker.model_runner
         self._layers: dict[str, Any] = {
             name: config.compilation_config.static_forward_context[name] for name in groups[0].layer_names
@@ -132,8 +131,8 @@ class VllmCore:
             return None
         return {each.request_id: each.new_token_ids for group in outputs.values() for each in group.outputs}
 
-    def caches(self) -> PagedCaches:
-        """Return the reader of keys and values.
+    def paged_layers(self) -> dict[int, PagedLayer]:
+        """Return the caches of the layers, by number.
 
         Raises:
             EngineError: see :meth:`PagedLayer.learnt`.
@@ -143,13 +142,14 @@ class VllmCore:
         heads = key_value_size(config) // (2 * size)
         for name, layer in self._layers.items():
             if len(layer.kv_cache) != self.blocks + 1:
-                raise EngineError("this attention backend of vLLM has blocks of another size than its scheduler")
+                text = "this attention backend of vLLM has blocks of another size than its scheduler"
+                raise EngineError(text, code="unsupported_cache")
 
             def store(keys: Tensor, values: Tensor, slots: Tensor, layer: Any = layer) -> None:
                 layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
 
-            learnt[extract_layer_index(name)] = PagedLayer.learnt(layer.kv_cache, store, BLOCK, heads, size)
-        return PagedCaches(learnt, BLOCK)
+            learnt[extract_layer_index(name)] = PagedLayer.learnt(layer.kv_cache, store, heads, size)
+        return learnt
 
     def close(self) -> None:
         """Free what vLLM holds."""

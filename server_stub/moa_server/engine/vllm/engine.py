@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,40 +20,171 @@ from moa_drafter.target import TargetFacts, target_facts
 from moa_drafter.target_features import Reads
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.tree import chain
+from moa_runtime.tokens import common_length
 from moa_server.engine.base import (
     Capabilities,
+    EngineError,
     EngineFacts,
     Outcome,
     Rows,
     StepRequest,
-    check_chain,
     check_request,
+    context_of,
+    dtype_of,
     grouped,
 )
 from moa_server.engine.kv_cache import rounded_up
 from moa_server.engine.memory_rows import MemoryRows, Span
-from moa_server.engine.target_settings import EngineError, context_of, dtype_of
-from moa_server.engine.vllm.core import VllmCore
 from moa_server.engine.vllm.paged_cache import (
     BLOCK,
     MOST_DRAFTED,
     SPARE,
+    PagedStates,
     block_bytes,
     check_device,
     check_memory,
     pool_blocks,
 )
-from moa_server.engine.vllm.sequences import HeldSequences, Move, RequestProgress
 from moa_server.scheduling.scheduler import MOST_SEQUENCES
 
+if TYPE_CHECKING:
+    from moa_server.engine.vllm.core import VllmCore
+
 _log = logging.getLogger(__name__)
+
+
+class Move(Enum):
+    """How to bring a request of vLLM to a prefix."""
+
+    #: It holds all of it.
+    NOTHING = auto()
+    #: The prefix is what it holds and the token that it chose last: a draft can be verified.
+    GO_ON = auto()
+    #: Its last tokens are replaced, and more follow.
+    REWRITE = auto()
+    #: Another request takes its place. What both begin with is found in vLLM's cache, but for part of a block.
+    ANEW = auto()
+
+
+@dataclass
+class HeldSequence:
+    """One sequence.
+
+    Attributes:
+        name: of vLLM's request.
+        tokens: that are processed.
+        chosen: the token after them, which the next step processes; None if it is to be replaced.
+    """
+
+    name: str
+    tokens: list[int] = field(default_factory=list)
+    chosen: int | None = None
+
+    def move(self, prefix: Sequence[int], block: int, *, choosing: bool) -> tuple[Move, int]:
+        """Return the move to ``prefix``, and the number of tokens that stay.
+
+        ::
+
+            >>> held = HeldSequence("r", [5, 6, 7], chosen=8)
+            >>> held.move([5, 6, 7, 8], 2, choosing=True)
+            (<Move.GO_ON: 2>, 3)
+            >>> held.move([5, 6, 9], 2, choosing=True)     # the block [5, 6] stays as it is
+            (<Move.REWRITE: 3>, 2)
+            >>> held.move([5, 9], 2, choosing=True)        # in the middle of a block that is full
+            (<Move.ANEW: 4>, 0)
+
+        Args:
+            block: tokens of a block. One that is full may belong to several sequences.
+            choosing: whether a token is chosen after the prefix: its last token is then processed in any case.
+        """
+        agreed = common_length(self.tokens, prefix)
+        if not choosing and agreed == len(prefix):
+            return Move.NOTHING, len(self.tokens)
+        if agreed == len(self.tokens) == len(prefix) - 1 and self.chosen == prefix[-1]:
+            return Move.GO_ON, agreed
+        keep = min(agreed, len(prefix) - 1)
+        if keep and keep >= len(self.tokens) // block * block:
+            return Move.REWRITE, keep
+        return Move.ANEW, 0
+
+
+class HeldSequences:
+    """All sequences by the caller's numbers, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, HeldSequence] = {}
+        self._named = 0
+
+    def agreed(self, number: int, prefix: Sequence[int]) -> int:
+        """Return how many leading tokens of ``prefix`` are processed."""
+        held = self._held.get(number)
+        return 0 if held is None else common_length(held.tokens, prefix)
+
+    def use(self, number: int) -> HeldSequence | None:
+        """Return the sequence, now the most recently used; None if it is not held."""
+        held = self._held.pop(number, None)
+        if held is not None:
+            self._held[number] = held
+        return held
+
+    def begin(self, number: int) -> HeldSequence:
+        """Start an empty sequence with a new name."""
+        self._named += 1
+        held = self._held[number] = HeldSequence(f"{number}.{self._named}")
+        return held
+
+    def forget(self, number: int) -> str | None:
+        """Forget a sequence; return the name of its request, which the caller drops, or None."""
+        held = self._held.pop(number, None)
+        return None if held is None else held.name
+
+    def oldest(self, staying: Collection[int]) -> list[int]:
+        """Return the sequences to evict if memory is short: all but ``staying``, the least recently used first."""
+        return [number for number in self._held if number not in staying]
+
+
+class RequestProgress:
+    """One request. vLLM may need several of its own steps for it: for a long prefix, or a draft that does not fit into
+    one. What comes back either is the next token of the draft or ends it, so it does not matter how it was cut.
+
+    Attributes:
+        draft: tokens that are still to be verified.
+        accepted: how many were.
+        token: the target's choice after them.
+        done: whether nothing is left to do.
+    """
+
+    def __init__(self, request: StepRequest, held: HeldSequence, *, done: bool = False) -> None:
+        self.request, self.held, self.done = request, held, done
+        self.draft = list(request.draft)
+        self.accepted = 0
+        self.token: int | None = None
+
+    @property
+    def processed(self) -> list[int]:
+        """Tokens that the sequence holds once all is done."""
+        return [*self.request.prefix, *self.request.draft[: self.accepted]]
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take the result of one of vLLM's steps: the accepted tokens, and the choice after them."""
+        if self.request.sampling is None:
+            self.held.tokens, self.held.chosen, self.done = list(self.request.prefix), None, True
+            return
+        for token in tokens:
+            if not self.draft or token != self.draft[0]:
+                self.token, self.done = token, True
+                self.held.tokens, self.held.chosen = self.processed, token
+                return
+            del self.draft[0]
+            self.accepted += 1
 
 
 class VllmEngine:
     """A target in vLLM, the server half of its drafter (or none), and a waiting request for each sequence.
 
-    Implements :class:`base.Engine`: chains only. A step runs in a thread of the engine's own, in which
-    vLLM was loaded.
+    Implements :class:`moa_server.engine.base.Engine`: chains only. A step runs in a thread of the engine's own, in
+    which vLLM was loaded.
 
     Args:
         drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
@@ -65,8 +199,8 @@ class VllmEngine:
         target: the target's embedding and head, which a drafter beside it shares.
 
     Raises:
-        EngineError: what vLLM cannot run, or a drafter whose memory rows need what vLLM does not give.
-        FitError: a drafter of another target.
+        EngineError: vLLM cannot run the target, or does not give what the drafter's memory rows need.
+        FitError: the drafter is of another target.
     """
 
     capabilities = Capabilities(trees=False, max_draft_tokens=MOST_DRAFTED, row_states=("keys_values",))
@@ -94,28 +228,31 @@ class VllmEngine:
         if self.row_reads.last:
             raise EngineError(
                 "this drafter's memory rows are made from hidden states, which --engine vllm does not give: "
-                "choose --engine transformers"
+                "choose --engine transformers",
+                code="unsupported_drafter",
             )
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
         self._dtype, self._device = dtype_of(dtype, torch.device(device)), torch.device(device)
         self._block_bytes, blocks = block_bytes(target, self._dtype), pool_blocks(cache_tokens, self.max_context)
         check_memory(target, self._dtype, blocks, self._device)
+        from moa_server.engine.vllm.core import VllmCore  # late: the rest of this module needs no vLLM
+
         self._sequences = HeldSequences()
         self._worker = ThreadPoolExecutor(1, "target")
         try:
-            self._worker.submit(self._load, target, blocks, threads).result()
+            self._worker.submit(self._load, VllmCore, target, blocks, threads).result()
         except BaseException:
             self._worker.shutdown()
             raise
 
-    def _load(self, target: TargetFacts, blocks: int, threads: int | None) -> None:
+    def _load(self, core: type[VllmCore], target: TargetFacts, blocks: int, threads: int | None) -> None:
         if threads is not None:  # of this thread: vLLM's loops ask OpenMP, which counts them for each
             torch.set_num_threads(threads)
-        self._core = VllmCore(target, self._dtype, self.max_context, blocks, MOST_SEQUENCES + 1)  # and a prompt
+        self._core = core(target, self._dtype, self.max_context, blocks, MOST_SEQUENCES + 1)  # and a prompt
         self.target = self._core.shared_weights
         self._rows = MemoryRows(self.drafter, self._dtype)
-        self._caches = self._core.caches() if self.row_reads else None
+        self._layers = self._core.paged_layers() if self.row_reads else {}
 
     @classmethod
     def load(
@@ -132,7 +269,7 @@ class VllmEngine:
         """Load target and drafter; for the other arguments see the class.
 
         Raises:
-            MoaError: what cannot be found, read, or does not fit together.
+            MoaError: target or drafter is missing, unreadable, or does not fit.
         """
         check_device(device)
         drafter = None if drafter_folder is None else load_checkpoint(drafter_folder).to(torch.device(device))
@@ -180,8 +317,8 @@ class VllmEngine:
         """See :meth:`moa_server.engine.base.Engine.step`.
 
         Raises:
-            ValueError: a request is invalid (:func:`moa_server.engine.base.check_request`), or its draft is a tree
-                or too long.
+            ValueError: a request is invalid (:func:`moa_server.engine.base.check_request`), its draft is a tree, or it
+                has more tokens than a draft or a context.
         """
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._step, requests)
 
@@ -198,7 +335,12 @@ class VllmEngine:
 
     def _check(self, request: StepRequest) -> None:
         check_request(request, has_drafter=self.drafter is not None)
-        check_chain(request, MOST_DRAFTED, self.max_context)
+        drafted, tokens = len(request.draft), len(request.prefix) + len(request.draft)
+        if request.parents and list(request.parents) != chain(drafted):
+            raise ValueError("this engine verifies chains only, and the draft is a tree")
+        if drafted > MOST_DRAFTED or tokens > self.max_context:
+            most = f"a context has {self.max_context}, a draft {MOST_DRAFTED}"
+            raise ValueError(f"{tokens} tokens, {drafted} of them drafted, are too many: {most}")
 
     def _need(self, request: StepRequest) -> int:
         """Blocks that the request's sequence holds in the step at most."""
@@ -252,9 +394,9 @@ class VllmEngine:
 
     def _rows_wanted(self, work: RequestProgress) -> Span | None:
         start = work.request.rows_from
-        if start is None or self._caches is None or not work.done:
+        if start is None or not self._layers or not work.done:
             return None
-        return Span(self._caches.of(self._core.table(work.held.name)), start, len(work.processed))
+        return Span(PagedStates(self._layers, self._core.table(work.held.name)), start, len(work.processed))
 
     def _outcome(self, work: RequestProgress, rows: Rows | None) -> Outcome:
         if not work.done:

@@ -17,12 +17,20 @@ from torch import Tensor
 from moa_drafter.config import key_value_size
 from moa_drafter.target import TargetFacts
 from moa_drafter.vllm_environment import reason
+from moa_server.engine.base import EngineError
 from moa_server.engine.kv_cache import rounded_up
-from moa_server.engine.target_settings import EngineError
 
 #: Stores keys and values ``[n, heads, size]`` of new tokens in the slots ``[n]``, counted through all blocks.
 Store = Callable[[Tensor, Tensor, Tensor], None]
 
+#: Tokens of a block: small ones, for a rewind computes part of one again. vLLM's attention on CPUs wants multiples
+#: of 32.
+BLOCK = 32
+#: Tokens of one draft at most: what vLLM's verification is made for.
+MOST_DRAFTED = 128
+#: Tokens of vLLM's context beyond a conversation's: the choice after a full one, and one more, for vLLM ends a
+#: request that fills its context.
+SPARE = 2
 #: Whole numbers below it are exact in every type that caches have.
 _BASE = 128
 
@@ -41,15 +49,15 @@ class PagedLayer:
     places: Tensor
 
     @classmethod
-    def learnt(cls, cache: Tensor, store: Store, block: int, heads: int, size: int) -> PagedLayer:
+    def learnt(cls, cache: Tensor, store: Store, heads: int, size: int) -> PagedLayer:
         """Learn where ``store`` puts numbers. Block 0 is overwritten: vLLM does not use it.
 
         Raises:
             EngineError: what is stored does not come back as it was: a cache of compressed numbers, say.
         """
-        count = 2 * block * heads * size
-        numbers = torch.arange(count, device=cache.device).view(block, 2, heads, size)
-        slots = torch.arange(block, device=cache.device)
+        count = 2 * BLOCK * heads * size
+        numbers = torch.arange(count, device=cache.device).view(BLOCK, 2, heads, size)
+        slots = torch.arange(BLOCK, device=cache.device)
         found, place = torch.zeros(cache[0].numel(), dtype=torch.long, device=cache.device), 1
         while place < count:
             digits = (numbers // place % _BASE).to(cache.dtype)
@@ -57,49 +65,34 @@ class PagedLayer:
             found += cache[0].flatten().long() * place
             place *= _BASE
         if found.sort().values.tolist() != list(range(count)):
-            raise EngineError("this attention backend of vLLM stores keys and values in a form that cannot be read")
-        return cls(cache, found.argsort().view(block, 2 * heads * size))
+            text = "this attention backend of vLLM stores keys and values in a form that cannot be read"
+            raise EngineError(text, code="unsupported_cache")
+        return cls(cache, found.argsort().view(BLOCK, 2 * heads * size))
 
     def read(self, blocks: Tensor, which: Tensor, offsets: Tensor) -> Tensor:
         """``[n, 2 * heads * size]`` of ``n`` tokens, each in one of the blocks (``which``) at an offset in it."""
         return self.cache[blocks].flatten(1)[which[:, None], self.places[offsets]]
 
 
-class PagedCaches:
-    """The caches of all layers."""
-
-    def __init__(self, layers: Mapping[int, PagedLayer], block: int) -> None:
-        self._layers, self._block = layers, block
-
-    def of(self, table: Sequence[int]) -> PagedStates:
-        """The states of a sequence with these blocks."""
-        return PagedStates(self._layers, self._block, table)
-
-
 class PagedStates:
-    """Implements :class:`moa_server.engine.memory_rows.HeldStates`; last hidden states are not kept."""
+    """Implements :class:`moa_server.engine.memory_rows.HeldStates`; last hidden states are not kept.
 
-    def __init__(self, layers: Mapping[int, PagedLayer], block: int, table: Sequence[int]) -> None:
-        self._layers, self._block, self._table = layers, block, torch.tensor(table)
+    Args:
+        layers: of the target, by number.
+        table: blocks of the sequence, in the order of its tokens.
+    """
+
+    def __init__(self, layers: Mapping[int, PagedLayer], table: Sequence[int]) -> None:
+        self._layers, self._table = layers, torch.tensor(table)
         self.last = torch.empty(0, 0)
 
     def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
         """``[n, layers, 2 * heads * size]`` of the tokens ``start`` to ``stop``: all keys, then all values."""
         positions = torch.arange(start, stop)
-        used, which = (positions // self._block).unique(return_inverse=True)
+        used, which = (positions // BLOCK).unique(return_inverse=True)
         device = self._layers[layers[0]].cache.device
-        places = [part.to(device) for part in (self._table[used], which, positions % self._block)]
+        places = [part.to(device) for part in (self._table[used], which, positions % BLOCK)]
         return torch.stack([self._layers[layer].read(*places) for layer in layers], 1)
-
-
-#: Tokens of a block: small ones, for a rewind computes part of one again. vLLM's attention on CPUs wants multiples
-#: of 32.
-BLOCK = 32
-#: Tokens of one draft at most: what vLLM's verification is made for.
-MOST_DRAFTED = 128
-#: Tokens of vLLM's context beyond a conversation's: the choice after a full one, and one more, for vLLM ends a
-#: request that fills its context.
-SPARE = 2
 
 
 def pool_blocks(cache_tokens: int, max_context: int) -> int:
@@ -123,7 +116,8 @@ def check_device(device: str) -> None:
     if torch.device(device).type != current_platform.device_type:
         raise EngineError(
             f"vLLM as it is installed here computes on {current_platform.device_type}, not on --device {device}: "
-            f"choose --device {current_platform.device_type}, or another release of vLLM"
+            f"choose --device {current_platform.device_type}, or another release of vLLM",
+            code="unknown_device",
         )
 
 
@@ -134,20 +128,17 @@ def check_memory(target: TargetFacts, dtype: torch.dtype, blocks: int, device: t
         EngineError: the blocks are larger than all memory of the device.
     """
     size = blocks * block_bytes(target, dtype)
-    there = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else _memory_bytes()
+    own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    there = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else own
     if size > there:
         raise EngineError(
             f"caches for {blocks * BLOCK} tokens take {size / 1e9:.1f} GB, and the {device.type} has "
-            f"{there / 1e9:.1f} GB: lower --cache-tokens or --max-context"
+            f"{there / 1e9:.1f} GB: lower --cache-tokens or --max-context",
+            code="out_of_memory",
         )
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def refused(target: TargetFacts, error: Exception) -> EngineError:
     """Make the error for an exception of vLLM on a target."""
-    return EngineError(
-        f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
-    )
+    text = f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
+    return EngineError(text, code="unsupported_target")
