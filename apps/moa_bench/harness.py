@@ -36,7 +36,7 @@ from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine, new_sequence
 from moa_server.engine.baseline import BlockingEngine
-from moa_server.scheduling.session_work import job_of, take_rows, verdict_of
+from moa_server.sessions import job_of, take_rows, verdict_of
 
 if TYPE_CHECKING:  # these bring torch
     from moa_drafter.drafter import Drafter as TorchDrafter

@@ -19,7 +19,7 @@ from moa_runtime.options import DEFAULT_DRAFTER, draft_length_of
 from moa_runtime.session.events import Sampling
 from moa_runtime.timeline import NO_TIMELINE, Timeline, read_sink, write_timeline
 from moa_runtime.transport import Endpoint
-from moa_server.options import DTYPES
+from moa_server.settings import DTYPES
 
 
 def add_question_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

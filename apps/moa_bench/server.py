@@ -21,8 +21,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.options import available_cpus
 from moa_runtime.session.handshake import Limits
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_server.options import ENGINES
-from moa_server.settings import Settings
+from moa_server.settings import ENGINES, Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -38,10 +38,9 @@ from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import new_sequence
 from moa_server.scheduling.scheduler import Scheduler, Step, Waiting
-from moa_server.scheduling.session_work import job_of, take_rows, verdict_of
 from moa_server.scheduling.step_cost import StepCost
 from moa_server.scheduling.verify_job import Job
-from moa_server.sessions import asked_to_draft
+from moa_server.sessions import asked_to_draft, job_of, take_rows, verdict_of
 from moa_server.settings import Settings
 
 #: Nothing is late here: a device that writes on alone is not simulated.

@@ -20,8 +20,7 @@ from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.engine.base import Engine
 from moa_server.engine.load import load_engine, server_drafts
 from moa_server.logging import complain, configure
-from moa_server.options import ServeError, parser, settings_of
-from moa_server.settings import Settings
+from moa_server.settings import ServeError, Settings, parser, settings_of
 from moa_server.web.setup import WebSetup, check_web_options
 
 

@@ -29,8 +29,7 @@ from moa_server.edge.server import EdgeServer
 from moa_server.engine.base import Engine
 from moa_server.engine.load import warm_up
 from moa_server.logging import handle_loop_error
-from moa_server.options import ServeError
-from moa_server.settings import Settings
+from moa_server.settings import ServeError, Settings
 from moa_server.web.site import WebFile
 
 _log = logging.getLogger(__name__)

@@ -1,12 +1,24 @@
-"""Settings of a verifier."""
+"""The settings of a verifier, and the options of ``moa-serve`` on a command line or in a file of Ray Serve."""
 
 from __future__ import annotations
 
+import argparse
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NoReturn
 
+from moa_drafter.pretrained import shipped_names
+from moa_runtime.errors import MoaError
+from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.session.handshake import Limits
+from moa_runtime.sockets import check_origins, is_loopback
+from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.engine.base import Capabilities
+from moa_server.logging import FORMATS, LEVELS
 
 
 @dataclass(frozen=True)
@@ -64,3 +76,275 @@ class Settings:
             int(self.away_seconds),
             int(self.keep_seconds),
         )
+
+
+DEFAULT_PORT = 8765
+DEFAULT_CACHE_TOKENS = 32768
+DTYPES = ("auto", "float32", "bfloat16")
+ENGINES = ("transformers", "vllm")
+
+_OWN = Settings()
+#: Options with numbers: name, default, unit, help. None may be below 1, but for --keep-seconds and
+#: --away-seconds.
+_LIMITS = (
+    ("max-sessions", _OWN.max_sessions, "N", "conversations held at once, and requests answered at once"),
+    (
+        "max-connections",
+        EdgeLimits().connections,
+        "N",
+        "connections open at once, if the descriptor limit allows",
+    ),
+    ("max-draft-tokens", _OWN.max_draft_tokens, "N", "tokens of one draft"),
+    ("max-frame-bytes", _OWN.max_frame_bytes, "N", "bytes of one message and of one request"),
+    ("keep-seconds", _OWN.keep_seconds, "S", "how long a conversation outlives its connection"),
+    (
+        "ask-from",
+        _OWN.ask_from,
+        "N",
+        "answers written at once beyond which clients are asked to draft, those with the shortest round trips first",
+    ),
+    (
+        "away-seconds",
+        _OWN.away_seconds,
+        "S",
+        "how long an answer is continued while its client is away, in steps that no other client needs; 0 to disable",
+    ),
+    ("away-tokens", _OWN.away_tokens, "N", "most tokens of an answer that are written meanwhile"),
+    ("idle-seconds", _OWN.idle_seconds, "S", "silence after which a connection is closed"),
+    ("answer-seconds", _OWN.answer_seconds, "S", "how long a frame may wait for its verdict"),
+)
+
+
+class ServeError(MoaError):
+    """Invalid options."""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
+    p.add_argument("--model", metavar="NAME", help="a model folder, GGUF file or Hub id (default: the built-in target)")
+    p.add_argument(
+        "--drafter",
+        metavar="NAME|FOLDER",
+        help="checkpoint whose server half makes the memory rows, and which drafts for clients that leave drafting to "
+        f"the verifier: {', '.join(shipped_names())}, or a folder (default: {DEFAULT_DRAFTER}, with the default model)",
+    )
+    p.add_argument("--device", default="cpu", help="torch device of the target (default: %(default)s)")
+    p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    p.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for any free one (default: %(default)s)")
+    p.add_argument("--token", help="bearer token that clients must send; safer in the variable MOA_TOKEN")
+    p.add_argument("--insecure", action="store_true", help="allow other hosts than loopback without a token")
+    p.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin, such as http://localhost:3000, use all of the verifier; an app's web view "
+        "has one too, such as capacitor://localhost; may be repeated",
+    )
+    p.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="PEM",
+        help="certificate chain, for wss and https; auto makes one, with an authority that a phone must trust",
+    )
+    p.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    p.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="on a loopback address, answer requests for this host too, such as the name of a proxy in front; "
+        "may be repeated",
+    )
+    p.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="JSON",
+        help="more bearer tokens, hashed, with names and budgets; SIGHUP reads it again",
+    )
+    p.add_argument("--new-token", metavar="NAME", help="print a fresh token and its entry for --token-file, and exit")
+
+    web = p.add_argument_group("the page for phones and browsers")
+    web.add_argument(
+        "--web",
+        action="store_true",
+        help="serve it at /, to every machine that reaches this address; if others do, its sessions need the token, "
+        "which is made and kept if none is given",
+    )
+    web.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FOLDER",
+        help="what the page loads, with a graph for browsers (default: the default bundle if it has one, else one that "
+        "is made at the first start)",
+    )
+
+    engine = p.add_argument_group("the engine")
+    engine.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="what runs the target; vllm is for many conversations, verifies chains only and has its own install, "
+        "see docs/serving.md (default: %(default)s)",
+    )
+    engine.add_argument("--max-context", type=int, metavar="TOKENS", help="default: what the target can hold")
+    engine.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="numbers of the target; auto is float32 on a CPU, bfloat16 elsewhere (default: %(default)s)",
+    )
+    engine.add_argument(
+        "--cache-tokens",
+        type=int,
+        default=DEFAULT_CACHE_TOKENS,
+        metavar="N",
+        help="tokens of all conversations whose keys and values are kept; beyond, the least recently used are "
+        "computed again when they return (default: %(default)s)",
+    )
+    engine.add_argument(
+        "--step-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of a step while others are served (default: as many as their next tokens can wait for)",
+    )
+    engine.add_argument(
+        "--no-drafts",
+        action="store_true",
+        help="do not draft for clients that grant credit: one token a pass",
+    )
+    engine.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: torch's choice)")
+
+    limits = p.add_argument_group("limits")
+    for name, default, metavar, text in _LIMITS:
+        limits.add_argument(
+            f"--{name}", type=type(default), default=default, metavar=metavar, help=f"{text} (default: %(default)s)"
+        )
+
+    operation = p.add_argument_group("operation")
+    operation.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="after SIGTERM, how long the frames under way may take for their verdicts (default: %(default)g)",
+    )
+    operation.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write what every session does and when, as a Chrome trace that Perfetto opens",
+    )
+    operation.add_argument(
+        "--doctor",
+        action="store_true",
+        help="say what this machine can serve: load the target, time some steps, and exit",
+    )
+    operation.add_argument(
+        "--until-stdin-ends",
+        action="store_true",
+        help="end at once when standard input does: for a program that starts a verifier with a pipe there, so "
+        "that the verifier never outlives it",
+    )
+    operation.add_argument("--json", action="store_true", help="print the ready line, or the report, as JSON")
+    operation.add_argument(
+        "--log-format", choices=FORMATS, default="text", help="json: one object a line (default: %(default)s)"
+    )
+    operation.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default="warning",
+        help="info tells of each session, debug has tracebacks (default: %(default)s)",
+    )
+    return p
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Make the settings of the app from the options.
+
+    Raises:
+        ServeError: a number out of range.
+        MoaError: an origin that is none.
+    """
+    check_origins(options.allow_origin)
+    least = {name.replace("-", "_"): 1 for name, *_ in _LIMITS}
+    least |= {
+        "keep_seconds": 0,
+        "away_seconds": 0,
+        "drain_seconds": 0,
+        "max_frame_bytes": 1024,
+        "threads": 1,
+        "step_tokens": 4,
+    }
+    least |= {"max_context": 2, "cache_tokens": 1}
+    for name, smallest in least.items():
+        value = getattr(options, name)
+        if value is not None and not value >= smallest:
+            raise ServeError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")
+    return Settings(
+        token=os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,
+        token_file=options.token_file,
+        origins=tuple(options.allow_origin),
+        loopback=is_loopback(options.host),
+        hosts=tuple(options.allow_host),
+        max_sessions=options.max_sessions,
+        keep_seconds=options.keep_seconds,
+        ask_from=options.ask_from,
+        away_seconds=options.away_seconds,
+        away_tokens=options.away_tokens,
+        idle_seconds=options.idle_seconds,
+        answer_seconds=options.answer_seconds,
+        step_tokens=options.step_tokens,
+        max_draft_tokens=options.max_draft_tokens,
+        max_frame_bytes=options.max_frame_bytes,
+    )
+
+
+#: Ray Serve's routers and autoscaling are young: another release may call them otherwise.
+TESTED = "2.60"
+
+
+def require_ray(program: str) -> None:
+    """Check that Ray Serve is installed, in a release that this is tested with.
+
+    Raises:
+        MoaError: it is not; the message gives the install command.
+    """
+    require_extra("ray", program)
+    found = version("ray")
+    if not found.startswith(f"{TESTED}."):
+        raise MoaError(f'{program} is tested with Ray {TESTED} and may fail with {found}: pip install "moa-edge[ray]"')
+
+
+#: Options of the process around the app, which Ray provides.
+_OF_THE_PROCESS = (
+    *("host", "port", "tls-cert", "tls-key", "allow-host", "max-connections"),
+    *("web", "bundle", "new-token", "doctor", "timeline", "json", "until-stdin-ends"),
+)
+
+
+def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
+    """Parse the ``args`` of an application: options of ``moa-serve`` without their dashes.
+
+    ``{"model": "my-llama", "threads": 1, "no-drafts": True, "allow-origin": ["https://app.example"]}``
+
+    Raises:
+        ServeError: an option is unknown or invalid for replicas, or a value is invalid.
+    """
+    words = []
+    for name, value in args.items():
+        if name in _OF_THE_PROCESS:
+            raise ServeError(f"a replica has no option {name}: it is Ray's, see docs/serving.md")
+        for each in value if isinstance(value, list) else [value]:
+            if each is True:
+                words.append(f"--{name}")
+            elif each is not False and each is not None:
+                words.append(f"--{name}={each}")
+    reading = parser()
+    reading.error = _refuse  # type: ignore[method-assign]
+    # All clients come through Ray's proxy, so the address is not loopback.
+    return reading.parse_args([*words, "--host", "0.0.0.0"])
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ServeError(f"the args of the application are options of moa-serve: {message}")

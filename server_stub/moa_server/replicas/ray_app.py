@@ -8,24 +8,26 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve._private.common import DeploymentTargetInfo
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from ray.serve.config import RequestRouterConfig
 from starlette.applications import Starlette
 
 from moa_server.app import Verifier, create_app
 from moa_server.engine.load import load_engine, server_drafts, warm_up
 from moa_server.logging import configure
-from moa_server.options import ServeError, settings_of
 from moa_server.replicas.autoscaling import stats_of
-from moa_server.replicas.replica_options import options_of, require_ray
-from moa_server.settings import Settings
+from moa_server.settings import ServeError, Settings, options_of, require_ray, settings_of
 
 _ROUTER = "moa_server.replicas.router.SessionRouter"
 #: Requests beyond sessions and plain decodings that a replica takes: the verifier says itself that it is full.
 _OTHER_REQUESTS = 64
 #: Seconds that a replica has to end in beyond its frames under way: to notice, and to close.
-_NOTICE_S = 10.0
+_END_S = 10.0
 
 
 class Replica:
@@ -64,8 +66,6 @@ class Replica:
 
     async def _drain(self, seconds: float) -> None:
         """When Ray ends the replica, answer the received frames and send all clients elsewhere."""
-        from moa_server.replicas.ray_shutdown import departure
-
         await departure()
         await self._verifier.drain(seconds, asyncio.Event())
 
@@ -74,7 +74,7 @@ def build(args: Mapping[str, Any]) -> Application:
     """The application, for the ``import_path`` of a configuration file.
 
     Args:
-        args: options of ``moa-serve`` without dashes, see :func:`~moa_server.replicas.replica_options.options_of`.
+        args: options of ``moa-serve`` without dashes, see :func:`~moa_server.settings.options_of`.
 
     Raises:
         MoaError: the release of Ray is untested, an option is invalid for replicas, or a token is missing.
@@ -92,7 +92,7 @@ def build(args: Mapping[str, Any]) -> Application:
         serve.ingress()(Replica),
         name="Verifier",
         max_ongoing_requests=_most_requests(settings),
-        graceful_shutdown_timeout_s=options.drain_seconds + _NOTICE_S,
+        graceful_shutdown_timeout_s=options.drain_seconds + _END_S,
         graceful_shutdown_wait_loop_s=1.0,
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
     )
@@ -102,3 +102,48 @@ def build(args: Mapping[str, Any]) -> Application:
 def _most_requests(settings: Settings) -> int:
     """More than there can be: at Ray's limit a connection would go to a replica that does not have its conversation."""
     return 2 * settings.max_sessions + _OTHER_REQUESTS
+
+
+#: Ray's proxies learn of it at about the same time: clients that reconnect after that find another replica.
+_NOTICE_S = 1.0
+_STOPPING = "STOPPING"
+
+
+async def departure() -> None:
+    """Wait until Ray ends this replica. Belongs to the event loop of a replica.
+
+    Ray's routers receive the list of replicas for requests, without those that are ending. The list is also empty for a
+    moment after a restart of Ray's controller, so the controller is queried too.
+    """
+    context = serve.get_replica_context()
+    own = context.replica_id
+    named = asyncio.Event()
+    unnamed = asyncio.Event()
+
+    def heard(targets: DeploymentTargetInfo) -> None:
+        among = any(replica.replica_id == own for replica in targets.running_replicas)
+        (named if among else unnamed).set()
+        (unnamed if among else named).clear()
+
+    controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    key = (LongPollNamespace.DEPLOYMENT_TARGETS, own.deployment_id)
+    listening: Any = LongPollClient(
+        controller, {key: heard}, call_in_event_loop=asyncio.get_running_loop(), client_id=str(own)
+    )
+    try:
+        await named.wait()
+        while True:
+            await unnamed.wait()
+            await asyncio.sleep(_NOTICE_S)
+            if unnamed.is_set() and await asyncio.to_thread(_stopping, context.app_name, context.deployment):
+                return
+    finally:
+        listening.stop()
+
+
+def _stopping(application: str, deployment: str) -> bool:
+    """Whether a replica of the deployment is stopping, or the deployment is gone."""
+    found = serve.status().applications.get(application)
+    if found is None or deployment not in found.deployments:
+        return True
+    return _STOPPING in found.deployments[deployment].replica_states

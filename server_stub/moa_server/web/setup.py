@@ -27,8 +27,7 @@ from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.paths import cache_dir, data_dir, default_bundle, expanded
 from moa_runtime.sockets import is_loopback
-from moa_server.options import ServeError
-from moa_server.settings import Settings
+from moa_server.settings import ServeError, Settings
 from moa_server.web.pairing import AUTHORITY_PATH, hosts_of, invitation, kept_token, page_urls
 from moa_server.web.site import WebFile, zipped
 

@@ -27,9 +27,8 @@ from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.events import Welcomed
 from moa_runtime.transport import SESSION_ID_HEADER, Timing, new_session_id
 from moa_server.connection import GOING_AWAY
-from moa_server.options import ServeError
 from moa_server.replicas.autoscaling import QueuePolicy
-from moa_server.replicas.replica_options import options_of
+from moa_server.settings import ServeError, options_of
 from support.server.running import Client, Verifier
 from support.system.haproxy_fleet import CONFIGURATION, behind_haproxy, find_haproxy
 from support.system.replica_fleet import PROXIES, Fleet, wait_for

@@ -452,7 +452,7 @@ def test_what_goes_wrong_in_reading_ends_the_connection_at_once(verifier, engine
     with verifier.connect() as socket, monkeypatch.context() as broken:
         socket.send(hello(engine))
         receive(socket)
-        broken.setattr("moa_server.edge.frame_reader.parse_client_message", lambda *_: 1 / 0)
+        broken.setattr("moa_server.connection.parse_client_message", lambda *_: 1 / 0)
         socket.send(b"anything")
         assert fault_code(receive(socket)) == "FAULT_CODE_INTERNAL"
         with pytest.raises(ConnectionClosed):

@@ -10,8 +10,8 @@ from websockets.exceptions import ConnectionClosed
 
 from moa_runtime.session.events import Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.connection import MAX_HELLO_BYTES
 from moa_server.edge.connection_limits import ALL_BUSY, EdgeLimits
-from moa_server.edge.frame_reader import MAX_HELLO_BYTES
 from moa_server.settings import Settings
 from support.server.edge_running import eventually
 from support.server.running import TIMEOUT_S, Client, serving

@@ -11,10 +11,9 @@ from starlette.requests import Request
 
 from moa_runtime.session.handshake import digest
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.app import Verifier
+from moa_server.app import PlainDecodingEndpoint, Verifier
 from moa_server.auth import Bearer
 from moa_server.connection import Connection
-from moa_server.decoding import PlainDecodingEndpoint
 from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.rate_limits import Budget
 from moa_server.engine.base import Outcome, StepRequest

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moa_runtime.transport import Endpoint
-from moa_server.replicas.replica_options import require_ray
+from moa_server.settings import require_ray
 from support.system.replica_fleet import REPLICAS, wait_for
 
 APPLICATION = "moa"

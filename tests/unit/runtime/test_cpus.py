@@ -10,7 +10,7 @@ from moa_bench.cli import main as bench
 from moa_runtime import options as choices
 from moa_runtime.errors import MoaError
 from moa_server.engine.load import load_engine
-from moa_server.options import parser
+from moa_server.settings import parser
 
 
 @pytest.fixture(autouse=True)

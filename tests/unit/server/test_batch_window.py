@@ -9,9 +9,8 @@ import pytest
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine.base import new_sequence
 from moa_server.metrics import Metrics
-from moa_server.scheduling.batch_window import BatchWindow
 from moa_server.scheduling.verify_job import Job
-from moa_server.scheduling.worker import Worker
+from moa_server.scheduling.worker import BatchWindow, Worker
 from support.toy_engine import ToyEngine
 from support.virtual_loop import run_virtually
 

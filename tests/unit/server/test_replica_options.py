@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from moa_server.options import ServeError, settings_of
-from moa_server.replicas.replica_options import options_of
+from moa_server.settings import ServeError, options_of, settings_of
 
 
 def test_they_are_those_of_moa_serve():

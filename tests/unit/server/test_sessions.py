@@ -6,11 +6,10 @@ import asyncio
 
 from moa_runtime.session.sampling import Sampling
 from moa_server.auth import Authenticator, Bearer
-from moa_server.background_answers import BackgroundAnswers
 from moa_server.engine.base import StepRequest
 from moa_server.metrics import Metrics
 from moa_server.scheduling.worker import Worker
-from moa_server.sessions import Conversation, SessionStore
+from moa_server.sessions import BackgroundAnswers, Conversation, SessionStore
 from moa_server.settings import Settings
 from support.toy_engine import ToyEngine
 
