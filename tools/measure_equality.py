@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from moa_drafter.config import head_size
 from moa_drafter.target import Target, load_target
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.baseline import decode, next_logits

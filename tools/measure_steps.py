@@ -41,7 +41,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from moa_drafter.config import head_size
 from moa_drafter.target import Target
 from moa_runtime.backends.base import StepInputs
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.drafting.batched_model import TOP_K, Batch, PackedDeviceModule
 from moa_server.drafting.batcher import BatchedBackend

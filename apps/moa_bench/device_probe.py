@@ -212,7 +212,7 @@ def measure_answers(
     from moa_runtime.chat import Chat
     from moa_runtime.drafters.factory import drafter_for
     from moa_runtime.drafting.draft_controllers import controller_for
-    from moa_runtime.drafting.settings import LoopSettings
+    from moa_runtime.options import LoopSettings
     from moa_runtime.session.events import Sampling
     from moa_runtime.transport import Endpoint
 

@@ -14,7 +14,7 @@ from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.backends.load import load_backend, load_writer
-from moa_runtime.bundle import TOKENIZER_FILE, Bundle, tokenizer_fingerprint
+from moa_runtime.bundle import TOKENIZER_FILE, Bundle, Fingerprints, tokenizer_fingerprint
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import drafter_for, writer_for
@@ -24,12 +24,11 @@ from moa_runtime.drafters.sssd import SssdDrafter
 from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DRAFTERS, DrafterName
+from moa_runtime.options import DRAFTERS, DrafterName, LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
-from moa_runtime.session.handshake import Fingerprints, Limits, check_hello
+from moa_runtime.session.handshake import Limits, check_hello
 from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.tokenizer import ChatTokenizer

@@ -35,8 +35,8 @@ from moa_runtime.drafters.ngram import NgramDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
+from moa_runtime.options import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Origin, Sampling, SessionEvent
 from moa_runtime.session.handshake import Limits

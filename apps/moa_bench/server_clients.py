@@ -24,10 +24,9 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.drafting.draft_controllers import controller_for
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate
-from moa_runtime.options import Drafting, DraftLength
+from moa_runtime.options import Drafting, DraftLength, LoopSettings
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 

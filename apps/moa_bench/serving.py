@@ -20,10 +20,9 @@ from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
 from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.drafting.draft_controllers import controller_for
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkStatus, TokenOrigin
-from moa_runtime.options import Drafting, DraftLength
+from moa_runtime.options import Drafting, DraftLength, LoopSettings
 from moa_runtime.session.events import Origin, Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.timeline import NO_TIMELINE, Timeline
@@ -161,7 +160,7 @@ class ChatMode:
     Args:
         new_drafter: makes the drafter for a turn. If it makes None, the device proposes nothing and each round asks the
             target for one token.
-        drafting: see :class:`moa_runtime.drafting.settings.LoopSettings`.
+        drafting: see :class:`moa_runtime.options.LoopSettings`.
         timeline: see :meth:`moa_runtime.chat.Chat.connect`.
     """
 

@@ -27,9 +27,8 @@ from moa_runtime.drafting.draft_controllers import Controller, FixedShape
 from moa_runtime.drafting.draft_policy import clip_budget
 from moa_runtime.drafting.events import Draft, LoopEvent, Pushed, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.drafting.settings import Conditions, LoopSettings
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DRAFTINGS, Drafting
+from moa_runtime.options import DRAFTINGS, Conditions, Drafting, LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Sampling
 from moa_runtime.session.handshake import Limits

@@ -13,9 +13,17 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafting.draft_controllers import controller_for
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError, reason_of
-from moa_runtime.options import DRAFTERS, DrafterName, Drafting, DraftLength, Offline, OtherDrafterError, drafter_option
+from moa_runtime.options import (
+    DRAFTERS,
+    DrafterName,
+    Drafting,
+    DraftLength,
+    LoopSettings,
+    Offline,
+    OtherDrafterError,
+    drafter_option,
+)
 from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.transport import Endpoint

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moa_runtime.bundle import Bundle
     from moa_runtime.chat import Chat
-    from moa_runtime.drafting.settings import Conditions, LoopSettings
     from moa_runtime.errors import ChatError, MoaError
     from moa_runtime.events import (
         AnswerFinished,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         TextSpan,
         TokenOrigin,
     )
+    from moa_runtime.options import Conditions, LoopSettings
     from moa_runtime.paths import default_bundle
     from moa_runtime.session.events import Policy, Sampling
     from moa_runtime.sync import SyncChat
@@ -65,9 +65,9 @@ _MODULES = {
     "Bundle": "moa_runtime.bundle",
     "Chat": "moa_runtime.chat",
     "ChatError": "moa_runtime.errors",
-    "Conditions": "moa_runtime.drafting.settings",
+    "Conditions": "moa_runtime.options",
     "Endpoint": "moa_runtime.transport",
-    "LoopSettings": "moa_runtime.drafting.settings",
+    "LoopSettings": "moa_runtime.options",
     "MoaError": "moa_runtime.errors",
     "Policy": "moa_runtime.session.events",
     "Sampling": "moa_runtime.session.events",

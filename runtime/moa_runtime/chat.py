@@ -28,7 +28,6 @@ from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.drafting.events import Drafted, LoopEvent, PauseBegan, Problem
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.drafting.settings import Conditions, LoopSettings
 from moa_runtime.driver import Driver
 from moa_runtime.errors import ChatError, ContextFullError, MoaError
 from moa_runtime.events import (
@@ -42,7 +41,7 @@ from moa_runtime.events import (
     Paused,
     Statistics,
 )
-from moa_runtime.options import DRAFTERS, DrafterName, Offline
+from moa_runtime.options import DRAFTERS, Conditions, DrafterName, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Finished, Policy, RolledBack, Sampling, Welcomed
 from moa_runtime.timeline import Timeline

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from moa_runtime.errors import ChatError, MoaError
-from moa_runtime.session.sampling import Sampling, impossible
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.snapshot import sampling_from_json
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
 from moa_runtime.tokens import common_length
@@ -15,7 +15,7 @@ from moa_runtime.tokens import common_length
 
 def check_request(max_new_tokens: int, sampling: Sampling | None) -> None:
     """Raise ChatError if no verifier could serve this request."""
-    if sampling is not None and (problem := impossible(sampling)):
+    if sampling is not None and (problem := sampling.problem):
         raise ChatError(problem)
     if sampling is not None and not 0 <= sampling.seed < 1 << 64:
         raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged
+from moa_runtime.options import Conditions
 from moa_runtime.session.events import Faulted, Welcomed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers, unexpected_error

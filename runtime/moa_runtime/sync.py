@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.conversation import Unconfirmed
-from moa_runtime.drafting.settings import Conditions
 from moa_runtime.events import ChatEvent, LinkStatus
+from moa_runtime.options import Conditions
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 

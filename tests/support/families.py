@@ -17,7 +17,7 @@ import torch
 
 from moa_drafter.target import load_target
 from moa_runtime.errors import MoaError
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.base import StepRequest
 from moa_server.engine.forward import Piece
 from moa_server.engine.kv_cache import KVCache

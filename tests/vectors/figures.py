@@ -7,13 +7,12 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from moa_runtime.drafters.gumbel_coupling import GumbelCoupling
+from moa_runtime.drafters.gumbel import GumbelCoupling, gumbel
 from moa_runtime.drafters.ngram import NgramDrafter, NgramIndex, NgramMixture
 from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Pushed, RoundEnded
-from moa_runtime.gumbel import gumbel
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.client_table import CALLS, Event, State, transition
 from moa_runtime.session.events import Sampling

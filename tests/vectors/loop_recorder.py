@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from moa_runtime.drafting.events import Draft
-from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.options import LoopSettings
 from moa_runtime.session.handshake import fault
 from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import depths

@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession, LocalProtocolError
-from moa_runtime.session.events import Origin, Policy
-from moa_runtime.session.handshake import Fingerprints
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Origin, Policy, Sampling
 from moa_runtime.session.snapshot import SnapshotError
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtNetwork import QNetworkInformation
 
 from moa_chat.desktop.runtime_thread import RuntimeThread
-from moa_runtime.drafting.settings import Conditions
+from moa_runtime.options import Conditions
 
 #: A change of network arrives as several signals; those within this time count as one.
 _SETTLED_MS = 300

@@ -16,9 +16,9 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from moa_chat.loop_thread import LoopThread, RunningAnswer, call_in_loop
 from moa_runtime.conversation import Unconfirmed
-from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
 from moa_runtime.events import ChatEvent, LinkChanged
+from moa_runtime.options import Conditions
 from moa_runtime.session.events import Sampling
 from moa_runtime.sockets import is_loopback
 

@@ -29,9 +29,9 @@ from moa_runtime.backends.load import SharedBackend, load_writer
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for
 from moa_runtime.drafting.draft_controllers import controller_for
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.http_framing import FramingError, StrictConnection
+from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, is_loopback, listen, url_of
 

@@ -1,7 +1,7 @@
 """Early exiting (EESD, arXiv 2406.03853): the target's first layers, and one trained layer between them and the head.
 
 What the paper calls early-exiting layer is trained by self-distillation, on the target's own text, as every drafter
-here. Its Thompson sampling chooses how long to draft: that is :mod:`moa_runtime.drafting.thompson`, for any drafter.
+here. Its Thompson sampling chooses how long to draft: :mod:`moa_runtime.drafting.draft_controllers`, for any drafter.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Drafter(Protocol):
         """Draft tokens after ``prefix``, the conversation's tokens from position 0.
 
         If the target samples, a drafter may use ``sampling`` to guess with the target's own noise, see
-        :class:`~moa_runtime.drafters.gumbel_coupling.GumbelCoupling`; the committed token is the target's choice in any
+        :class:`~moa_runtime.drafters.gumbel.GumbelCoupling`; the committed token is the target's choice in any
         case.
 
         The draft is as large as pays; its first level is always drafted if ``budget.levels`` allows any. A chain is a

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
-from moa_runtime.drafters.gumbel_coupling import NO_COUPLING, GumbelCoupling
+from moa_runtime.drafters.gumbel import NO_COUPLING, GumbelCoupling
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.tokens import common_length

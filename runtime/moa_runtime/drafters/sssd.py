@@ -16,7 +16,7 @@ from itertools import count, takewhile
 
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
-from moa_runtime.drafters.gumbel_coupling import GumbelCoupling
+from moa_runtime.drafters.gumbel import GumbelCoupling
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex, worth_copying
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree

@@ -1,15 +1,25 @@
-"""Controllers: the shape of the next draft, fixed or learned from earlier rounds."""
+"""Controllers: the shape of the next draft, fixed or learned from earlier rounds.
+
+Thompson sampling follows EESD (Liu et al., ACL Findings 2024, arXiv 2406.03853).
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
-from moa_runtime.drafters.base import Budget
+from moa_runtime.drafters.base import Budget, Prices
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.events import Pushed, RoundEnded
-from moa_runtime.drafting.thompson import BetaThompson, CalibratedThompson
 from moa_runtime.options import DraftLength
+
+_MOST = 16  # tokens of a draft by Thompson sampling
+_BINS = 10
+#: Weight of the drafter's own probabilities in each bin, in drafts.
+_TRUST = 4.0
 
 
 class Controller(Protocol):
@@ -57,6 +67,113 @@ class FixedShape:
     @property
     def token_s(self) -> float:
         return 0.0
+
+
+class _Thompson(ABC):
+    """Draw the length of a chain anew after every verdict. Implements :class:`Controller`.
+
+    Times and costs play no part, and nothing is drafted while a verdict is in flight.
+
+    Args:
+        seed: of the draws; seed and verdicts determine every length.
+        most: tokens of a draft, at most.
+
+    Raises:
+        ValueError: ``most`` is less than 1.
+    """
+
+    token_s = 0.0
+
+    def __init__(self, seed: int = 0, *, most: int = _MOST) -> None:
+        if most < 1:
+            raise ValueError(f"a draft must be allowed at least 1 token, not {most}")
+        self._random, self._most = Random(seed), most
+        self._budget: Budget | None = None  # of the next draft, once it is drawn
+
+    def budget(self) -> Budget:
+        """Return the budget that was drawn after the last verdict."""
+        if self._budget is None:
+            self._budget = self._draw()
+        return self._budget
+
+    def ahead(self, drafted: int, probability: float) -> bool:
+        return False
+
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
+        if isinstance(outcome, RoundEnded) and outcome.depth:
+            self._learn(outcome)
+            self._budget = None
+
+    @abstractmethod
+    def _draw(self) -> Budget:
+        """Draw the shape of the next draft."""
+
+    @abstractmethod
+    def _learn(self, outcome: RoundEnded) -> None:
+        """Learn from a verdict on at least one token."""
+
+
+class BetaThompson(_Thompson):
+    """Beta-TS: after each token, draw an acceptance rate from a beta distribution, and go on with that probability.
+
+    Only tokens that the target judged count: the accepted ones and the first refused one. Copies after the drawn length
+    say nothing of the model.
+
+    Attributes:
+        right, wrong: parameters of the beta distribution, at first (1, 1), which is uniform.
+    """
+
+    def __init__(self, seed: int = 0, *, most: int = _MOST) -> None:
+        super().__init__(seed, most=most)
+        self.right = self.wrong = 1.0
+
+    def _draw(self) -> Budget:
+        length = 1
+        while length < self._most and self._random.random() < self._random.betavariate(self.right, self.wrong):
+            length += 1
+        return Budget.chain(length)
+
+    def _learn(self, outcome: RoundEnded) -> None:
+        levels = min(outcome.depth, self.budget().levels)
+        right = min(outcome.accepted, levels)
+        self.right += right
+        self.wrong += right < levels
+
+
+class CalibratedThompson(_Thompson):
+    """The calibrated form: the drafter's own probabilities, corrected by verdicts, determine the length.
+
+    Drafting goes on after a token with the probability that the whole draft so far is right. That probability has a
+    beta distribution for each tenth of the drafter's own estimate: it begins around the estimate, and verdicts move it.
+    Going on token by token with these probabilities, or for as long as they exceed one number drawn for the whole
+    draft, gives every length the same probability. So a draft is one threshold, which a :class:`Budget` can hold.
+
+    This follows the paper's idea, a model's prediction corrected by Thompson sampling, but not its formulas, in which
+    both are normal distributions.
+    """
+
+    def __init__(self, seed: int = 0, *, most: int = _MOST) -> None:
+        super().__init__(seed, most=most)
+        claims = [(at + 0.5) / _BINS for at in range(_BINS)]
+        self._bins = [[_TRUST * claim, _TRUST * (1 - claim)] for claim in claims]  # drafts right and wrong
+
+    @property
+    def chances(self) -> list[float]:
+        """Mean probability that a draft is right, by tenths of the drafter's estimate, the lowest first."""
+        return [right / (right + wrong) for right, wrong in self._bins]
+
+    def _draw(self) -> Budget:
+        least, threshold = self._random.random(), 1.0
+        for at in reversed(range(_BINS)):
+            if self._random.betavariate(*self._bins[at]) < least:
+                break
+            threshold = at / _BINS
+        return Budget(Budget.chain(0).nodes, self._most, prices=Prices(step=threshold))
+
+    def _learn(self, outcome: RoundEnded) -> None:
+        for at, score in enumerate(outcome.scores[: self._most]):
+            claim = min(int(_BINS * math.exp(score)), _BINS - 1)
+            self._bins[claim][at >= outcome.accepted] += 1
 
 
 def controller_for(length: DraftLength) -> Controller:

@@ -10,10 +10,9 @@ from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Draft
 from moa_runtime.drafting.in_flight import DraftInFlight
-from moa_runtime.drafting.settings import Conditions, LoopSettings
 from moa_runtime.drafting.timeouts import Timeouts
 from moa_runtime.events import FinishReason, PauseReason
-from moa_runtime.options import Offline
+from moa_runtime.options import Conditions, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin
 from moa_runtime.session.handshake import Limits

@@ -29,7 +29,7 @@ class DrafterSelection:
     The server's rate is ``tokens a verdict / seconds between verdicts``, measured while it streams. The device's rate
     is ``tokens a round / (draft + round trip + the server's part)``, measured while the device drafts.
 
-    While the server streams, the device makes a few shadow drafts (:class:`shadow_draft.ShadowDraft`) that are never
+    While the server streams, the device makes a few shadow drafts (:class:`in_flight.ShadowDraft`) that are never
     sent: they show what a draft takes and how much of it would be accepted; the server's part is then the time of one
     of its verdicts without its own draft. Shadow drafts are made only if the device could win, by the inequality of
     "Speculation at a Distance" (arXiv 2606.25091) with the most tokens a round that may be hoped for. A busy server

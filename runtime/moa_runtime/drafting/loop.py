@@ -9,8 +9,7 @@ module                      knows                                               
 ``draft_controllers``       the shape of the next draft                          the session, the link
 ``cost_model``              seconds of each part of a draft                      who drafts
 ``drafter_selection``       tokens a second of device and server                 shapes of drafts
-``shadow_draft``            a draft that is not sent, beside the server's text   prices
-``in_flight``               the draft that is on its way                         time
+``in_flight``               the draft on its way, or compared but not sent       time, prices
 ``timeouts``                when a verdict is late and a link is down            what is drafted
 ==========================  ===================================================  =====================================
 """
@@ -34,13 +33,11 @@ from moa_runtime.drafting.events import (
     RoundEnded,
     Wait,
 )
-from moa_runtime.drafting.in_flight import DraftInFlight
-from moa_runtime.drafting.settings import Conditions, LoopSettings
-from moa_runtime.drafting.shadow_draft import ShadowDraft
+from moa_runtime.drafting.in_flight import DraftInFlight, ShadowDraft
 from moa_runtime.drafting.timeouts import Alarm, Timeouts
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, LinkStatus, PauseReason
-from moa_runtime.options import Offline
+from moa_runtime.options import Conditions, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import (
     Cause,

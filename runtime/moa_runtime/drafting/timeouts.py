@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 
-from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.options import LoopSettings
 
 #: Seconds that a draft waits for the memory rows that follow a verdict, before it is made without them.
 _ROWS_PATIENCE_S = 0.25

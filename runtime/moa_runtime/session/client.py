@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client_frames import (
     FINISH,
     BrokenFrameError,
@@ -29,11 +30,11 @@ from moa_runtime.session.events import (
     Policy,
     Resumed,
     RolledBack,
+    Sampling,
     SessionEvent,
     Welcomed,
 )
-from moa_runtime.session.handshake import Fingerprints, Limits, digest
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.handshake import Limits, digest
 from moa_runtime.session.snapshot import Snapshot
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.tokens import common_length

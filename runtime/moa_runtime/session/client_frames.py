@@ -6,15 +6,15 @@ Nothing here knows the conversation's tokens; :class:`~moa_runtime.session.clien
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from google.protobuf.message import DecodeError
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client_table import Event
-from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, SessionEvent
-from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints, Limits
+from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, Sampling, SessionEvent
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits
 from moa_runtime.session.memory_rows import RowsError, decode_rows
-from moa_runtime.session.sampling import Sampling, message_of
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 # -- frames from the server --------------------------------------------------------------------
@@ -311,7 +311,7 @@ class OutgoingFrames:
             base_len=base_len,
             tokens=tokens,
             rows_from=rows_from,
-            sampling=message_of(sampling),
+            sampling=wire.Sampling(**asdict(sampling)),
             max_length=max_length,
             while_away=while_away,
             answer_from=answer_from,

@@ -1,4 +1,4 @@
-"""Events of a client session."""
+"""Sampling and policies of an answer, and the events of a client session."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.session.sampling import Sampling
+LARGEST_REAL = 3e38  # largest number in the wire's float fields
 
-__all__ = [
-    "Cause",
-    "Committed",
-    "Decided",
-    "Echoed",
-    "Faulted",
-    "FinishReason",
-    "Finished",
-    "Origin",
-    "Policy",
-    "Resumed",
-    "RolledBack",
-    "RowsReceived",
-    "Sampling",
-    "SessionEvent",
-    "Welcomed",
-]
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target chooses a token.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: nucleus sampling, 0 to 1; 1 disables it.
+        seed: determines, with a token's absolute position, the noise of the choice; 64 bits.
+        top_k: number of most likely tokens to choose from; 0 disables it.
+        min_p: smallest probability relative to the most likely token's, 0 to 1; 0 disables it.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Error message if a value is out of range; empty if all are valid."""
+        if not 0 <= self.temperature <= LARGEST_REAL:
+            return f"a temperature is 0 or more, not {self.temperature}"
+        if not 0 <= self.top_p <= 1:
+            return f"top_p is from 0 to 1, not {self.top_p}"
+        return "" if 0 <= self.min_p <= 1 else f"min_p is from 0 to 1, not {self.min_p}"
 
 
 class Origin(enum.Enum):

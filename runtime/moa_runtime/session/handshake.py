@@ -11,8 +11,6 @@ import numpy as np
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
-__all__ = ["PROTOCOL_VERSION", "Fingerprints", "Limits", "check_hello", "digest", "fault"]
-
 PROTOCOL_VERSION = 2
 _LONGEST_NAME = 100  # characters of a client's fingerprint in a fault
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, digest, fault
-from moa_runtime.session.memory_rows import Float32
-from moa_runtime.session.row_queue import RowQueue
-from moa_runtime.session.sampling import Sampling, impossible, sampling_of, unknown
+from moa_runtime.session.memory_rows import Float32, RowQueue
 from moa_runtime.session.server_table import CHECKED, FRAMES, Action, Event, State
 from moa_runtime.session.tree import TreeError, chain, check_parents, depths, walk
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -296,7 +295,7 @@ class ServerSession:
         self.committed += prompt.tokens
         self._answer_start = self._sent_length = end
         self._max_length, self._while_away = prompt.max_length, prompt.while_away
-        self._sampling = sampling_of(prompt.sampling)
+        self._sampling = _parse_sampling(prompt.sampling)
         return self._work(supplied=len(prompt.tokens))
 
     def _verify(self, draft: wire.Draft) -> Verify:
@@ -351,11 +350,9 @@ class ServerSession:
             )
         if not prompt.tokens:
             return fault(wire.FAULT_CODE_PROTOCOL, "a Prompt without tokens")
-        problem = impossible(sampling_of(prompt.sampling))
-        if problem:
+        if problem := _parse_sampling(prompt.sampling).problem:
             return fault(wire.FAULT_CODE_PROTOCOL, problem)
-        unsupported = unknown(prompt.sampling)
-        if unsupported:
+        if unsupported := _unsupported(prompt.sampling):
             return fault(wire.FAULT_CODE_PROTOCOL, f"this verifier has no {unsupported}, as its Welcome says")
         return self._token_problem(prompt.tokens)  # last: there may be a million
 
@@ -527,6 +524,18 @@ def _longest_known_mark(resume: wire.Resume, committed: Sequence[int]) -> int:
         return mark.length <= len(committed) and digest(committed[: mark.length]) == mark.digest
 
     return max((mark.length for mark in resume.marks[-2:] if known(mark)), default=0)
+
+
+def _parse_sampling(message: wire.Sampling) -> Sampling:
+    return Sampling(message.temperature, message.top_p or 1.0, message.seed, message.top_k, message.min_p)
+
+
+def _unsupported(sampling: wire.Sampling) -> str:
+    """Return the name of a requested feature that this verifier lacks; empty if there is none."""
+    if sampling.grammar:
+        return "grammars"
+    penalised = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty not in (0, 1)
+    return "penalties" if penalised else ""
 
 
 def _unexpected(message: wire.ClientMessage) -> wire.ServerMessage:

@@ -6,10 +6,10 @@ import enum
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeGuard, TypeVar
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import Origin, Policy
-from moa_runtime.session.handshake import Fingerprints, Limits
-from moa_runtime.session.sampling import LARGEST_REAL, Sampling
+from moa_runtime.session.events import LARGEST_REAL, Origin, Policy, Sampling
+from moa_runtime.session.handshake import Limits
 
 SNAPSHOT_VERSION = 3
 

@@ -16,7 +16,7 @@ from moa_runtime.drafters.ngram import NgramDrafter, NgramMixture
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_policy import clip_budget
 from moa_runtime.drafting.events import RoundEnded
-from moa_runtime.drafting.settings import Conditions
+from moa_runtime.options import Conditions
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.tree import DraftTree

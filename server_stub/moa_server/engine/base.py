@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_drafter.target_config import longest_context
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
-from moa_runtime.session.handshake import Fingerprints
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from moa_drafter.vllm_environment import VllmError
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import too_many_threads
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import Engine, Outcome, StepRequest, new_sequence
 from moa_server.scheduling.step_cost import StepCost

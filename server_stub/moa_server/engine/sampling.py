@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.gumbel import MOST, gumbel
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.drafters.gumbel import MOST, gumbel
+from moa_runtime.session.events import Sampling
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -29,8 +29,8 @@ def choose(logits: Float32, sampling: Sampling, position: int) -> int:
 
     Greedy (the lowest id among equals) if the temperature is not above 0. Otherwise, of the tokens that the masks
     leave, the one with the largest ``logit / temperature + noise`` (of equals the lowest id), with the noise of
-    :func:`moa_runtime.gumbel.gumbel`: so each is chosen with its probability in the softmax, and a drafter with
-    the same noise guesses well. In float64, so rounding decides about once in 10**12 choices.
+    :func:`moa_runtime.drafters.gumbel.gumbel`: so each is chosen with its probability in the softmax, and a drafter
+    with the same noise guesses well. In float64, so rounding decides about once in 10**12 choices.
 
     The masks, one after the other, each by the probabilities that the temperature and the masks before leave:
     ``top_k``, ``top_p``, ``min_p``. That is the order of transformers (``GenerationMixin``); vLLM has the temperature

@@ -17,8 +17,7 @@ from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, deviation_from_transformers, load_target
-from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
-from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.bundle import TOKENIZER_FILE, Fingerprints, tokenizer_fingerprint
 from moa_runtime.session.tree import chain, depths, walk
 from moa_server.engine.base import (
     Capabilities,

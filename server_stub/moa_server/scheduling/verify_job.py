@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Outcome, Rows, StepRequest, joined
 
 #: A job that lacks more tokens of its prefix than this is prefilling; a round lacks one, its last bonus token.

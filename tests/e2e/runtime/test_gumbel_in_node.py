@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from moa_runtime.gumbel import gumbel_of
+from moa_runtime.drafters.gumbel import gumbel_of
 from unit.runtime.test_gumbel import PAGE, ROWS
 
 

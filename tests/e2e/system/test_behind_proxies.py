@@ -23,7 +23,7 @@ from moa_bench import verifier as bench
 from moa_bench.questions import BUILTIN_QUESTIONS
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Welcomed
 from moa_runtime.transport import SESSION_ID_HEADER, Timing, new_session_id
 from moa_server.connection import GOING_AWAY

@@ -14,9 +14,8 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting.draft_controllers import FixedShape
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.events import ChatEvent, Origin
-from moa_runtime.options import DRAFTINGS, Drafting
+from moa_runtime.options import DRAFTINGS, Drafting, LoopSettings
 from moa_runtime.session.events import Policy, Sampling, Welcomed
 from moa_runtime.transport import Endpoint, Timing
 from moa_server.drafting.batched_model import backend_of

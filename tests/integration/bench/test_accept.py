@@ -31,7 +31,7 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramDrafter, NgramMixture
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.engine.base import Outcome, StepRequest, new_sequence
 from support.bench.toy import ToyDrafter

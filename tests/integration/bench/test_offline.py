@@ -21,7 +21,7 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
 from moa_runtime.offline_stopping import StoppingRule
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.engine.baseline import log_probabilities
 from support.bench.toy import ToyDrafter

@@ -18,8 +18,8 @@ from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.events import AnswerFinished
+from moa_runtime.options import LoopSettings
 
 Event = dict
 DRAFT_LENGTH = 3

@@ -122,7 +122,7 @@ def _plain(target: Path) -> str:
     """The target's own answer."""
     from moa_bench.harness import checkpoint_pair
     from moa_drafter.target import load_target
-    from moa_runtime.session.sampling import Sampling
+    from moa_runtime.session.events import Sampling
     from moa_server.engine.baseline import decode
 
     device, engine = checkpoint_pair("sssd", load_target(str(target)))

@@ -12,7 +12,7 @@ import torch
 from moa_drafter.target_features import layer_keys_values, target_states
 from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.errors import MoaError
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine import transformers as transformers_engine
 from moa_server.engine.base import StepRequest

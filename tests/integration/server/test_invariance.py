@@ -12,7 +12,7 @@ import torch
 
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine import attention, fused_llama, transformers
 from moa_server.engine import transformers as transformers_engine
 from moa_server.engine.base import StepRequest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine import baseline
 from moa_server.engine.baseline import decode, log_probabilities, next_logits
 

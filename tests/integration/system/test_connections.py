@@ -15,10 +15,10 @@ import pytest
 
 from integration.system.test_outages_and_hints import RIGHT, Seen, answered
 from moa_runtime.chat import Chat, ChatError
-from moa_runtime.drafters.kv_buffer import GrowingRows
-from moa_runtime.drafting.settings import Conditions
+from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkStatus
+from moa_runtime.options import Conditions
 from moa_runtime.session.events import RolledBack, Sampling
 from moa_runtime.transport import ConnectError
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

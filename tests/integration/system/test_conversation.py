@@ -15,7 +15,6 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat, ChatError, ContextFullError
 from moa_runtime.conversation import Unconfirmed
 from moa_runtime.drafting.events import RoundEnded
-from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
 from moa_runtime.events import (
     AnswerFinished,
@@ -28,6 +27,7 @@ from moa_runtime.events import (
     Paused,
     PauseReason,
 )
+from moa_runtime.options import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint

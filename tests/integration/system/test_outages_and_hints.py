@@ -14,7 +14,6 @@ from unittest import mock
 import pytest
 
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafting.settings import Conditions
 from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
@@ -25,6 +24,7 @@ from moa_runtime.events import (
     Paused,
     PauseReason,
 )
+from moa_runtime.options import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.tree import DraftTree
 from support.memory_link import ClientEnd

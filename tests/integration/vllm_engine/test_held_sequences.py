@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.base import StepRequest
 from moa_server.engine.vllm import engine
 from moa_server.engine.vllm.engine import HeldSequence, HeldSequences, Move, RequestProgress

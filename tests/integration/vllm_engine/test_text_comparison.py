@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.sampling import choose
 from support.toy_engine import ToyEngine
 from support.vllm_engine.text_comparison import Comparison, compare, nearness

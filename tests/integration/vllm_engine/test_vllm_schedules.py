@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.base import StepRequest, new_sequence
 from support.server.stepping import plain, step
 from support.vllm_engine.paged import Schedule, assert_blocks

@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Engine, Outcome, StepRequest
 
 

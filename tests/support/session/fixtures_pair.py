@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Committed, Finished, Origin, Policy, RowsReceived, SessionEvent
-from moa_runtime.session.handshake import Fingerprints, Limits, check_hello, fault
+from moa_runtime.session.handshake import Limits, check_hello, fault
 from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.session.tree import DraftTree, accepted_path, chain, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

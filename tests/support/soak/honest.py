@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 
 import httpx
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Sampling
-from moa_runtime.session.handshake import Fingerprints
 from support.server.running import TIMEOUT_S, Client, Verifier
 from support.soak.raw import Target
 

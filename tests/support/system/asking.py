@@ -10,8 +10,8 @@ import pytest
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Origin
+from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint, Timing
 from support.server.running import Verifier

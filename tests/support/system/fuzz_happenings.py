@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from moa_runtime.drafting.settings import Conditions
+from moa_runtime.options import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import new_sequence

@@ -15,8 +15,7 @@ from unittest import mock
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
 from moa_runtime.drafting.draft_controllers import FixedShape
-from moa_runtime.drafting.settings import LoopSettings
-from moa_runtime.options import Drafting
+from moa_runtime.options import Drafting, LoopSettings
 from moa_runtime.session.events import Faulted, Policy, Sampling
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.transport import Endpoint

@@ -18,11 +18,11 @@ import pytest
 
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import GREEDY, Budget, Float32
-from moa_runtime.drafters.kv_buffer import GrowingRows
+from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.drafting.draft_controllers import FixedShape
-from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, LinkChanged, LinkStatus
+from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.transport import Endpoint, Timing

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import Outcome, StepRequest, new_sequence
 from moa_server.engine.baseline import next_logits

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import Engine, Float32, new_sequence
 from moa_server.engine.baseline import BlockingEngine, decode

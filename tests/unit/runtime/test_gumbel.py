@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moa_runtime.gumbel import LEAST, MOST, gumbel, gumbel_of, threefry
+from moa_runtime.drafters.gumbel import LEAST, MOST, gumbel, gumbel_of, threefry
 
 ALL = 0xFFFFFFFF
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from moa_runtime.drafters.base import Budget, DraftToken
-from moa_runtime.drafters.gumbel_coupling import NO_COUPLING, OTHERS, TRUST, GumbelCoupling
+from moa_runtime.drafters.gumbel import NO_COUPLING, OTHERS, TRUST, GumbelCoupling, gumbel
 from moa_runtime.drafters.ngram import WEIGHTS, NgramDrafter, NgramMixture
-from moa_runtime.gumbel import gumbel
 from moa_runtime.session.events import Sampling
 
 CANDIDATES = [DraftToken(7, math.log(0.6)), DraftToken(8, math.log(0.3)), DraftToken(9, math.log(0.05))]

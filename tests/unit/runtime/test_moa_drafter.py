@@ -11,8 +11,7 @@ import pytest
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.drafters import moa
 from moa_runtime.drafters.base import Budget, DraftToken
-from moa_runtime.drafters.kv_buffer import GrowingRows
-from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
 from moa_runtime.drafters.ngram import WORTH_COPYING, NgramMixture
 from moa_runtime.errors import MoaError
 from moa_runtime.session.tree import DraftTree

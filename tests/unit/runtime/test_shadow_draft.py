@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moa_runtime.drafting.shadow_draft import ShadowDraft
+from moa_runtime.drafting.in_flight import ShadowDraft
 from moa_runtime.session.tree import DraftTree
 
 TREE = DraftTree((5, 6, 7, 8), (0, 0, 1, 3), (-0.1, -0.2, -0.3, -0.4), (2, 1))  # 5-7-8 and 6

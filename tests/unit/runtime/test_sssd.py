@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from moa_runtime.datastore import Datastore, write_datastore
 from moa_runtime.drafters.base import Budget, Prices
+from moa_runtime.drafters.gumbel import gumbel_of
 from moa_runtime.drafters.sssd import SssdDrafter
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.events import RoundEnded
-from moa_runtime.gumbel import gumbel_of
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree, depths
 

@@ -11,9 +11,14 @@ import pytest
 
 from moa_bench.simulated_clock import Pace
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafting.draft_controllers import Controller, FixedShape, controller_for
+from moa_runtime.drafting.draft_controllers import (
+    BetaThompson,
+    CalibratedThompson,
+    Controller,
+    FixedShape,
+    controller_for,
+)
 from moa_runtime.drafting.events import RoundEnded
-from moa_runtime.drafting.thompson import BetaThompson, CalibratedThompson
 from moa_runtime.session.tree import DraftTree
 from support.runtime.simulated import prompt_of, rate_of
 

@@ -9,8 +9,8 @@ from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.drafting.events import Draft
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.session.client import ClientSession
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
-from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

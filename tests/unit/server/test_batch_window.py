@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.base import new_sequence
 from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import Job

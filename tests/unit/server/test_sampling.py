@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moa_runtime.gumbel import gumbel
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.drafters.gumbel import gumbel
+from moa_runtime.session.events import Sampling
 from moa_server.engine.sampling import choose, largest, nucleus
 
 P = np.array([0.05, 0.4, 0.1, 0.3, 0.15])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.scheduling.scheduler import ATTENTIVE_S, MOST_SEQUENCES, STRETCH, Scheduler, Waiting, _shares
 from moa_server.scheduling.step_cost import StepCost
 from moa_server.scheduling.verify_job import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.auth import Authenticator, Bearer
 from moa_server.engine.base import StepRequest
 from moa_server.metrics import Metrics

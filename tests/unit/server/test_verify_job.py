@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import accepted_path
 from moa_server.engine.base import Capabilities, StepRequest, new_sequence
 from moa_server.engine.baseline import BlockingEngine

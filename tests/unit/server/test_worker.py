@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Capabilities, new_sequence
 from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job

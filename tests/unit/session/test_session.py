@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
-from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints, Limits, check_hello, digest
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, chain, check_parents, depths

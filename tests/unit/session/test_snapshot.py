@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Committed, Origin, Policy, Resumed, Sampling
-from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.snapshot import SNAPSHOT_VERSION
 from support.session.fixtures_pair import LIMITS, PRINTS, STOP, Pair, decode, rows_of
 

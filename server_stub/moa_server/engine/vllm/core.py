@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from moa_drafter.config import head_size, key_value_size
 from moa_drafter.target import TargetFacts
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.base import EngineError
 from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedLayer, block_bytes, refused
 from moa_server.engine.vllm.sampler import TargetSampler

@@ -18,8 +18,7 @@ from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import TargetFacts, target_facts
 from moa_drafter.target_features import Reads
-from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
-from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.bundle import TOKENIZER_FILE, Fingerprints, tokenizer_fingerprint
 from moa_runtime.session.tree import chain
 from moa_runtime.tokens import common_length
 from moa_server.engine.base import (

@@ -10,7 +10,7 @@ from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.events import Sampling
 from moa_server.engine.sampling import choose
 
 #: Padding after the last token of a row of vLLM's output.

@@ -10,7 +10,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtNetwork import QNetworkInformation
 
 from moa_chat.desktop.host_conditions import HostConditions
-from moa_runtime.drafting.settings import Conditions
+from moa_runtime.options import Conditions
 from support.chat.desktop.window_driving import WAIT
 
 
