@@ -73,7 +73,7 @@ node:
 	  { echo "the TypeScript runtime needs Node 18 or newer, with npm"; exit 1; }
 
 engine: $(STAMP) | node # onnxruntime-web, in which tests run what is exported for browsers
-	@$(BIN)/python -c 'from moa_export.targets.web_engine import find_engine; find_engine(npm=True)'
+	@$(BIN)/python -c 'from moa_export.targets.web import find_engine; find_engine(npm=True)'
 
 libraries: # a browser in which a test opens the report, and what Qt needs to draw without a display
 	@if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \

@@ -36,7 +36,7 @@ Once = Callable[[str, Callable[[Path], object]], Path]
 if TYPE_CHECKING:
     from moa_drafter.model import MoADrafter
     from moa_drafter.target import Target
-    from moa_export.targets.web_engine import WebEngine
+    from moa_export.targets.web import WebEngine
     from moa_runtime.bundle import Bundle
     from moa_server.engine.transformers import TransformersEngine
     from support.server.running import Verifier
@@ -81,7 +81,7 @@ def outer_address() -> str:
 def web_engine_here() -> WebEngine:
     """onnxruntime-web in Node, which `make test` installs."""
     from moa_export.targets.base import NotRun
-    from moa_export.targets.web_engine import find_engine
+    from moa_export.targets.web import find_engine
 
     found = find_engine(npm=bool(os.environ.get("CI")))
     if isinstance(found, NotRun):

@@ -84,8 +84,8 @@ def verify(words: Sequence[str]) -> int:
         from moa_export.toolchain_log import quiet_toolchain, toolchain_log
 
         with quiet_toolchain(toolchain_log()) as terminal:
+            from moa_export.pipeline import prove_again
             from moa_export.progress import Progress
-            from moa_export.verification import prove_again
 
             progress = Progress(terminal, quiet=args.quiet)
             proofs = prove_again(

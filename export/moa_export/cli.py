@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from moa_export import bundle_commands, export_command
+from moa_drafter.pretrained import checkpoint_of, shipped_names
+from moa_export import bundle_commands
+from moa_export.bundle_commands import NPM_HELP, Row, format_rows, left_out
 from moa_export.datastore_command import datastore
+from moa_export.errors import ExportError
+from moa_export.recipe import DEFAULT_PRESET, PRESETS, Recipe, read_config, resolve
 from moa_runtime.cli_main import run_program
+from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import DEFAULT_DRAFTER
+from moa_runtime.paths import default_bundle
+
+if TYPE_CHECKING:
+    from moa_export.offline_model import MadeWriter
+    from moa_export.pipeline import ExportSettings, Made, Report
 
 _EPILOG = """\
 commands:
@@ -43,8 +59,206 @@ def _run(words: list[str]) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    export_command.add_options(parser)
-    return export_command.run(parser.parse_args(words))
+    _add_options(parser)
+    return _export(parser.parse_args(words))
+
+
+#: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
+EXTRAS = {"onnx": "export", "web": "export", "executorch": "executorch", "coreml": "coreml"}
+_DEFAULT_TARGET = "onnx"
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help=f"what to export for: {', '.join(EXTRAS)}, several with commas, or all (default {_DEFAULT_TARGET})",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=default_bundle(), metavar="DIR", help="the bundle's folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="target model: built-in name, Hub id, folder or GGUF file (default smollm2-135m-instruct)",
+    )
+    parser.add_argument(
+        "--drafter",
+        metavar="NAME|DIR",
+        help=f"{', '.join(shipped_names())}, or the folder of a moa-train checkpoint (default: {DEFAULT_DRAFTER})",
+    )
+    parser.add_argument(
+        "--offline-model",
+        metavar="NAME",
+        help="what writes while there is no verifier: target, a model's name or folder with the target's tokenizer, or "
+        "none (default: the target if it has at most 500 million parameters)",
+    )
+    parser.add_argument(
+        "--offline-bits", type=int, metavar="N", help="of its layers: 4 or 8 (default: 4, or 8 where 4 lose too much)"
+    )
+    recipe = parser.add_argument_group("recipe", "single options win over a preset, a preset over the file")
+    recipe.add_argument("--preset", help=f"{', '.join(PRESETS)} (default {DEFAULT_PRESET}): 4, 8 or 32 bits")
+    recipe.add_argument("--config", type=Path, metavar="YAML", help="a file with the same settings")
+    recipe.add_argument("--bits", type=int, metavar="N", help="of all weights: 4, 8, 16 or 32")
+    recipe.add_argument("--head-bits", type=int, metavar="N", help="of the draft head")
+    recipe.add_argument("--embedding-bits", type=int, metavar="N", help="of the token embedding")
+    recipe.add_argument(
+        "--group-size", type=int, metavar="N", help="weights that share a scale; a multiple of 16, 0 for a whole row"
+    )
+    recipe.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="delegates of an ExecuTorch program, several with commas: xnnpack, coreml, vulkan (default xnnpack)",
+    )
+    recipe.add_argument(
+        "--context", type=int, metavar="TOKENS", help="positions of caches that have a fixed size (default 2048)"
+    )
+    parser.add_argument(
+        "--no-checks",
+        dest="checked",
+        action="store_false",
+        help="do not compare the graphs with PyTorch, which takes more than half of the time; verify does it later",
+    )
+    parser.add_argument("--npm", action="store_true", help=NPM_HELP)
+    parser.add_argument("--force", action="store_true", help="replace an existing bundle")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, say what would be done, write nothing"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _export(args: argparse.Namespace) -> int:
+    """Export and print the report.
+
+    Raises:
+        MoaError: bad input, or a check that failed.
+    """
+    config = read_config(args.config) if args.config else {}
+    options = {"bits": args.bits, "group_size": args.group_size}
+    options |= {"head_bits": args.head_bits, "embedding_bits": args.embedding_bits}
+    recipe = resolve(config, preset_name=args.preset, options=options)
+    targets = _targets(args.target if args.target is not None else config.get("target") or _DEFAULT_TARGET)
+
+    from moa_export.bundle_writer import check_output
+
+    check_output(args.out, force=args.force)
+    # Several targets may name the same extra; all are checked before any work.
+    for extra in dict.fromkeys(EXTRAS[name] for name in targets):
+        require_extra(extra, "moa-export")
+
+    # Seconds of imports, and not there on a device: only now. They are loud, too.
+    from moa_export.toolchain_log import quiet_toolchain, toolchain_log
+
+    with contextlib.ExitStack() as stack:
+        terminal = stack.enter_context(quiet_toolchain(toolchain_log()))
+        from moa_export.pipeline import export_bundle, plan
+        from moa_export.progress import Progress
+
+        settings = _settings(args, config, targets, recipe)
+        progress = Progress(terminal, quiet=args.quiet)
+        if args.dry_run:
+            planned = plan(settings)
+            report = None
+        else:
+            report = export_bundle(args.out, settings, progress, force=args.force)
+    if report is None:
+        _print_plan(args, settings, planned)
+        return 0
+    for note in report.notes:
+        print(f"moa-export: note: {note}", file=sys.stderr)
+    print(json.dumps(_as_json(report)) if args.json else _as_table(report))
+    return 0
+
+
+def _targets(given: str) -> tuple[str, ...]:
+    """Raises ExportError: one that there is not."""
+    if given == "all":
+        return tuple(EXTRAS)
+    names = tuple(dict.fromkeys(name.strip() for name in str(given).split(",")))
+    if unknown := [name for name in names if name not in EXTRAS]:
+        raise ExportError(f"unknown --target {unknown[0]!r}: choose one of {', '.join(EXTRAS)}, all")
+    return names
+
+
+def _settings(
+    args: argparse.Namespace, config: Mapping[str, Any], targets: tuple[str, ...], recipe: Recipe
+) -> ExportSettings:
+    from moa_drafter.target_source import DEFAULT_TARGET
+    from moa_export.offline_model import WriterSettings
+    from moa_export.pipeline import ExportSettings
+    from moa_export.targets.base import TargetOptions
+
+    delegates = str(args.backend or config.get("backend") or ",".join(TargetOptions().delegates)).split(",")
+    context = args.context if args.context is not None else config.get("context", TargetOptions().context)
+    if not isinstance(context, int) or context < 64:
+        raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
+    drafter = checkpoint_of(args.drafter or (str(config["drafter"]) if "drafter" in config else None))
+    bits = args.offline_bits if args.offline_bits is not None else config.get("offline_bits")
+    writer = WriterSettings(args.offline_model or config.get("offline_model"), bits, "web" in targets, args.npm)
+    return ExportSettings(
+        targets,
+        drafter,
+        model=args.model or config.get("model") or DEFAULT_TARGET,
+        recipe=recipe,
+        options=TargetOptions(context, tuple(delegates), args.npm),
+        writer=writer,
+        checked=args.checked,
+    )
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {
+        "bundle": str(report.bundle),
+        "bytes": report.bytes,
+        "seconds": round(report.seconds, 1),
+        "targets": {
+            one.artifact.name: {
+                "file": one.artifact.file,
+                "bytes": one.bytes,
+                "seconds": round(one.seconds, 1),
+                "step_ms": one.proof.step_ms,
+                **one.proof.checks,
+            }
+            for one in report.made
+        },
+        **{
+            name: None if made is None else _writer_as_json(made)
+            for name, made in (("writer", report.writers.plain), ("web_writer", report.writers.web))
+        },
+        "notes": list(report.notes),
+    }
+
+
+def _writer_as_json(made: MadeWriter) -> dict[str, Any]:
+    entry = made.entry
+    return {"file": entry.file, "bytes": entry.bytes, "step_ms": made.proof.step_ms, **entry.details, **entry.checks}
+
+
+def _as_table(report: Report) -> str:
+    rows = [_row(one) for one in report.made]
+    for name, made in report.writers.made.items():
+        entry = made.entry
+        rows.append(Row(name, entry.file, entry.bytes, entry.checks, made.proof.step_ms))
+    lines = [format_rows(rows), *left_out(rows)]
+    lines.append(f"{report.bundle}: {report.bytes / 1e6:.1f} MB in {report.seconds:.0f} s")
+    return "\n".join(lines)
+
+
+def _row(made: Made) -> Row:
+    return Row(made.artifact.name, made.artifact.file, made.bytes, made.proof.checks, made.proof.step_ms)
+
+
+def _print_plan(args: argparse.Namespace, settings: ExportSettings, planned: dict[str, Any]) -> None:
+    described = {"out": str(args.out), "recipe": settings.recipe.describe(), **planned}
+    if args.json:
+        print(json.dumps({"dry_run": True, **described}))
+        return
+    print(f"would export {planned['target']} with a drafter of {planned['parameters'] / 1e6:.1f} M parameters")
+    print(f"to {args.out}, for {', '.join(planned['targets'])}, by this recipe:")
+    for name, value in dataclasses.asdict(settings.recipe).items():
+        shown = ", ".join(f"{key} {inner}" for key, inner in value.items()) if isinstance(value, dict) else value
+        print(f"  {name:<16} {shown}")
 
 
 if __name__ == "__main__":

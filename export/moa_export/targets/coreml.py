@@ -22,7 +22,7 @@ from coremltools.converters.mil.mil import Program
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
-from moa_export.coreml_interpreter.program import MilFunction, read_package, round_to_half
+from moa_export.coreml_interpreter import MilFunction, read_package, round_to_half
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_export.targets.base import (
@@ -40,8 +40,8 @@ from moa_export.targets.coreml_program import (
     STEP_SIZES,
     stateful_program,
     stateless_program,
+    stored_form,
 )
-from moa_export.targets.coreml_weights import stored_form
 from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult
 from moa_runtime.backends.coreml import (
     Array,

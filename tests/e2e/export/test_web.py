@@ -17,19 +17,24 @@ from moa_export.errors import ExportError
 from moa_export.golden_step import worked_example
 from moa_export.offline_model import whole_model
 from moa_export.recipe import Recipe, Weights
-from moa_export.targets import web_engine
+from moa_export.targets import web as web_engine
 from moa_export.targets.base import NotRun, StandIn, TargetOptions
 from moa_export.targets.onnx_graph import round_with_offsets
 from moa_export.targets.web import (
     GRAPH_FILE,
+    SESSION,
+    VERSION,
     WRITER_FILE,
+    WRITER_SESSION,
+    WebBackend,
+    WebEngine,
     WebTarget,
     export_web_writer,
+    find_engine,
     put_rounded,
     put_rounded_with_offsets,
     web_runner,
 )
-from moa_export.targets.web_engine import SESSION, VERSION, WRITER_SESSION, WebBackend, WebEngine, find_engine
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.onnx import OnnxBackend, session_options
@@ -236,7 +241,7 @@ def test_a_bundle_is_proved_by_the_engine_itself(tmp_path, tiny_target, tiny_dra
 
 
 def test_without_node_python_compares_and_the_report_says_so(tmp_path, tiny_target, tiny_drafter, monkeypatch, capsys):
-    monkeypatch.setattr("moa_export.targets.web_engine.shutil.which", lambda name: None)
+    monkeypatch.setattr("moa_export.targets.web.shutil.which", lambda name: None)
     assert main(exported(tmp_path / "bundle", tiny_target, tiny_drafter)) == 0
     said = "not run: node is not installed: compared by onnxruntime in Python on the same graph"
     shown = capsys.readouterr().out
@@ -247,6 +252,6 @@ def test_without_node_python_compares_and_the_report_says_so(tmp_path, tiny_targ
 
 def test_a_stand_in_is_what_it_is_called(tmp_path, drafter, monkeypatch):
     (artifact,) = WebTarget(Recipe(), TargetOptions()).export(drafter, tmp_path)
-    monkeypatch.setattr("moa_export.targets.web_engine.shutil.which", lambda name: None)
+    monkeypatch.setattr("moa_export.targets.web.shutil.which", lambda name: None)
     runner = web_runner(tmp_path, artifact, npm=False)
     assert isinstance(runner, StandIn) and isinstance(runner.backend, OnnxBackend)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moa_export.targets.web_engine import VERSION, WebEngine
+from moa_export.targets.web import VERSION, WebEngine
 from support.chromium import BrowserPage
 
 BENCH = Path(__file__).parents[3] / "runtime" / "web" / "bench.mjs"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moa_bench.link import LinkProfile
 from moa_bench.link.proxy import background_link
-from moa_export.targets.web_engine import WebEngine
+from moa_export.targets.web import WebEngine
 from moa_runtime.bundle import Bundle
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer

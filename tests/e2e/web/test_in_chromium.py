@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moa_export.targets.web_engine import WebEngine
+from moa_export.targets.web import WebEngine
 from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moa_bench.accept import AcceptSettings
 from moa_bench.questions import Question
-from moa_export.targets.web_engine import WebEngine
+from moa_export.targets.web import WebEngine
 from moa_runtime.bundle import Bundle
 from moa_server.engine.transformers import TransformersEngine
 from support.web.rounds import WIDTH, count

@@ -25,15 +25,14 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.pretrained import shipped_checkpoint
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
-from moa_export.coreml_interpreter.program import MilFunction, read_package
+from moa_export.coreml_interpreter import MilFunction, read_package
 from moa_export.errors import ExportError
 from moa_export.quantize import QuantisedEmbedding, round_symmetric
 from moa_export.recipe import PRESETS, Recipe, Tolerance, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import Artifact, TargetOptions
 from moa_export.targets.coreml import FEATURES, CoremlTarget
-from moa_export.targets.coreml_program import FUNCTIONS
-from moa_export.targets.coreml_weights import fit_palette, stored_embedding, stored_linear
+from moa_export.targets.coreml_program import FUNCTIONS, fit_palette, stored_embedding, stored_linear
 from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.coreml import CoremlBackend

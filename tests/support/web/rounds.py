@@ -17,7 +17,7 @@ from moa_bench.accept import AcceptSettings
 from moa_bench.harness import Conversation, Device, LoopbackVerifier, Round, device_of
 from moa_bench.questions import Question
 from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
-from moa_export.targets.web_engine import WebEngine
+from moa_export.targets.web import WebEngine
 from moa_runtime.bundle import Bundle
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Engine
@@ -76,7 +76,7 @@ def main() -> None:
     from moa_bench.harness import engine_of
     from moa_bench.options import add_question_options, add_target_options, questions_of
     from moa_export.targets.base import NotRun
-    from moa_export.targets.web_engine import find_engine
+    from moa_export.targets.web import find_engine
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)

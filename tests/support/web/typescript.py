@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from moa_bench.harness import LoopbackVerifier
-from moa_export.targets.web_engine import WebEngine
+from moa_export.targets.web import WebEngine
 
 WEB = Path(__file__).parents[3] / "runtime" / "web"
 _PROGRAM = WEB / "dist" / "test" / "device_program.js"

@@ -13,8 +13,7 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
 from coremltools.converters.mil.mil import Function, types
 
-from moa_export.coreml_interpreter.operators import MilError
-from moa_export.coreml_interpreter.program import MilFunction, read_package, round_to_half
+from moa_export.coreml_interpreter import MilError, MilFunction, read_package, round_to_half
 
 RANDOM = np.random.default_rng(0)
 
