@@ -1,8 +1,9 @@
-"""Read error codes and their sentences out of the product's sources."""
+"""Read error codes and sentences out of the product's sources, and find the tests that repeat them."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -92,6 +93,37 @@ def golden(files: Mapping[Path, ast.Module], classes: set[str]) -> str:
             sentences.setdefault(code or "(none)", set()).add(sentence)
     blocks = ["\n".join([code, *(f"    {s}" for s in sorted(texts))]) for code, texts in sorted(sentences.items())]
     return "\n".join(blocks) + "\n"
+
+
+def repeated(test: ast.Module, said: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each literal of a test that has three words in a row of ``said``, which :func:`said_by` made."""
+    for line, text in _literals(test):
+        for piece in re.split(r"\.\*|[(){}|^$\[\]]|\\n|\n", text.replace("\\", "")):
+            words = _spaced(piece)
+            if sum(word.strip(".,:;'-").isalpha() for word in words.split()) >= 3 and words in said:
+                yield line, words
+
+
+def said_by(files: Mapping[Path, ast.Module]) -> str:
+    """All literals of product sources, docstrings aside."""
+    return "\x00".join(_spaced(text) for tree in files.values() for _, text in _literals(tree))
+
+
+def _literals(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, documented) and _begins_with_text(n)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+def _begins_with_text(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    first = node.body[0] if node.body else None
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.split())
 
 
 if __name__ == "__main__":
