@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moa_drafter.training.config_file import FIELDS, TYPES, checked
+from moa_drafter.training.settings import FIELDS, TYPES, checked
 from moa_drafter.vllm_environment import set_variables
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError

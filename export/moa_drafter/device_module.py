@@ -11,7 +11,7 @@ from moa_drafter.config import DrafterConfig, TokenConfig
 from moa_drafter.drafter import TokenDrafter
 from moa_drafter.llama import run_layers
 from moa_drafter.model import MoADrafter
-from moa_runtime.backends.base import MEMORY_INPUTS, StepInputs, StepResult
+from moa_runtime.backends.base import MEMORY_INPUTS, Backend, StepInputs, StepResult
 from moa_runtime.bundle import TensorSpec
 
 
@@ -162,3 +162,66 @@ class TokenDeviceModule(nn.Module):
         hidden, new = run_layers(self.layers, x, angles, self_mask, queries, past)
         keys, values = (torch.cat(part, dim=1) for part in zip(*new, strict=True))
         return *self.drafter.candidates(self.drafter.norm(hidden), self.top_k), keys, values
+
+
+class TorchBackend(Backend):
+    """A Mixture of Attentions drafter, in float32.
+
+    Args:
+        drafter: bound to its target.
+        top_k: candidates per query.
+    """
+
+    def __init__(self, drafter: MoADrafter, *, top_k: int) -> None:
+        self._module = DeviceModule(drafter, top_k=top_k).eval()
+        self._kv_shape = (drafter.config.kv_heads, drafter.config.decoder.head_dim)
+
+    @property
+    def top_k(self) -> int:
+        return self._module.top_k
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        return self._kv_shape
+
+    @property
+    def max_positions(self) -> None:
+        return None
+
+    @torch.no_grad()
+    def step(self, inputs: StepInputs) -> StepResult:
+        """See :meth:`moa_runtime.backends.base.Backend.step`."""
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.by_name().items()}
+        return StepResult(*(out.numpy() for out in self._module(**tensors)))
+
+
+class TokenTorchBackend(Backend):
+    """A drafter that reads tokens alone, in float32. It ignores memory rows.
+
+    Args:
+        drafter: bound to its target.
+        top_k: candidates per query.
+    """
+
+    needs_a_row = False
+
+    def __init__(self, drafter: TokenDrafter, *, top_k: int) -> None:
+        self._module = TokenDeviceModule(drafter, top_k=top_k)
+
+    @property
+    def top_k(self) -> int:
+        return self._module.top_k
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        return self._module.kv_shape
+
+    @property
+    def max_positions(self) -> None:
+        return None
+
+    @torch.inference_mode()
+    def step(self, inputs: StepInputs) -> StepResult:
+        """See :meth:`moa_runtime.backends.base.Backend.step`."""
+        given = {name: torch.from_numpy(array) for name, array in inputs.of_tokens().items()}
+        return StepResult(*(out.numpy() for out in self._module(**given)))

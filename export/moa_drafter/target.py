@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from moa_drafter.target_config import longest_context, original_contexts
+from moa_drafter.config import longest_context, original_contexts
 from moa_drafter.target_source import (
     DEFAULT_TARGET,
     WEIGHTS_DIFFER,

@@ -27,7 +27,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from filelock import FileLock
 
-from moa_drafter.target_config import ropes
+from moa_drafter.config import ropes
 from moa_runtime.bundle import RecommendedSampling, sha256_of
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import cache_dir, expanded

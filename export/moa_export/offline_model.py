@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
-from moa_drafter.config import ConfigError, FitError, check_copied_exactly, config_for_target
+from moa_drafter.config import ConfigError, FitError, check_copied_exactly, config_for_target, longest_context
 from moa_drafter.llama import run_layers
 from moa_drafter.target import Target, deviation_from_transformers, load_target
-from moa_drafter.target_config import longest_context
 from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
 from moa_export.recordings import Recording

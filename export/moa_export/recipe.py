@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moa_drafter.config import DrafterConfig, RivalConfig
-from moa_drafter.training.config_file import read_mapping
+from moa_drafter.training.settings import read_mapping
 from moa_export.errors import ExportError
 
 #: Widths that stored weights can have. 32 is float32, 16 float16; 8 and 4 are integers with scales.

@@ -20,7 +20,7 @@ from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.drafter import TokenDrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
-from moa_drafter.training.decoding import answer_greedily
+from moa_drafter.training.generation import answer_greedily
 from moa_runtime.drafters.base import Float32
 from moa_runtime.paths import cache_dir
 

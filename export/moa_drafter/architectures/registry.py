@@ -13,11 +13,11 @@ from moa_drafter.architectures.eagle import EagleBackend, EagleConfig, EagleDraf
 from moa_drafter.architectures.early_exit import EarlyExitConfig, EarlyExitDrafter
 from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
 from moa_drafter.config import ConfigError, DrafterConfig, check_copied_exactly, config_for_target
+from moa_drafter.device_module import TokenTorchBackend, TorchBackend
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
-from moa_drafter.torch_backend import TokenTorchBackend, TorchBackend
 from moa_drafter.training.initialise import initialise_from_target
 from moa_runtime.backends.base import Backend
 

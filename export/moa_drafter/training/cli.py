@@ -16,11 +16,8 @@ from moa_drafter.config import CHECKPOINT_FOLDER
 from moa_drafter.devices import check_device, fastest_dtype
 from moa_drafter.progress import Progress
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
-from moa_drafter.training import config_file, profile
 from moa_drafter.training import distributed as processes
-from moa_drafter.training.config_file import RECORD_FILE
-from moa_drafter.training.data import check_token_file
-from moa_drafter.training.dataset_card import keep
+from moa_drafter.training.data import check_token_file, keep
 from moa_drafter.training.generation import (
     check_installed,
     generate_conversations,
@@ -28,8 +25,27 @@ from moa_drafter.training.generation import (
     open_decoder,
     resolve_writer,
 )
-from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings, RunSettings, for_writer
-from moa_drafter.training.train import check_names, parameters_of, read_material, start_drafter, train_run
+from moa_drafter.training.settings import (
+    DEFAULT_CONVERSATIONS,
+    RECORD_FILE,
+    GenerateSettings,
+    RunSettings,
+    contradiction,
+    for_writer,
+    plain,
+    read_settings,
+    resolve,
+    write_record,
+)
+from moa_drafter.training.train import (
+    CHECK_STEPS,
+    check_names,
+    parameters_of,
+    profile_run,
+    read_material,
+    start_drafter,
+    train_run,
+)
 from moa_drafter.training.trainer import STATE_FILE
 from moa_runtime.errors import MoaError
 
@@ -113,7 +129,7 @@ class Command:
         material = read_material(target, self._files(settings), settings) if written else None
         drafter = start_drafter(target, material.conversations if material else [], settings)
         return {
-            "settings": config_file.plain(settings),
+            "settings": plain(settings),
             "data": material.record if material else {"to_write": settings.conversations or DEFAULT_CONVERSATIONS},
             "parameters": parameters_of(drafter),
             "target": {"name": target.folder.name, "fingerprint": target.fingerprint},
@@ -122,7 +138,7 @@ class Command:
 
     def self_check(self) -> dict[str, Any]:
         """Ten steps at the run's settings: the loss must fall."""
-        return self._check(profile.STEPS, must_fall=True)
+        return self._check(CHECK_STEPS, must_fall=True)
 
     def profile(self) -> dict[str, Any]:
         """Where the time of a step goes."""
@@ -132,16 +148,16 @@ class Command:
         settings = self._settings(str(self.device))
         target = _load(settings, str(self.device))
         files = settings.data or tuple(file for file in self._files(settings) if file.is_file())
-        return profile.check(target, files, settings, steps, must_fall=must_fall)
+        return profile_run(target, files, settings, steps, must_fall=must_fall)
 
     def _files(self, settings: RunSettings) -> tuple[Path, ...]:
         return settings.data or (self.out / WRITTEN_FILE,)
 
     def _settings(self, device: str) -> RunSettings:
-        from_file = config_file.read_settings(self.config) if self.config else {}
+        from_file = read_settings(self.config) if self.config else {}
         record = self.out / RECORD_FILE
         if not self.resume:
-            settings = config_file.resolve(from_file, self.flags)
+            settings = resolve(from_file, self.flags)
             if settings.dtype == "auto":
                 dtype = "bfloat16" if fastest_dtype(device) == torch.bfloat16 else "float32"
                 settings = replace(settings, dtype=dtype)
@@ -157,7 +173,7 @@ class Command:
             raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}")
         stored = _recorded(record)
         given = {key: _absolute(value) for key, value in {**from_file, **self.flags}.items()}
-        if problem := config_file.contradiction(stored, given):
+        if problem := contradiction(stored, given):
             raise MoaError(f"{self.out} was started with another {problem}: resume without it, or choose another --out")
         return stored
 
@@ -219,9 +235,9 @@ class Command:
             keys = [*GenerateSettings.__dataclass_fields__, "prompts", "model"]
             keys.remove("conversations")
             writing = {key: _absolute(getattr(settings, key)) for key in keys}
-            if problem := config_file.contradiction(stored, writing):
+            if problem := contradiction(stored, writing):
                 raise MoaError(f"{self.out / WRITTEN_FILE} was written with another {problem}: choose another --out")
-        config_file.write_record(record, {"settings": config_file.plain(settings)})
+        write_record(record, {"settings": plain(settings)})
 
     @staticmethod
     def describe(result: Mapping[str, Any]) -> str:
@@ -250,7 +266,7 @@ def _load(settings: RunSettings, device: str) -> Target:
 
 def _recorded(record: Path) -> RunSettings:
     """The settings of a run that was begun."""
-    stored = config_file.resolve(config_file.read_settings(record))
+    stored = resolve(read_settings(record))
     if stored.data or stored.writer != "auto":
         return stored
     return for_writer(stored, "transformers")  # of a release that knew no other

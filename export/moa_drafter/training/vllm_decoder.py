@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 
 from moa_drafter.config import key_value_size
 from moa_drafter.target import Target
-from moa_drafter.training.decoding import Sampled
+from moa_drafter.training.generation import Sampled
 from moa_drafter.training.settings import GenerateSettings
 from moa_drafter.vllm_environment import VllmError, reason
 
@@ -30,7 +30,7 @@ _GPU_SHARE = 0.5
 
 
 class VllmDecoder:
-    """Implements :class:`moa_drafter.training.decoding.Decoder`.
+    """Implements :class:`moa_drafter.training.generation.Decoder`.
 
     The caches hold half of what :data:`_PLACES` texts of the longest kind would take; where that is too little, texts
     wait. Nothing is found in them of an earlier batch, and no step is planned ahead of the one before it, so a batch is
@@ -84,15 +84,15 @@ class VllmDecoder:
             ) from error
 
     def begin(self, seed: int) -> None:
-        """See :meth:`moa_drafter.training.decoding.Decoder.begin`."""
+        """See :meth:`moa_drafter.training.generation.Decoder.begin`."""
         self._llm.reset_prefix_cache()
         self._random.seed(seed)
 
     def write(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, ways: Sequence[Sampled | None]
     ) -> list[list[int]]:
-        """See :meth:`moa_drafter.training.decoding.Decoder.write`. Each text has a seed of its own, so what is sampled
-        does not depend on the order in which texts end."""
+        """See :meth:`~moa_drafter.training.generation.Decoder.write`. Each text has a seed of its own, so sampled texts
+        do not depend on the order in which others end."""
         requests = {}
         for index, (prompt, way) in enumerate(zip(prompts, ways, strict=True)):
             params = {} if way is None else {**asdict(way), "seed": self._random.getrandbits(31)}
@@ -108,7 +108,7 @@ class VllmDecoder:
         return [written.get(index, []) for index in range(len(prompts))]
 
     def close(self) -> None:
-        """See :meth:`moa_drafter.training.decoding.Decoder.close`."""
+        """See :meth:`moa_drafter.training.generation.Decoder.close`."""
         del self._llm
         gc.collect()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_drafter.target_config import longest_context
+from moa_drafter.config import longest_context
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
@@ -230,7 +230,7 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 
 def context_of(target: Target | TargetFacts, wanted: int | None, spare: int = 0) -> int:
-    """Return the context in tokens, see :func:`moa_drafter.target_config.longest_context`.
+    """Return the context in tokens, see :func:`moa_drafter.config.longest_context`.
 
     Args:
         spare: tokens of it that the engine needs itself.

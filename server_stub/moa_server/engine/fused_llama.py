@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from moa_drafter.config import unknown_fields
 from moa_drafter.target import Target
-from moa_drafter.target_config import unknown_fields
 from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, Tile, TileAttention, memory_needed, tiles
 from moa_server.engine.forward import Piece

@@ -14,8 +14,13 @@ import torch
 from moa_drafter.target import Target
 from moa_drafter.training import generation as generate
 from moa_drafter.training.data import read_conversations
-from moa_drafter.training.decoding import TransformersDecoder
-from moa_drafter.training.generation import OPENINGS, draw_openings, generate_conversations, read_prompts
+from moa_drafter.training.generation import (
+    OPENINGS,
+    TransformersDecoder,
+    draw_openings,
+    generate_conversations,
+    read_prompts,
+)
 from moa_drafter.training.settings import DEFAULT_MIX, GenerateSettings
 from support.drafter.training_data import moa_train
 

@@ -10,8 +10,8 @@ import torch
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import save_checkpoint
+from moa_drafter.device_module import TorchBackend
 from moa_drafter.model import MoADrafter
-from moa_drafter.torch_backend import TorchBackend
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_server.drafting.batched_model import PackedDeviceModule, backend_of

@@ -9,7 +9,7 @@ import pytest
 
 from moa_drafter.target import load_target
 from moa_drafter.training.data import read_conversations
-from moa_drafter.training.decoding import answer_greedily
+from moa_drafter.training.generation import answer_greedily
 from support.drafter.training_data import moa_train
 
 SIZES = ["--write-batch", 8, "--prompt-tokens", 48, "--answer-tokens", 12, "--writer", "vllm"]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from moa_drafter.cli import main
 from moa_drafter.target import Target
-from moa_drafter.training.decoding import TransformersDecoder
-from moa_drafter.training.generation import generate_conversations
+from moa_drafter.training.generation import TransformersDecoder, generate_conversations
 from moa_drafter.training.settings import GenerateSettings
 
 

@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.checkpoint import load_checkpoint, published_config
 from moa_drafter.config import CheckpointError
-from moa_drafter.huawei_checkpoint import published_config
 from moa_drafter.llama import DecoderLayer, rotary_angles
 from moa_drafter.model import MoADrafter
 

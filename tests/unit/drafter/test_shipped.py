@@ -9,7 +9,7 @@ import pytest
 from moa_drafter.architectures.registry import drafter_of
 from moa_drafter.config import CONFIG_FILE, WEIGHTS_FILE, CheckpointError
 from moa_drafter.pretrained import checkpoint_of, offered_names, shipped_checkpoint, shipped_names
-from moa_drafter.training.config_file import checked
+from moa_drafter.training.settings import checked
 from moa_runtime.errors import MoaError
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, drafter_option
 from moa_runtime.paths import bundle_of_drafter

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from moa_drafter.config import ConfigError, FitError
+from moa_drafter.config import ConfigError, FitError, longest_context, unknown_fields
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import Target, load_target
-from moa_drafter.target_config import longest_context, unknown_fields
 from moa_drafter.target_features import Reads, target_states
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.evaluation import evaluate

@@ -22,9 +22,9 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import Reads, target_states
 from moa_drafter.training.batch import FutureLengths, packed_masks, row_limits
-from moa_drafter.training.config_file import read_settings
 from moa_drafter.training.initialise import fit_to_target_layers, start_target_layers, with_target_layers
 from moa_drafter.training.losses import forward_kl
+from moa_drafter.training.settings import read_settings
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.errors import MoaError

@@ -16,9 +16,8 @@ from moa_drafter.target import Target
 from moa_drafter.target_features import Reads, target_states
 from moa_drafter.training.batch import OWN_ROW, FutureLengths, packed_masks, row_limits
 from moa_drafter.training.data import frequent_tokens, packed_order, read_conversations
-from moa_drafter.training.decoding import TransformersDecoder, repetitive
 from moa_drafter.training.features import FeatureStore
-from moa_drafter.training.generation import generate_conversations
+from moa_drafter.training.generation import TransformersDecoder, generate_conversations, repetitive
 from moa_drafter.training.optimizers import optimizers_for
 from moa_drafter.training.settings import GenerateSettings, RunSettings
 from moa_drafter.training.train import train_run

@@ -14,8 +14,7 @@ import yaml
 from moa_drafter.target import Target
 from moa_drafter.training import generation
 from moa_drafter.training.data import read_conversations
-from moa_drafter.training.decoding import Sampled, TransformersDecoder, answer_greedily
-from moa_drafter.training.generation import generate_conversations
+from moa_drafter.training.generation import Sampled, TransformersDecoder, answer_greedily, generate_conversations
 from moa_drafter.training.settings import GenerateSettings, for_writer
 from moa_drafter.vllm_environment import Installed
 from moa_runtime.bundle import sha256_of
