@@ -87,7 +87,7 @@ screenshots: $(STAMP) libraries web ## draw the pictures of window and page in d
 	PYTHONPATH=tests $(BIN)/python -m support.page.screenshots docs/screenshots --scheme light
 
 soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
-	PYTHONPATH=tests $(BIN)/python -m support.soak --seconds $(SECONDS) --out build/soak
+	PYTHONPATH=tests:tools $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak
 
 $(RAY): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
@@ -96,7 +96,7 @@ $(RAY): $(STAMP)
 test-slow: LIBRARIES += prometheus
 test-slow: $(RAY) libraries vllm ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/integration/vllm_engine
-	$(BIN)/python -m pytest --timeout 0 tools/protocol_model
+	$(BIN)/python -m pytest --timeout 0 tools/protocol_model tools/soak
 	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/integration/vllm_engine
 
 lint: $(STAMP) ## style and types

@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import new_token
 from moa_server.cli import main
-from support.soak.raw import Target
+from support.server.raw import Target
 
 
 def refusal(capsys, *argv: str) -> str:

@@ -14,8 +14,8 @@ from moa_server.connection import MAX_HELLO_BYTES
 from moa_server.edge.connection_limits import ALL_BUSY, EdgeLimits
 from moa_server.settings import Settings
 from support.server.edge_running import eventually
+from support.server.raw import Target
 from support.server.running import TIMEOUT_S, Client, serving
-from support.soak.raw import Target
 from support.toy_engine import PRINTS, VOCAB, ToyEngine
 
 TARGET = Target(0, (PRINTS.target, PRINTS.tokenizer, PRINTS.drafter), VOCAB, 1000)

@@ -19,7 +19,7 @@ from moa_server.edge.rate_limits import Budget
 from moa_server.engine.base import Outcome, StepRequest
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd, MemoryLink, ServerEnd
-from support.soak.raw import Target
+from support.server.raw import Target
 from support.toy_engine import ToyEngine
 from support.virtual_loop import run_virtually
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ClientEnd
 from support.server.in_memory import CLIENT, SETTINGS, Served, in_served, receive, send
-from support.soak.raw import prompt
+from support.server.raw import prompt
 
 PROMPT = [7, 8, 9]
 

@@ -10,7 +10,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
 from support.server.in_memory import Served, in_served, receive, rows_of, send, silent
-from support.soak.raw import draft, prompt
+from support.server.raw import draft, prompt
 
 LONG = 900
 NARROW = Settings(max_waiting_frames=8, max_frame_bytes=1024)

@@ -11,7 +11,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafting
 from moa_server.settings import Settings
 from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of
-from support.soak.raw import draft, prompt
+from support.server.raw import draft, prompt
 from support.toy_engine import STOP, ToyEngine, plain
 
 PROMPT = [7, 8, 9]

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ServerEnd
 from support.server.in_memory import SETTINGS, Served, in_served, receive, send
-from support.soak.raw import prompt
+from support.server.raw import prompt
 
 
 def ping(stamp: int = 0) -> wire.ClientMessage:

@@ -18,7 +18,7 @@ from moa_server.drafting.server_drafting import Proposal, ServerDrafting
 from moa_server.edge.rate_limits import Budget
 from support.memory_link import ClientEnd
 from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, silent
-from support.soak.raw import draft, prompt
+from support.server.raw import draft, prompt
 from support.toy_engine import STOP, ToyEngine, plain
 
 PROMPT = [7, 8, 9]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ClientEnd
 from support.server.in_memory import CLIENT, Served, in_served, receive, send, verdict_of
-from support.soak.raw import prompt
+from support.server.raw import prompt
 
 PROMPT = [7, 8, 9]
 

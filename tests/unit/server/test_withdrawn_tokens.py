@@ -17,7 +17,7 @@ from moa_server.auth import digest
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
 from support.server.in_memory import CLIENT, Served, Stream, in_served, receive, resumed, send, verdict_of
-from support.soak.raw import prompt
+from support.server.raw import prompt
 from support.toy_engine import ToyEngine, plain
 
 PROMPT = [7, 8, 9]

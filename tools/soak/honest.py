@@ -15,8 +15,8 @@ import httpx
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Sampling
+from support.server.raw import Target
 from support.server.running import TIMEOUT_S, Client, Verifier
-from support.soak.raw import Target
 
 LENGTH = 48
 SAMPLINGS = (Sampling(), Sampling(0.9, 0.95, seed=7))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.soak.run import soak
+from soak.run import soak
 
 
 @pytest.mark.slow

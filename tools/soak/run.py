@@ -1,6 +1,6 @@
 """Half an hour of clients that come, go, flood, hang and lie, beside two honest ones.
 
->>> python -m support.soak --seconds 1800 --out soak     # with PYTHONPATH=tests
+>>> python -m soak --seconds 1800 --out soak     # with PYTHONPATH=tests
 
 Fails when memory or descriptors grow, the log has an error, or an honest text is not plain decoding's.
 """
@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from support.soak import honest
-from support.soak.actors import Crowd
-from support.soak.plot import plot
-from support.soak.served import Served, served
+from soak import honest
+from soak.actors import Crowd
+from soak.plot import plot
+from soak.served import Served, served
 
 #: Growth of memory and descriptors that fails.
 MOST_GROWTH = 0.05
@@ -204,7 +204,7 @@ def _tiny(folder: Path) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0, or 1 where something grew, broke or differed."""
-    parser = argparse.ArgumentParser(prog="python -m support.soak", description="Strain a verifier and watch it.")
+    parser = argparse.ArgumentParser(prog="python -m soak", description="Strain a verifier and watch it.")
     parser.add_argument("--seconds", type=float, default=1800.0, help="how long (default: %(default)g)")
     parser.add_argument("--out", type=Path, default=Path("soak-result"), help="folder (default: %(default)s)")
     parser.add_argument("--model", choices=("tiny", "default"), default="tiny", help="target (default: %(default)s)")

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from support.soak.raw import Target
+from support.server.raw import Target
 
 _COMMAND = (sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())")
 
