@@ -12,21 +12,20 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from moa_drafter.device_module import by_layer, in_place
 from moa_drafter.devices import fastest_dtype
 from moa_drafter.drafter import Drafter
-from moa_drafter.llama import DecoderLayer, KeysValues, rotary_angles, rotate
-from moa_drafter.llama import joined as appended
+from moa_drafter.llama import DecoderLayer, KeysValues, joined, rotary_angles, rotate
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_server.drafting.batcher import BatchedBackend
 from moa_server.engine.base import Engine
 from moa_server.engine.fused_llama import padded
-from moa_server.engine.packed_linear import Product, product
+from moa_server.engine.packed_linear import Product, product, product_of
 
 #: Attention: maps rotated queries ``[n, heads, head_dim]`` to ``[n, heads * head_dim]``.
 Attend = Callable[[Tensor], Tensor]
@@ -38,7 +37,7 @@ class PackedKeysValues:
     def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
         dims = layer.self_attn.dims
         self._shape, self._dtype, self._norm = (2, dims.num_kv_heads, dims.head_dim), dtype, layer.input_layernorm
-        self._both = joined(dtype, layer.self_attn, "k_proj", "v_proj")
+        self._both = product_of(dtype, layer.self_attn.k_proj, layer.self_attn.v_proj)
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> KeysValues:
         """``x [n, hidden]`` -> rotated keys and plain values, ``[n, kv_heads, head_dim]`` each."""
@@ -51,10 +50,10 @@ class PackedLayer:
 
     def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
         self._dims, self._dtype = layer.self_attn.dims, dtype
-        self._queries = joined(dtype, layer.self_attn, "q_proj")
-        self._out = joined(dtype, layer.self_attn, "o_proj")
-        self._gate_up = joined(dtype, layer.mlp, "gate_proj", "up_proj")
-        self._down = joined(dtype, layer.mlp, "down_proj")
+        self._queries = product_of(dtype, layer.self_attn.q_proj)
+        self._out = product_of(dtype, layer.self_attn.o_proj)
+        self._gate_up = product_of(dtype, layer.mlp.gate_proj, layer.mlp.up_proj)
+        self._down = product_of(dtype, layer.mlp.down_proj)
         self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
@@ -80,40 +79,10 @@ def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Ten
     return mixed.unflatten(2, (-1, count)).permute(0, 3, 1, 2, 4).flatten(2)
 
 
-def joined(dtype: torch.dtype, module: nn.Module, *names: str) -> Product:
-    """The products with several linear layers of a module as one; they have no biases."""
-    return product(torch.cat([getattr(module, name).weight.detach().to(dtype) for name in names]))
-
-
 def multiplied(matrix: Product, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Multiply in ``dtype``, return float32; rows are padded, see :func:`moa_server.engine.fused_llama.padded`."""
     padding = padded(len(rows)) - len(rows)
     return matrix(functional.pad(rows, (0, 0, 0, padding)).to(dtype))[: len(rows)].float()
-
-
-class AttentionScope:
-    """Tokens of several steps, and the positions that they may attend to.
-
-    Args:
-        angles: of their positions.
-        counts: number of tokens of each step.
-        masks: of each step, boolean ``[tokens, S + T]``.
-    """
-
-    def __init__(self, angles: tuple[Tensor, Tensor], counts: list[int], masks: Sequence[Tensor]) -> None:
-        self.angles, self._counts, self._masks = angles, counts, masks
-
-    def at(self, seen: Sequence[KeysValues], *, everywhere: bool = False) -> Attend:
-        """Attention of each step's tokens to keys and values of its own, ``[n, kv_heads, head_dim]``."""
-        masks = [None] * len(seen) if everywhere else self._masks
-
-        def attend(q: Tensor) -> Tensor:
-            steps = zip(q.split(self._counts), seen, masks, strict=True)
-            return torch.cat(
-                [attended(own[None], keys[None], values[None], mask)[0] for own, (keys, values), mask in steps]
-            )
-
-        return attend
 
 
 class Batch:
@@ -122,7 +91,7 @@ class Batch:
     Attributes:
         tokens: of all steps, concatenated, ``[T]``.
         count, asked: number of tokens and of queries of each step.
-        scope: the attending tokens: all, and after :meth:`only_queries` the queries.
+        angles: of the attending tokens: of all, and after :meth:`only_queries` of the queries.
         rows: of each step, memory rows by layer, the cross-attention's first.
         new: by layer, in order, keys and values of the tokens, ``[T, kv_heads, head_dim]`` each.
     """
@@ -143,31 +112,40 @@ class Batch:
         firsts = np.cumsum([0, *self.count[:-1]])
         queries = np.concatenate([first + each.queries for first, each in zip(firsts, inputs, strict=True)])
         self._queries, self._own_queries = moved(queries), [moved(each.queries) for each in inputs]
-        self._angles = angles_of(moved(np.concatenate([each.positions for each in inputs])))
-        self._masks = [moved(each.self_mask) for each in inputs]
+        self.angles = angles_of(moved(np.concatenate([each.positions for each in inputs])))
+        self._attending, self._masks = self.count, [moved(each.self_mask) for each in inputs]
         self._cached = [by_layer(moved(each.self_keys), moved(each.self_values), heads) for each in inputs]
         self.rows = [by_layer(moved(each.memory_keys), moved(each.memory_values), heads) for each in inputs]
-        self.scope = AttentionScope(self._angles, self.count, self._masks)
         self.new: list[KeysValues] = []
 
     def only_queries(self, x: Tensor) -> Tensor:
         """Return the rows of ``x [T, hidden]`` that are queries; they alone attend from now on."""
-        cos, sin = self._angles
-        masks = [mask[queries] for mask, queries in zip(self._masks, self._own_queries, strict=True)]
-        self.scope = AttentionScope((cos[self._queries], sin[self._queries]), self.asked, masks)
+        cos, sin = self.angles
+        self.angles, self._attending = (cos[self._queries], sin[self._queries]), self.asked
+        self._masks = [mask[queries] for mask, queries in zip(self._masks, self._own_queries, strict=True)]
         return x[self._queries]
+
+    def attend(self, seen: Sequence[KeysValues], q: Tensor, *, everywhere: bool = False) -> Tensor:
+        """Let each step's tokens, ``q [n, heads, head_dim]``, attend to keys and values of its own -> ``[n, heads *
+        head_dim]``; ``everywhere`` without a mask."""
+        masks = [None] * len(seen) if everywhere else self._masks
+        steps = zip(q.split(self._attending), seen, masks, strict=True)
+        return torch.cat(
+            [attended(own[None], keys[None], values[None], mask)[0] for own, (keys, values), mask in steps]
+        )
 
     def seen(self, keys_values: PackedKeysValues, x: Tensor, rows: int) -> list[KeysValues]:
         """Return the keys and values of each step in the current layer: its cache, then its tokens, kept in ``new``.
+        Not after :meth:`only_queries`.
 
         Args:
             x: ``[T, hidden]``.
             rows: which of the memory rows' layers stand in place of the first tokens; 0 for none.
         """
-        own, at = keys_values(x, self._angles), len(self.new)
+        own, at = keys_values(x, self.angles), len(self.new)
         self.new.append(own)
         steps = zip(self._cached, *(half.split(self.count) for half in own), strict=True)
-        whole = [appended(cached[at], (keys, values)) for cached, keys, values in steps]
+        whole = [joined(cached[at], (keys, values)) for cached, keys, values in steps]
         return [_with_rows(rows, *each) for each in zip(self.rows, whole, strict=True)] if rows else whole
 
 
@@ -194,7 +172,7 @@ class OwnLayer:
         seen = batch.seen(self._keys_values, x, rows)
         if last:
             x = batch.only_queries(x)
-        return self._layer(x, batch.scope.angles, batch.scope.at(seen))
+        return self._layer(x, batch.angles, lambda q: batch.attend(seen, q))
 
 
 class PackedRows:
@@ -210,12 +188,11 @@ class PackedRows:
         lsa, self._dtype = drafter.layer_self_attention, dtype
         self._scale = drafter.layer_scale.detach() if config.layer_scale else None
         self._lsa, self._lsa_keys_values = PackedLayer(lsa, dtype), PackedKeysValues(lsa, dtype)
-        bias = drafter.Ekv2E.bias.detach().to(dtype)
-        self._to_hidden = product(drafter.Ekv2E.weight.detach().to(dtype), bias)
+        self._to_hidden = product_of(dtype, drafter.Ekv2E)
         self._keys_values = PackedKeysValues(drafter.cross_attention, dtype)
         self._tail_shape = (len(config.tail_layers), 2, config.decoder.num_kv_heads, config.decoder.head_dim)
         self._angles, self._layers = drafter.angles, len(config.lsa_layers)
-        layers = torch.arange(self._layers, device=bias.device)
+        layers = torch.arange(self._layers, device=drafter.Ekv2E.weight.device)
         self._layer_angles = rotary_angles(layers, dims.head_dim, config.rope_theta)
 
     @torch.inference_mode()
@@ -307,7 +284,8 @@ class PackedDeviceModule:
         batch = Batch(inputs, self._angles, self._layer_heads, self._device)
         x = functional.embedding(batch.tokens, self._embedding).float()
         x = self._self(x, batch, last=not self._tail)  # the other tokens only had to leave their keys and values
-        x = self._cross(x, batch.scope.angles, batch.scope.at([rows[0] for rows in batch.rows], everywhere=True))
+        rows = [each[0] for each in batch.rows]
+        x = self._cross(x, batch.angles, lambda q: batch.attend(rows, q, everywhere=True))
         for at, layer in enumerate(self._tail, start=1):
             x = layer(x, batch, rows=at, last=at == len(self._tail))
         parts = (*self._candidates(self._norm(x)), *(torch.cat(half, dim=1) for half in zip(*batch.new, strict=True)))

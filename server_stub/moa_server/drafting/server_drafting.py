@@ -171,10 +171,9 @@ class ServerDrafting:
             budget = replace(budget, levels=0)
         began = self._clock()
         pending, conversation.pending = conversation.pending, []
-        drafting = asyncio.get_running_loop().run_in_executor(
+        conversation.under_way = drafting = asyncio.get_running_loop().run_in_executor(
             self._threads, self._draft, conversation.drafter, pending, list(prefix), budget, sampling
         )
-        conversation.under_way = drafting
         drafting.add_done_callback(lambda _: self._ended(conversation, drafting))
         await asyncio.wait({drafting})  # which cancels nothing
         if drafting.cancelled() or drafting.exception() is not None:
@@ -205,18 +204,9 @@ class ServerDrafting:
         if conversation is None:
             return
         tree, self._known = proposal.tree, conversation.controller
-        conversation.controller.observe(
-            RoundEnded(
-                supplied,
-                len(tree.tokens),
-                tree.depth,
-                accepted,
-                tree.steps,
-                proposal.seconds,
-                waited_s,
-                compute_s,
-                max(1, sharing),
-            )
+        drafted, draft_s, sharing = len(tree.tokens), proposal.seconds, max(1, sharing)
+        self._known.observe(
+            RoundEnded(supplied, drafted, tree.depth, accepted, tree.steps, draft_s, waited_s, compute_s, sharing)
         )
 
     def release(self, sequence: int) -> None:
@@ -232,31 +222,24 @@ class ServerDrafting:
 
     def _opened(self, sequence: int) -> _Conversation | None:
         """Return the conversation, now the most recently used; None if there is no space for it."""
-        conversation = self._conversations.pop(sequence, None)
+        conversation, now = self._conversations.pop(sequence, None), self._clock()
         if conversation is None:
-            if len(self._conversations) >= self._most and not self._make_room():
-                return None
+            if len(self._conversations) >= self._most:
+                number, oldest = next(iter(self._conversations.items()))
+                if now - oldest.last_used < _IDLE_S:
+                    return None
+                self.release(number)
             conversation = _Conversation(self._new_drafter(), self._known.sibling())
-        conversation.last_used = self._clock()
+        conversation.last_used = now
         self._conversations[sequence] = conversation
         return conversation
 
-    def _make_room(self) -> bool:
-        number, oldest = next(iter(self._conversations.items()))
-        if self._clock() - oldest.last_used < _IDLE_S:
-            return False
-        self.release(number)
-        return True
-
     def _new_drafter(self) -> Drafter:
+        stop_tokens, context = self._stop_tokens, self._limits.max_context
         if self._backend is None:
-            return NgramDrafter(self._stop_tokens)
-        return MoaDrafter(
-            self._backend,
-            max_context=self._limits.max_context,
-            stop_tokens=self._stop_tokens,
-            mixture=NgramMixture(self._stop_tokens),
-        )
+            return NgramDrafter(stop_tokens)
+        mixture = NgramMixture(stop_tokens)
+        return MoaDrafter(self._backend, max_context=context, stop_tokens=stop_tokens, mixture=mixture)
 
     def _draft(
         self,

@@ -56,8 +56,8 @@ class Token(NamedTuple):
 
 
 class PlainDecoding:
-    """One plain decoding, in a sequence of its own: the jobs to do, one after the other, until a stop token (a token of
-    the answer too), ``max_new_tokens``, or the end of the context.
+    """One plain decoding, in a sequence of its own: the jobs to do, one after the other, until a stop token (the last
+    token of the answer), ``max_new_tokens``, or the end of the context.
 
     Attributes:
         sequence: the engine's number; the caller releases it after the last job.
@@ -67,10 +67,8 @@ class PlainDecoding:
     def __init__(
         self, engine: Engine, prefix: Sequence[int], sampling: Sampling, max_new_tokens: int | None = None
     ) -> None:
-        self.sequence = new_sequence()
-        self._sampling, self._tokens = sampling, list(prefix)
-        self._stop_tokens = engine.stop_tokens
-        context = engine.max_context
+        self.sequence, self._stop_tokens = new_sequence(), engine.stop_tokens
+        self._sampling, self._tokens, context = sampling, list(prefix), engine.max_context
         self._end = context if max_new_tokens is None else min(context, len(prefix) + max_new_tokens)
         self.finish = "context" if self._end == context else "length"
 
@@ -96,13 +94,13 @@ def decode(
     engine: Engine, prefix: Sequence[int], sampling: Sampling, max_new_tokens: int | None = None
 ) -> Iterator[Token]:
     """Decode in the caller's thread."""
+    plain = PlainDecoding(engine, prefix, sampling, max_new_tokens)
     with contextlib.closing(BlockingEngine(engine)) as blocking:
-        plain = PlainDecoding(engine, prefix, sampling, max_new_tokens)
         try:
             while (job := plain.next()) is not None:
                 yield plain.take(blocking.run(job))
         finally:
-            blocking.release(plain.sequence)
+            engine.release(plain.sequence)
 
 
 def log_probabilities(engine: TransformersEngine, prefix: Sequence[int], continuation: Sequence[int]) -> Float32:
@@ -123,17 +121,18 @@ def log_probabilities(engine: TransformersEngine, prefix: Sequence[int], continu
             f"a text of {len(prefix)} and {len(continuation)} tokens cannot be scored: the prefix needs at least one, "
             f"and the context holds {engine.max_context}"
         )
-    scores = np.empty(len(continuation), np.float32)
     if not continuation:
-        return scores
+        return np.empty(0, np.float32)
+    scores: list[Float32] = []
     # The last token predicts nothing that is asked for; the last of the prefix predicts the first that is.
     for start, hidden in _hidden_states(engine, tokens[:-1]):
         first, stop = max(start, len(prefix) - 1), start + len(hidden)
         if first < stop:
-            scores[first + 1 - len(prefix) : stop + 1 - len(prefix)] = _chosen(
-                engine.target_pass.logits(hidden[first - start :]).cpu().numpy(), tokens[first + 1 : stop + 1]
-            )
-    return scores
+            logits = engine.target_pass.logits(hidden[first - start :]).cpu().numpy()
+            logits -= logits.max(axis=1, keepdims=True)
+            chosen = logits[np.arange(stop - first), tokens[first + 1 : stop + 1]]
+            scores.append(chosen - np.log(np.exp(logits).sum(axis=1)))
+    return np.concatenate(scores)
 
 
 def next_logits(engine: TransformersEngine, text: Sequence[int]) -> Float32:
@@ -154,11 +153,3 @@ def _hidden_states(engine: TransformersEngine, text: Sequence[int]) -> Iterator[
         hidden, count = engine.target_pass.forward([Piece(cache, start, text[start : start + SCORING_CHUNK])])
         engine.forwards += count
         yield start, hidden
-
-
-def _chosen(logits: Float32, tokens: Sequence[int]) -> Float32:
-    """Log-softmax of ``logits [n, vocab_size]`` at one token of each row."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    normaliser = np.log(np.exp(shifted).sum(axis=1))
-    chosen: Float32 = shifted[np.arange(len(tokens)), tokens] - normaliser
-    return chosen

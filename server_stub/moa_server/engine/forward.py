@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Piece:
 
 
 class TargetPass(Protocol):
-    """Computes forward passes of the target. Rooms must hold ``cached + len(piece)`` tokens."""
+    """Computes forward passes of the target. Caches must hold ``cached + len(piece)`` tokens."""
 
     @property
     def cache_shape(self) -> KVCacheShape: ...
@@ -97,19 +97,17 @@ class GeneralPass:
         if target.device.type == "cpu":
             for layer in target.layers:  # the head stays as it is: where it is the embedding too, rows are picked of it
                 lay_out_for_few_rows(layer)
-        shapes = {tuple(part.shape) for layer in _trial(target).layers for part in (layer.keys, layer.values)}
+        ids, cache = torch.zeros(1, 1, dtype=torch.int64, device=target.device), DynamicCache()
+        with torch.inference_mode():
+            cache = target.model.model(input_ids=ids, past_key_values=cache, use_cache=True).past_key_values
+        shapes = {tuple(part.shape) for layer in cache.layers for part in (layer.keys, layer.values)}
         if len(shapes) != 1:
             raise ValueError("keys and values of different shapes in one target are not supported")
         (shape,) = shapes
-        config = target.model.config
+        config, dtype = target.model.config, target.model.dtype
+        last = config.hidden_size if keep_last else 0
         self.cache_shape = KVCacheShape(
-            config.num_hidden_layers,
-            shape[1],
-            shape[3],
-            target.model.dtype,
-            target.device,
-            blocks=False,
-            last_size=config.hidden_size if keep_last else 0,
+            config.num_hidden_layers, shape[1], shape[3], dtype, target.device, blocks=False, last_size=last
         )
 
     @torch.inference_mode()
@@ -129,11 +127,12 @@ class GeneralPass:
         positions = torch.tensor(depths(parents), device=device) + (piece.cached - 1 + piece.shift)
         # A mask of our own makes transformers build none. A single token needs none at all.
         mask = None if len(piece) == 1 else self._mask(piece.cached, parents)
+        layers = range(self.cache_shape.layers)
         out = self._target.model.model(
             input_ids=torch.tensor([[*piece.chain, *piece.tree]], device=device),
             position_ids=positions[None],
             attention_mask=mask,
-            past_key_values=_TransformersCache(piece.cache, piece.cached),
+            past_key_values=Cache(layers=[_CacheLayer(piece.cache, index, piece.cached) for index in layers]),
             use_cache=True,
         )
         hidden: Tensor = out.last_hidden_state[0]
@@ -161,9 +160,7 @@ class _CacheLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = cache.shape.dtype, cache.shape.device, True
         self._end_at(cached)
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Append ``[1, kv_heads, n, head_dim]`` and return all keys and values."""
         start = self.keys.shape[-2]
         self._end_at(start + key_states.shape[-2])
@@ -172,15 +169,3 @@ class _CacheLayer(DynamicLayer):
 
     def _end_at(self, length: int) -> None:
         self.keys, self.values = (half[:, :, :length] for half in self._halves)
-
-
-class _TransformersCache(Cache):
-    def __init__(self, cache: KVCache, cached: int) -> None:
-        super().__init__(layers=[_CacheLayer(cache, index, cached) for index in range(cache.shape.layers)])
-
-
-@torch.inference_mode()
-def _trial(target: Target) -> Any:
-    """The cache after one token."""
-    ids = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-    return target.model.model(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, Tile, TileAttention, memory_needed, tiles
 from moa_server.engine.forward import Piece
 from moa_server.engine.kv_cache import KVCache, KVCacheShape, rounded_up
-from moa_server.engine.packed_linear import Product, product
+from moa_server.engine.packed_linear import product_of
 
 #: Rows of a pass are padded to a multiple of this. A product of a single row is computed in another way.
 _ROWS = 4
@@ -67,29 +68,19 @@ class _Layer:
 
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = _joined(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = _joined(dtype, attention.o_proj)
-        self.gate_up = _joined(dtype, mlp.gate_proj, mlp.up_proj)
-        self.down = _joined(dtype, mlp.down_proj)
+        self.qkv = product_of(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = product_of(dtype, attention.o_proj)
+        self.gate_up = product_of(dtype, mlp.gate_proj, mlp.up_proj)
+        self.down = product_of(dtype, mlp.down_proj)
         self.before_attention = layer.input_layernorm.weight.detach().float()
         self.before_mlp = layer.post_attention_layernorm.weight.detach().float()
-
-
-def _joined(dtype: torch.dtype, *layers: Any) -> Product:
-    weight = torch.cat([layer.weight.detach().to(dtype) for layer in layers])
-    has_bias = [layer.bias is not None for layer in layers]
-    bias = None
-    if any(has_bias):
-        parts = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
-        bias = torch.cat([part.detach().to(dtype) for part in parts])
-    return product(weight, bias)
 
 
 class FusedLlama:
     """See the module and :class:`moa_server.engine.forward.TargetPass`.
 
     Args:
-        target: one without a :func:`misfit`; its layers are not needed any more afterwards.
+        target: one without a :func:`misfit`; its layers are not needed afterwards.
         dtype: of the products.
         keep_last: whether caches keep the last hidden states.
     """
@@ -99,28 +90,18 @@ class FusedLlama:
     def __init__(self, target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> None:
         model, config = target.model.model, target.model.config
         attention = model.layers[0].self_attn
-        size = attention.head_dim
-        self._heads = Heads(
-            len(attention.k_proj.weight) // size,
-            len(attention.q_proj.weight) // len(attention.k_proj.weight),
-            size,
-            attention.scaling,
-        )
+        size, of_keys, of_queries = attention.head_dim, len(attention.k_proj.weight), len(attention.q_proj.weight)
+        self._heads = Heads(of_keys // size, of_queries // of_keys, size, attention.scaling)
         self._dtype, self._epsilon, self._angles = dtype, model.norm.variance_epsilon, model.rotary_emb
         rope = config.rope_parameters
         self._sharper = rope.get(_SHARPER) or 0.0, rope.get("original_max_position_embeddings", 1)
         self._embedding = target.embedding.detach()
         self._layers = [_Layer(layer, dtype) for layer in model.layers]
         self._norm = model.norm.weight.detach().float()
-        self._head = _joined(dtype, target.model.get_output_embeddings())
+        self._head = product_of(dtype, target.model.get_output_embeddings())
+        last, count = config.hidden_size if keep_last else 0, len(self._layers)
         self.cache_shape = KVCacheShape(
-            len(self._layers),
-            self._heads.kv,
-            size,
-            torch.float32,
-            target.device,
-            blocks=True,
-            last_size=config.hidden_size if keep_last else 0,
+            count, self._heads.kv, size, torch.float32, target.device, blocks=True, last_size=last
         )
 
     def first_layers(self, count: int) -> FusedLlama:
@@ -258,18 +239,13 @@ def is_invariant(fused: FusedLlama, vocab_size: int, context: int) -> bool:
     text = [rng.randrange(vocab_size) for _ in range(min(_TOKENS, context))]
     short = fused.first_layers(_LAYERS)
     cache = KVCache(short.cache_shape, len(text))
-    states = _whole(short, text, cache)
+    chunks = [text[at : at + 512] for at in range(0, len(text), 512)]
+    states = torch.cat([short.forward([Piece(cache, 512 * at, chunk)])[0] for at, chunk in enumerate(chunks)])
     return (
         _same_in_pieces(short, text, cache, states)
         and all(_same_in_tree(short, text, at, cache, states, rng) for at in _TREES if at < len(text))
         and _same_logits(short, states)
     )
-
-
-def _whole(fused: FusedLlama, text: Sequence[int], cache: KVCache, chunk: int = 512) -> Tensor:
-    """Last hidden states of the whole text."""
-    starts = range(0, len(text), chunk)
-    return torch.cat([fused.forward([Piece(cache, at, text[at : at + chunk])])[0] for at in starts])
 
 
 def _same_in_pieces(fused: FusedLlama, text: Sequence[int], cache: KVCache, states: Tensor) -> bool:
@@ -286,11 +262,12 @@ def _same_in_pieces(fused: FusedLlama, text: Sequence[int], cache: KVCache, stat
 
 
 def _cut(length: int) -> Iterator[tuple[int, int]]:
-    start = index = 0
-    while start < length:
-        stop = min(start + _PIECES[index % len(_PIECES)], length)
-        yield start, stop
-        start, index = stop, index + 1
+    start = 0
+    for size in itertools.cycle(_PIECES):
+        yield start, min(start + size, length)
+        start += size
+        if start >= length:
+            return
 
 
 def _same_in_tree(

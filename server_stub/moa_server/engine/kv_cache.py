@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from moa_runtime.tokens import common_length
 
 #: Tokens of a block; the capacity of every cache is a multiple of it.
 BLOCK = 64
@@ -43,20 +45,17 @@ class KVCache:
 
     Attributes:
         keys, values: ``[layers, blocks, kv_heads, block, head_dim]`` each. Slots never written hold zeros, so
-            products with them are zeros. In a cache of blocks the keys lie
-            dimension by dimension, as the products of queries with them want it.
+            products with them are zeros. In a cache of blocks the keys lie dimension by dimension, as the products of
+            queries with them want it.
         last: ``[capacity, last_size]``.
     """
 
     def __init__(self, shape: KVCacheShape, capacity: int) -> None:
         self.shape, self.capacity = shape, rounded_up(capacity)
         self.block = BLOCK if shape.blocks else self.capacity
-        outer = (shape.layers, self.capacity // self.block, shape.kv_heads)
-        self.values = _zeros(shape, *outer, self.block, shape.head_dim)
-        if shape.blocks:
-            self.keys = _zeros(shape, *outer, shape.head_dim, self.block).transpose(-2, -1)
-        else:
-            self.keys = _zeros(shape, *outer, self.block, shape.head_dim)
+        outer, rows = (shape.layers, self.capacity // self.block, shape.kv_heads), (self.block, shape.head_dim)
+        self.values = _zeros(shape, *outer, *rows)
+        self.keys = _zeros(shape, *outer, *rows[::-1]).mT if shape.blocks else _zeros(shape, *outer, *rows)
         self.last = _zeros(shape, self.capacity, shape.last_size)
         self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
@@ -175,13 +174,13 @@ class SequenceCaches:
     def agreed(self, number: int, prefix: Sequence[int]) -> int:
         """Return how many leading tokens of ``prefix`` the sequence holds."""
         state = self._states.get(number)
-        return 0 if state is None else _agreed(state.tokens, prefix)
+        return 0 if state is None else common_length(state.tokens, prefix)
 
     def opened(self, number: int, prefix: Sequence[int]) -> SequenceState:
         """Return the state of a sequence, mark it most recently used, and cut it to agree with ``prefix``."""
         state = self._states.pop(number, None) or SequenceState()
         self._states[number] = state
-        agreed = _agreed(state.tokens, prefix)
+        agreed = common_length(state.tokens, prefix)
         if agreed < len(prefix):
             del state.tokens[agreed:]
         return state
@@ -201,32 +200,19 @@ class SequenceCaches:
         if reserved > self.bound:
             raise ValueError(f"sequences that need {reserved} tokens do not fit into a cache of {self.bound}")
         for number, count in tokens.items():
-            reserved -= self.need(number, count)
-            self._allocate(self._states[number], count, tokens, reserved)
-            reserved += self.need(number, count)
-
-    def _allocate(self, state: SequenceState, tokens: int, staying: Collection[int], reserved: int) -> None:
-        """Give one of the sequences in ``staying`` a cache; the others of them need ``reserved`` tokens together."""
-        cache = state.cache
-        if cache is not None and tokens <= cache.capacity:
-            return
-        least = rounded_up(tokens)
-        wanted = least + _SLACK if cache is None else max(least, rounded_up(cache.capacity + cache.capacity // 4))
-        evictable = {number: other for number, other in tuple(self._states.items()) if number not in staying}
-        free = self.bound - reserved - sum(other.capacity for other in evictable.values())
-        for number, other in evictable.items():
-            if free >= wanted:
-                break
-            free += other.capacity
-            self.release(number)
-        capacity = min(wanted, free)
-        state.cache = KVCache(self._shape, capacity) if cache is None else cache.resized(capacity, len(state.tokens))
-
-
-def _agreed(held: list[int], prefix: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    length = min(len(held), len(prefix))
-    # Nearly always all of it; comparing slices is a thousand times faster than token by token.
-    if held[:length] == list(prefix[:length]):
-        return length
-    return next(index for index in range(length) if held[index] != prefix[index])
+            state = self._states[number]
+            cache, least = state.cache, rounded_up(count)
+            if least <= state.capacity:
+                continue
+            wanted = least + _SLACK if cache is None else max(least, rounded_up(cache.capacity + cache.capacity // 4))
+            reserved -= least
+            evictable = {key: other for key, other in tuple(self._states.items()) if key not in tokens}
+            free = self.bound - reserved - sum(other.capacity for other in evictable.values())
+            for key, other in evictable.items():
+                if free >= wanted:
+                    break
+                free += other.capacity
+                self.release(key)
+            size = min(wanted, free)
+            state.cache = KVCache(self._shape, size) if cache is None else cache.resized(size, len(state.tokens))
+            reserved += state.capacity

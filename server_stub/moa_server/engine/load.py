@@ -111,19 +111,10 @@ class TimedSteps:
     Args:
         cost: learns the duration of the steps.
         clock: seconds, monotonic.
-        rows: whether memory rows are made, if the engine has a drafter.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        cost: StepCost,
-        clock: Callable[[], float] = time.perf_counter,
-        *,
-        rows: bool = True,
-    ) -> None:
+    def __init__(self, engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
         self._engine, self._cost, self._clock = engine, cost, clock
-        self._rows = rows and bool(engine.fingerprints.drafter)
         self._lengths: dict[int, int] = {}
 
     def __enter__(self) -> TimedSteps:
@@ -152,9 +143,8 @@ class TimedSteps:
         requests = []
         for sequence in sequences:
             length = self._lengths[sequence]
-            tokens = self._tokens(sequence, length + drafted)
+            tokens, rows_from = self._tokens(sequence, length + drafted), self._rows_from(length - 1)
             prefix, draft = tokens[:length], tokens[length:]
-            rows_from = self._rows_from(length - 1)
             requests.append(StepRequest(sequence, prefix, draft, chain(drafted), Sampling(), rows_from))
         return await self._timed(requests, drafted + 1)
 
@@ -182,7 +172,7 @@ class TimedSteps:
         return [(_STRIDE * position + sequence) % self._engine.vocab_size for position in range(count)]
 
     def _rows_from(self, position: int) -> int | None:
-        return position if self._rows else None
+        return position if self._engine.fingerprints.drafter else None
 
 
 async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:

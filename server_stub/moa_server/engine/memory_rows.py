@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.config import drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import KeysValues
 from moa_drafter.model import MoADrafter
@@ -43,6 +46,17 @@ class Span:
     stop: int
 
 
+def load_drafter(folder: Path | None, device: str) -> tuple[Drafter | None, str]:
+    """Load a checkpoint for a device; return it with its fingerprint, or None and nothing without a folder.
+
+    Raises:
+        MoaError: it is missing or unreadable.
+    """
+    if folder is None:
+        return None, ""
+    return load_checkpoint(folder).to(torch.device(device)), drafter_fingerprint(folder)
+
+
 class MemoryRows:
     """Makes the memory rows of all sequences of a step at once: most need a row or two, and share the matrix reads.
 
@@ -57,23 +71,18 @@ class MemoryRows:
 
     def of(self, spans: Sequence[Span | None]) -> list[Rows | None]:
         """Return the rows of each span, None for None; except for rounding they do not depend on the other spans."""
-        wanted = [span for span in spans if span is not None]
         if self._drafter is None or not self.reads:
             return [None] * len(spans)
-        found: dict[Span, list[KeysValues]] = {span: [] for span in wanted}
-        for parts in _chunks(wanted):
+        compute, weight = self._packed or self._drafter.rows, next(self._drafter.parameters())
+        found: dict[Span, list[KeysValues]] = {span: [] for span in spans if span is not None}
+        for parts in _chunks(list(found)):
+            states = _joined([_states(part, self.reads) for _, part in parts]).to(weight.device).to(weight.dtype)
+            positions = torch.cat([torch.arange(part.start, part.stop) for _, part in parts]).to(weight.device)
             counts = [part.stop - part.start for _, part in parts]
-            keys, values = (half.split(counts) for half in self._computed([part for _, part in parts]))
+            keys, values = (half.split(counts) for half in compute(states, positions))
             for (span, _), *both in zip(parts, keys, values, strict=True):
                 found[span].append((both[0], both[1]))
         return [None if span is None else _rows(span.start, found[span]) for span in spans]
-
-    def _computed(self, spans: Sequence[Span]) -> KeysValues:
-        assert self._drafter is not None
-        weight = next(self._drafter.parameters())
-        states = _joined([_states(span, self.reads) for span in spans]).to(weight.device).to(weight.dtype)
-        positions = torch.cat([torch.arange(span.start, span.stop) for span in spans]).to(weight.device)
-        return (self._packed or self._drafter.rows)(states, positions)
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[list[tuple[Span, Span]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from moa_drafter.devices import input_major
@@ -23,6 +23,15 @@ def can_pack(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in operators):
         return False
     return dtype is not torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def product_of(dtype: torch.dtype, *layers: nn.Linear) -> Product:
+    """The products with several linear layers as one in ``dtype``: ``[n, in] -> [n, sum of out]``."""
+    weight = torch.cat([layer.weight.detach().to(dtype) for layer in layers])
+    if all(layer.bias is None for layer in layers):
+        return product(weight)
+    parts = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+    return product(weight, torch.cat([part.detach().to(dtype) for part in parts]))
 
 
 def product(weight: Tensor, bias: Tensor | None = None) -> Product:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import check_fit, drafter_fingerprint
+from moa_drafter.config import check_fit
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, deviation_from_transformers, load_target
@@ -33,7 +33,7 @@ from moa_server.engine.base import (
 from moa_server.engine.forward import GeneralPass, Piece, TargetPass
 from moa_server.engine.fused_llama import FusedLlama, is_invariant, misfit
 from moa_server.engine.kv_cache import KVCache, SequenceCaches, SequenceState, rounded_up
-from moa_server.engine.memory_rows import MemoryRows, Span
+from moa_server.engine.memory_rows import MemoryRows, Span, load_drafter
 from moa_server.engine.packed_linear import can_pack
 from moa_server.engine.sampling import choose
 
@@ -70,13 +70,16 @@ def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) 
                 return fused, _invariant(fused, target, dtype)
             reason = f"it differs from transformers by {error:.2g}"
     _log.info("the target runs through transformers' own forward, which is slower: %s", reason)
+    name = f"the target in {target.folder}, of the architecture {target.config.model_type!r},"
     try:
         general = GeneralPass(target, keep_last=keep_last)
         error = deviation(general, target)
     except _FAILURES as failure:
-        raise EngineError(f"{_named(target)} cannot be run piece by piece: {_first_line(failure)}") from failure
+        text = f"{name} cannot be run piece by piece: {_first_line(failure)}"
+        raise EngineError(text, code="unsupported_target") from failure
     if error > 3 * _TOLERANCE[target.model.dtype]:  # rounding may choose other experts
-        raise EngineError(f"{_named(target)} computes otherwise piece by piece: its states differ by {error:.2g}")
+        text = f"{name} computes otherwise piece by piece: its states differ by {error:.2g}"
+        raise EngineError(text, code="wrong_results")
     return general, False
 
 
@@ -84,19 +87,15 @@ def _first_line(failure: Exception) -> str:
     return (str(failure).splitlines() or [type(failure).__name__])[0]
 
 
-def _named(target: Target) -> str:
-    return f"the target in {target.folder}, of the architecture {target.config.model_type!r},"
-
-
 def _invariant(fused: FusedLlama, target: Target, dtype: torch.dtype) -> bool:
     """Whether bit-identical results can be promised: only for packed matrices, on a processor that keeps them."""
     config = target.model.config
     if target.device.type != "cpu" or not can_pack(dtype):
         return False
-    if is_invariant(fused, config.vocab_size, config.max_position_embeddings):
-        return True
-    _log.info("on this processor the target's choices may depend, in the last bits, on what else is in a step")
-    return False
+    invariant = is_invariant(fused, config.vocab_size, config.max_position_embeddings)
+    if not invariant:
+        _log.info("on this processor the target's choices may depend, in the last bits, on what else is in a step")
+    return invariant
 
 
 @torch.inference_mode()
@@ -229,36 +228,22 @@ class TransformersEngine:
         max_context: int | None = None,
         *,
         dtype: str = "auto",
-        cache_tokens: int = 32768,
-        release_weights: bool = False,
+        **settings: Any,
     ) -> TransformersEngine:
-        """Load target and drafter; for the other arguments see the class.
+        """Load target and drafter; for the other arguments and ``settings`` see the class.
 
         Raises:
             MoaError: target or drafter is missing, unreadable, or does not fit.
         """
-        drafter = None if drafter_folder is None else load_checkpoint(drafter_folder)  # the quicker one to fail first
-        fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
+        drafter, fingerprint = load_drafter(drafter_folder, device)  # the quicker one to fail first
         target = load_target(target_name, device=device, dtype=dtype_of(dtype, torch.device(device)))
-        if drafter is not None:
-            drafter = drafter.to(target.device)
-        return cls(
-            target,
-            drafter,
-            fingerprint,
-            max_context,
-            dtype=dtype,
-            cache_tokens=cache_tokens,
-            release_weights=release_weights,
-        )
+        return cls(target, drafter, fingerprint, max_context, dtype=dtype, **settings)
 
     @property
     def facts(self) -> EngineFacts:
         """Facts for :mod:`moa_server.doctor`."""
-        shape = self.target_pass.cache_shape  # its type is its own
-        dtype = str(self.target.model.dtype).removeprefix("torch.")
-        size = shape.token_bytes * self._sequences.bound
-        return EngineFacts(dtype, shape.device.type, self.batch_invariant, size)
+        dtype, size = self.target.model.dtype, self.target_pass.cache_shape.token_bytes * self._sequences.bound
+        return EngineFacts(str(dtype).removeprefix("torch."), self.target.device.type, self.batch_invariant, size)
 
     @property
     def cache_use(self) -> tuple[int, int]:
@@ -332,17 +317,14 @@ class TransformersEngine:
                 continue
             draft = list(each.request.draft)
             whole = len(each.waiting) + len(draft)
-            if whole <= free or (len(each.waiting) == 1 and not batch):
-                part = each.waiting
-            else:
-                # At least one token is left for the draft to hang from, where something is chosen.
-                part = each.waiting[: min(free, len(each.waiting) - each.choosing)]
-                draft = []
-                if not part:
-                    continue
-            piece = each.piece(part, draft)
-            batch.append((each, piece))
-            free -= len(piece)
+            part = each.waiting
+            if whole > free and (len(part) > 1 or batch):
+                # If something is chosen, at least one token is left for the draft to hang from.
+                part, draft = part[: min(free, len(part) - each.choosing)], []
+            if part:
+                piece = each.piece(part, draft)
+                batch.append((each, piece))
+                free -= len(piece)
         return batch
 
     def _forward(self, batch: Sequence[tuple[RequestState, Piece]]) -> None:

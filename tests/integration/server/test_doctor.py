@@ -90,17 +90,6 @@ def test_a_trial_asks_for_what_it_says():
     assert engine.steps[1][0].prefix[:10] == engine.steps[0][0].prefix
 
 
-def test_a_trial_may_do_without_memory_rows():
-    engine = ToyEngine()
-
-    async def run() -> None:
-        with TimedSteps(engine, StepCost(), rows=False) as trial:
-            await trial.prefill(trial.open(), 10)
-
-    asyncio.run(run())
-    assert engine.steps[0][0].rows_from is None
-
-
 # -- the doctor -----------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import StepRequest
 from moa_server.engine.vllm import engine
-from moa_server.engine.vllm.engine import HeldSequence, HeldSequences, Move, RequestProgress
+from moa_server.engine.vllm.engine import HeldSequence, Move, RequestProgress
 
 BLOCK = 4
 TEXT = list(range(10, 20))  # two blocks and a half
@@ -45,24 +45,6 @@ def test_what_is_to_be_done_for_a_prefix(prefix, choosing, move):
 
 def test_a_piece_of_prefill_leaves_no_choice_to_go_on_with():
     assert held(chosen=None).move([*TEXT, 20], BLOCK, choosing=True) == (Move.REWRITE, 10)
-
-
-def test_the_least_recently_used_give_way_first():
-    all_held = HeldSequences()
-    names = [all_held.begin(number).name for number in (1, 2, 3)]
-    assert len(set(names)) == 3
-    all_held.use(1)
-    assert all_held.oldest(staying={3}) == [2, 1]
-    assert all_held.forget(2) == names[1] and all_held.forget(2) is None
-    assert all_held.oldest(staying=()) == [3, 1]
-
-
-def test_what_is_begun_anew_has_another_name_and_holds_nothing():
-    all_held = HeldSequences()
-    first = all_held.begin(1)
-    first.tokens = list(TEXT)
-    assert all_held.agreed(1, [*TEXT[:4], 0]) == 4 and all_held.agreed(2, TEXT) == 0
-    assert all_held.begin(1).name != first.name and all_held.agreed(1, TEXT) == 0
 
 
 def work(draft, sampling=Sampling()) -> RequestProgress:  # noqa: B008 (frozen)

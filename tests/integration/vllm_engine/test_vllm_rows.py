@@ -25,7 +25,7 @@ def test_keys_and_values_are_those_of_transformers(vllm, reference):
     number = new_sequence()
     for end in (40, 41, 70, 100):  # in pieces, across blocks
         step(vllm, StepRequest(number, TEXT[:end]))
-    held = PagedStates(vllm._layers, vllm._core.table(vllm._sequences.use(number).name))
+    held = PagedStates(vllm._layers, vllm._core.table(vllm._held[number].name))
     with torch.no_grad():
         cache = reference.target.model.model(input_ids=torch.tensor([TEXT]), use_cache=True).past_key_values
     layers = range(4)

@@ -125,7 +125,7 @@ class Schedule:
 
 def assert_blocks(vllm) -> None:
     """What vLLM holds is what the sequences say that they hold, and every other block is free."""
-    scheduler, held = vllm._core._scheduler, vllm._sequences._held.values()
+    scheduler, held = vllm._core._scheduler, vllm._held.values()
     assert set(scheduler.requests) == {each.name for each in held}
     for each in held:
         assert scheduler.requests[each.name].num_computed_tokens == len(each.tokens)

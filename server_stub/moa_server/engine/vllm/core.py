@@ -43,19 +43,18 @@ class VllmCore:
     """A target that vLLM has loaded. One call at a time; steps belong to the thread that loaded it.
 
     Args:
-        dtype: of the target.
         max_context: tokens of a conversation.
-        blocks: that the caches have.
-        sequences: in one step at most.
+        blocks: of the caches.
+        sequences: most of them in one step.
 
     Raises:
-        EngineError: vLLM cannot run the target, or not here.
+        EngineError: vLLM cannot run the target here.
     """
 
     def __init__(self, target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: int, sequences: int) -> None:
         self.blocks = blocks
-        config = _config(target, dtype, max_context, blocks, sequences)
         try:
+            config = _config(target, dtype, max_context, blocks, sequences)
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except (ValueError, RuntimeError, NotImplementedError, KeyError, ImportError) as error:
             raise refused(target, error) from error
@@ -69,9 +68,8 @@ class VllmCore:
             name: config.compilation_config.static_forward_context[name] for name in groups[0].layer_names
         }
         self._sampler = TargetSampler(self._runner)
-        self._params = SamplingParams(
-            temperature=0.0, max_tokens=max_context + SPARE, ignore_eos=True, detokenize=False
-        )
+        most = max_context + SPARE
+        self._params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, detokenize=False)
         self._target = target
 
     @property
@@ -118,7 +116,7 @@ class VllmCore:
     def step(
         self, drafts: Mapping[str, Sequence[int]], samplings: Mapping[str, Sampling | None]
     ) -> dict[str, list[int]] | None:
-        """One forward for these requests, by name: each has a draft, perhaps an empty one, and a way to choose.
+        """Run one forward for these requests, by name: each has a draft, perhaps an empty one, and a way to choose.
 
         Returns:
             for each finished request, the accepted tokens of its draft and the choice after them; None if there was no
@@ -157,42 +155,36 @@ class VllmCore:
 
 
 def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: int, sequences: int) -> VllmConfig:
-    cpu = current_platform.is_cpu()
     pool = blocks + 1  # vLLM keeps one for nothing
-    try:
-        return EngineArgs(
-            model=str(target.folder),
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            dtype=str(dtype).removeprefix("torch."),
-            seed=0,
-            max_model_len=max_context + SPARE,
-            max_num_seqs=sequences,
-            max_num_batched_tokens=max(_STEP_TOKENS, sequences),
-            block_size=BLOCK,
-            num_gpu_blocks_override=pool,
-            kv_cache_memory_bytes=pool * block_bytes(target, dtype),
-            enable_prefix_caching=True,
-            enforce_eager=cpu,
-            async_scheduling=False,
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-            scheduler_cls=ParkingScheduler,
-            speculative_config={
-                "method": "custom_class",
-                "model": f"{NoProposals.__module__}.{NoProposals.__qualname__}",
-                "num_speculative_tokens": MOST_DRAFTED,
-            },
-        ).create_engine_config()
-    except ValueError as error:
-        raise refused(target, error) from error
+    return EngineArgs(
+        model=str(target.folder),
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        dtype=str(dtype).removeprefix("torch."),
+        seed=0,
+        max_model_len=max_context + SPARE,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=max(_STEP_TOKENS, sequences),
+        block_size=BLOCK,
+        num_gpu_blocks_override=pool,
+        kv_cache_memory_bytes=pool * block_bytes(target, dtype),
+        enable_prefix_caching=True,
+        enforce_eager=current_platform.is_cpu(),
+        async_scheduling=False,
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+        scheduler_cls=ParkingScheduler,
+        speculative_config={
+            "method": "custom_class",
+            "model": f"{NoProposals.__module__}.{NoProposals.__qualname__}",
+            "num_speculative_tokens": MOST_DRAFTED,
+        },
+    ).create_engine_config()
 
 
 class NoProposals:
-    """Proposes nothing, so that every draft that vLLM verifies is one that the verifier was given.
-
-    vLLM makes one where ``speculative_config`` names the class (method ``custom_class``).
-    """
+    """Proposes nothing, so vLLM verifies only drafts that the verifier was given. vLLM makes one by the name in
+    ``speculative_config``."""
 
     def __init__(self, vllm_config: Any) -> None: ...
 

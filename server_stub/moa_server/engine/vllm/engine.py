@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import check_fit, drafter_fingerprint
+from moa_drafter.config import check_fit
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import TargetFacts, target_facts
 from moa_drafter.target_features import Reads
@@ -34,7 +34,7 @@ from moa_server.engine.base import (
     grouped,
 )
 from moa_server.engine.kv_cache import rounded_up
-from moa_server.engine.memory_rows import MemoryRows, Span
+from moa_server.engine.memory_rows import MemoryRows, Span, load_drafter
 from moa_server.engine.vllm.paged_cache import (
     BLOCK,
     MOST_DRAFTED,
@@ -108,56 +108,20 @@ class HeldSequence:
         return Move.ANEW, 0
 
 
-class HeldSequences:
-    """All sequences by the caller's numbers, the least recently used first."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, HeldSequence] = {}
-        self._named = 0
-
-    def agreed(self, number: int, prefix: Sequence[int]) -> int:
-        """Return how many leading tokens of ``prefix`` are processed."""
-        held = self._held.get(number)
-        return 0 if held is None else common_length(held.tokens, prefix)
-
-    def use(self, number: int) -> HeldSequence | None:
-        """Return the sequence, now the most recently used; None if it is not held."""
-        held = self._held.pop(number, None)
-        if held is not None:
-            self._held[number] = held
-        return held
-
-    def begin(self, number: int) -> HeldSequence:
-        """Start an empty sequence with a new name."""
-        self._named += 1
-        held = self._held[number] = HeldSequence(f"{number}.{self._named}")
-        return held
-
-    def forget(self, number: int) -> str | None:
-        """Forget a sequence; return the name of its request, which the caller drops, or None."""
-        held = self._held.pop(number, None)
-        return None if held is None else held.name
-
-    def oldest(self, staying: Collection[int]) -> list[int]:
-        """Return the sequences to evict if memory is short: all but ``staying``, the least recently used first."""
-        return [number for number in self._held if number not in staying]
-
-
 class RequestProgress:
     """One request. vLLM may need several of its own steps for it: for a long prefix, or a draft that does not fit into
-    one. What comes back either is the next token of the draft or ends it, so it does not matter how it was cut.
+    one. Each returned token is the next one of the draft or ends it, so it does not matter how it was cut.
 
     Attributes:
         draft: tokens that are still to be verified.
-        accepted: how many were.
+        accepted: number of those that were accepted.
         token: the target's choice after them.
         done: whether nothing is left to do.
     """
 
     def __init__(self, request: StepRequest, held: HeldSequence, *, done: bool = False) -> None:
         self.request, self.held, self.done = request, held, done
-        self.draft = list(request.draft)
-        self.accepted = 0
+        self.draft, self.accepted = list(request.draft), 0
         self.token: int | None = None
 
     @property
@@ -194,7 +158,6 @@ class VllmEngine:
         threads: of the CPU that torch uses in a step; None for its own choice.
 
     Attributes:
-        forwards: forward passes of the target so far.
         target: the target's embedding and head, which a drafter beside it shares.
 
     Raises:
@@ -221,8 +184,7 @@ class VllmEngine:
         )
         self.vocab_size, self.stop_tokens = int(target.config.vocab_size), target.stop_tokens
         self.max_context = context_of(target, max_context, spare=SPARE)
-        self.forwards = 0
-        self.drafter = drafter
+        self.forwards, self.drafter = 0, drafter
         self.row_reads = Reads() if drafter is None else drafter.row_reads
         if self.row_reads.last:
             raise EngineError(
@@ -237,7 +199,8 @@ class VllmEngine:
         check_memory(target, self._dtype, blocks, self._device)
         from moa_server.engine.vllm.core import VllmCore  # late: the rest of this module needs no vLLM
 
-        self._sequences = HeldSequences()
+        self._held: dict[int, HeldSequence] = {}  # by the caller's numbers, the least recently used first
+        self._names = itertools.count(1)
         self._worker = ThreadPoolExecutor(1, "target")
         try:
             self._worker.submit(self._load, VllmCore, target, blocks, threads).result()
@@ -260,35 +223,21 @@ class VllmEngine:
         drafter_folder: Path | None,
         device: str = "cpu",
         max_context: int | None = None,
-        *,
-        dtype: str = "auto",
-        cache_tokens: int = 32768,
-        threads: int | None = None,
+        **settings: Any,
     ) -> VllmEngine:
-        """Load target and drafter; for the other arguments see the class.
+        """Load target and drafter; for the other arguments and ``settings`` see the class.
 
         Raises:
             MoaError: target or drafter is missing, unreadable, or does not fit.
         """
         check_device(device)
-        drafter = None if drafter_folder is None else load_checkpoint(drafter_folder).to(torch.device(device))
-        fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
-        return cls(
-            target_facts(target_name),
-            drafter,
-            fingerprint,
-            max_context,
-            dtype=dtype,
-            device=device,
-            cache_tokens=cache_tokens,
-            threads=threads,
-        )
+        drafter, fingerprint = load_drafter(drafter_folder, device)
+        return cls(target_facts(target_name), drafter, fingerprint, max_context, device=device, **settings)
 
     @property
     def facts(self) -> EngineFacts:
         """Facts for :mod:`moa_server.doctor`."""
-        dtype = str(self._dtype).removeprefix("torch.")
-        size = self._block_bytes * self._core.blocks
+        dtype, size = str(self._dtype).removeprefix("torch."), self._block_bytes * self._core.blocks
         return EngineFacts(dtype, self._device.type, self._core.batch_invariant, size)
 
     @property
@@ -299,13 +248,14 @@ class VllmEngine:
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         """See :meth:`moa_server.engine.base.Engine.held`."""
-        return self._sequences.agreed(sequence, prefix)
+        held = self._held.get(sequence)
+        return 0 if held is None else common_length(held.tokens, prefix)
 
     def release(self, sequence: int) -> None:
         """See :meth:`moa_server.engine.base.Engine.release`; no step is under way."""
-        name = self._sequences.forget(sequence)
-        if name is not None:
-            self._core.drop([name])
+        held = self._held.pop(sequence, None)
+        if held is not None:
+            self._core.drop([held.name])
 
     def close(self) -> None:
         """See :meth:`moa_server.engine.base.Engine.close`."""
@@ -347,7 +297,7 @@ class VllmEngine:
         return max(whole, self._blocks_of(request.sequence))
 
     def _blocks_of(self, sequence: int) -> int:
-        held = self._sequences.use(sequence)
+        held = self._held.get(sequence)
         return 0 if held is None else len(self._core.table(held.name))
 
     def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
@@ -371,24 +321,25 @@ class VllmEngine:
     def _make_room(self, missing: int, staying: set[int]) -> None:
         """Free ``missing`` blocks by evicting sequences outside the step, the least recently used first; they are never
         waited for."""
-        for number in self._sequences.oldest(staying):
+        for number in [each for each in self._held if each not in staying]:
             if self._core.free_blocks >= missing:
                 return
             self.release(number)
 
     def _begun(self, request: StepRequest) -> RequestProgress:
-        """Let vLLM have what the sequence lacks of the prefix."""
+        """Give vLLM the tokens of the prefix that the sequence lacks; the sequence is then the most recently used."""
         number, prefix = request.sequence, request.prefix
-        held = self._sequences.use(number)
-        move, keep = Move.ANEW, 0
+        held, move, keep = self._held.get(number), Move.ANEW, 0
         if held is not None:
             move, keep = held.move(prefix, BLOCK, choosing=request.sampling is not None)
         if held is None or move is Move.ANEW:
             self.release(number)
-            held = self._sequences.begin(number)
+            held = HeldSequence(f"{number}.{next(self._names)}")
             self._core.begin(held.name, prefix)
         elif move is Move.REWRITE:
             self._core.rewrite(held.name, keep, prefix[keep:])
+        self._held.pop(number, None)
+        self._held[number] = held
         return RequestProgress(request, held, done=move is Move.NOTHING)
 
     def _rows_wanted(self, work: RequestProgress) -> Span | None:
