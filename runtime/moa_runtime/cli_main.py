@@ -26,10 +26,11 @@ def run_program(
     """
 
     def say(text: str, code: str | None) -> None:
+        text += f"  [{code}]" if code else ""
         if complain is not None:
             complain(text)
         else:
-            print(f"{name}: error: {text}" + (f"  [{code}]" if code else ""), file=sys.stderr)
+            print(f"{name}: error: {text}", file=sys.stderr)
 
     try:
         status = work()

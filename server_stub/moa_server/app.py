@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from moa_server.connection import CloseReason, Connection
 from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.rate_limits import Budgets, Kind
 from moa_server.engine.base import Engine
-from moa_server.engine.baseline import PlainDecoding, Token
+from moa_server.engine.baseline import PlainDecoding
 from moa_server.logging import add_log_fields, log_fields, log_unexpected
 from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError
@@ -42,13 +42,23 @@ from moa_server.web.site import WebFile, Website
 SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/status"
 HEALTH_PATH, READY_PATH, METRICS_PATH = "/healthz", "/readyz", "/metrics"
 
+LEAVING = "this verifier is shutting down; try again later"
+
 _SWEEP_SECONDS = 5.0
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
 class Verifier:
-    """A loaded engine with everything its connections share, as an ASGI app.
+    """A loaded engine, which must have no other user, with everything its connections share, as an ASGI app.
+
+    Args:
+        timeline: records the activity of every session, see :class:`moa_server.connection.Connection`.
+        drafts: drafts for clients that grant credit; None for no drafts. Closed with the app.
+        files: files of the page by URL path; None for no page. Its sessions need no origin in the settings.
+        clock: seconds, monotonic.
 
     Attributes:
         app: the ASGI app.
@@ -89,13 +99,12 @@ class Verifier:
             Route(READY_PATH, self._ready),
             *([] if self.website is None else [self.website]),
         ]
-        middleware = [*_cross_origin(settings), Middleware(ErrorMiddleware)]
+        middleware = [Middleware(ErrorMiddleware)]
+        if settings.origins:
+            origins, methods = list(settings.origins), ["GET", "POST"]
+            cross_origin = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"])
+            middleware.insert(0, cross_origin)
         self.app = Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
-
-    @property
-    def decoding(self) -> int:
-        """Number of plain decodings under way."""
-        return self.plain.running
 
     async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
         """Refuse new sessions and requests, answer the received frames, and close all connections.
@@ -107,7 +116,7 @@ class Verifier:
         for connection in self._connections:
             connection.leave()
         deadline = time.monotonic() + seconds
-        while (self._connections or self.decoding) and time.monotonic() < deadline and not hurry.is_set():
+        while (self._connections or self.plain.running) and time.monotonic() < deadline and not hurry.is_set():
             await asyncio.sleep(0.02)
         self.worker.give_up()
 
@@ -155,13 +164,11 @@ class Verifier:
             return refusal
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _health(self, request: Request) -> JSONResponse:
+    async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def _ready(self, request: Request) -> JSONResponse:
-        if self._leaving:
-            return JSONResponse({"status": "shutting down"}, 503)
-        return JSONResponse({"status": "ready"})
+    async def _ready(self, request: Request) -> Response:
+        return JSONResponse({"status": "shutting down"}, 503) if self._leaving else JSONResponse({"status": "ready"})
 
     def _bearer(self, connection: HTTPConnection) -> Bearer | JSONResponse:
         """Authenticate a request: return its bearer, or the response that refuses it."""
@@ -182,8 +189,7 @@ class Verifier:
             text = "the bearer token is missing or wrong"
             return self._refused("token", 401, text, {"WWW-Authenticate": "Bearer"})
         if self._leaving:
-            text = "this verifier is shutting down; try again later"
-            return self._refused("leaving", 503, text, {"Retry-After": str(-(-settings.retry_after_ms // 1000))})
+            return self._refused("leaving", 503, LEAVING, _retry_after(settings))
         add_log_fields(bearer=bearer.name)
         return bearer
 
@@ -224,11 +230,8 @@ class Verifier:
         watch, engine = self.metrics.watch, self.engine
         watch("moa_sessions", "Conversations held.", lambda: len(self.store))
         watch("moa_sessions_connected", "Conversations with a connection.", lambda: self.store.connected)
-        watch(
-            "moa_sessions_away",
-            "Conversations whose answer continues without a connection.",
-            lambda: len(self.background_answers),
-        )
+        away = "Conversations whose answer continues without a connection."
+        watch("moa_sessions_away", away, lambda: len(self.background_answers))
         watch("moa_jobs", "Frames and requests that wait or are being worked on.", lambda: len(self.worker))
         watch("moa_cache_tokens", "Tokens that caches take up.", lambda: engine.cache_use[0])
         watch("moa_cache_limit_tokens", "Tokens that caches may take up.", lambda: engine.cache_use[1])
@@ -252,37 +255,11 @@ class Verifier:
             self.store.sweep()
 
 
-def create_app(
-    engine: Engine,
-    settings: Settings,
-    timeline: Timeline = NO_TIMELINE,
-    drafts: ServerDrafting | None = None,
-    files: Mapping[str, WebFile] | None = None,
-) -> Starlette:
-    """Make the app of a loaded engine, which must have no other user. ``app.state.verifier`` is its Verifier.
-
-    Args:
-        drafts: drafts for clients that grant credit; None for no drafts. Closed with the app.
-        files: files of the page by URL path; None for no page. Its sessions need no origin in the settings.
-        timeline: records the activity of every session, see :class:`moa_server.connection.Connection`.
-    """
-    verifier = Verifier(engine, settings, timeline, drafts, files)
-    verifier.app.state.verifier = verifier
-    return verifier.app
-
-
-def _cross_origin(settings: Settings) -> list[Any]:
-    if not settings.origins:
-        return []
-    origins = list(settings.origins)
-    return [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])]
-
-
 _INTERNAL_ERROR = 1011  # WebSocket close code (RFC 6455)
 
 
 class ErrorMiddleware:
-    """Answers an exception of the app with status 500 or close code 1011, and stops it.
+    """Answers an exception of the app with status 500 or close code 1011, if that is still possible, and stops it.
 
     Exceptions about disconnected clients are left to the server.
     """
@@ -291,11 +268,11 @@ class ErrorMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = ""
+        begun = False
 
         async def watched(message: Message) -> None:
             nonlocal begun
-            begun = message["type"]
+            begun = True
             await send(message)
 
         with log_fields():
@@ -305,26 +282,19 @@ class ErrorMiddleware:
                 raise
             except Exception as error:
                 log_unexpected(_log, scope.get("path", scope["type"]), error)
+                refusal = JSONResponse({"error": "the verifier failed on this request"}, 500)
                 with contextlib.suppress(Exception):  # the same failure may recur here
-                    await _answer(scope, receive, send, begun)
+                    if scope["type"] == "websocket" and begun:
+                        await send({"type": "websocket.close", "code": _INTERNAL_ERROR})
+                    elif scope["type"] == "websocket":
+                        await WebSocket(scope, receive, send).send_denial_response(refusal)
+                    elif not begun:  # the server aborts an answer that has begun
+                        await refusal(scope, receive, send)
 
 
-async def _answer(scope: Scope, receive: Receive, send: Send, begun: str) -> None:
-    """Tell the client if that is still possible; the server aborts an answer that has begun.
+def _retry_after(settings: Settings) -> dict[str, str]:
+    return {"Retry-After": str(-(-settings.retry_after_ms // 1000))}
 
-    Args:
-        begun: type of the last message of the app.
-    """
-    refusal = JSONResponse({"error": "the verifier failed on this request"}, 500)
-    if scope["type"] == "http" and not begun:
-        await refusal(scope, receive, send)
-    elif scope["type"] == "websocket" and not begun:
-        await WebSocket(scope, receive, send).send_denial_response(refusal)
-    elif scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": _INTERNAL_ERROR})
-
-
-T = TypeVar("T")
 
 _FIELDS = {"tokens", "max_new_tokens", "temperature", "top_p", "seed", "stream"}
 
@@ -341,18 +311,8 @@ class LeftError(Exception):
     """The client left before its answer was complete."""
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """A request's body."""
-
-    tokens: list[int]
-    sampling: Sampling
-    max_new_tokens: int | None
-    stream: bool
-
-
 class _Events(StreamingResponse):
-    """Server-sent events that hold what their request has, a place among the running ones, until the last of them."""
+    """Server-sent events that hold their request's place among the running ones until the last event."""
 
     def __init__(self, events: AsyncIterator[str], held: contextlib.AbstractContextManager[Any]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -364,13 +324,15 @@ class _Events(StreamingResponse):
 
 
 class PlainDecodingEndpoint:
-    """Answers ``{"tokens": [...], "max_new_tokens", "temperature", "top_p", "seed", "stream"}``, all but the tokens
-    optional, with ``{"tokens": [...], "forwards": n, "finish": "stop"}``: the new tokens, the steps they took, and why
-    they end there: a stop token, the "length" asked for, or the end of the "context".
+    """``POST /v1/decode``: the server's own plain decoding, to compare a session's text and speed with.
+
+    Answers ``{"tokens": [...], "max_new_tokens", "temperature", "top_p", "seed", "stream"}``, all but the tokens
+    optional, with ``{"tokens": [...], "forwards": n, "finish": "stop"}``: the new tokens, the number of steps, and why
+    they end there: a stop token, the requested "length", or the end of the "context".
 
     With ``"stream": true`` the answer is a stream of server-sent events: ``{"token": n}`` for each as it is
-    chosen, and at the end ``{"done": true, "forwards": n, "finish": "stop"}``; or ``{"error": "..."}``, should the
-    verifier fail meanwhile. What is refused is refused before the first event.
+    chosen, and at the end ``{"done": true, "forwards": n, "finish": "stop"}``; or ``{"error": "..."}`` if the
+    verifier fails meanwhile. Refusals come before the first event.
 
     A request is the same kind of work as a session's frames, and is dropped as soon as its client leaves.
 
@@ -386,28 +348,32 @@ class PlainDecodingEndpoint:
         self.running = 0
 
     async def answer(self, request: Request, bearer: Bearer) -> Response:
+        """Answer one request of an authenticated bearer."""
         try:
             budgets, withdrawn = self._authenticator.budgets(bearer), asyncio.Event()
             with contextlib.ExitStack() as held:
                 held.callback(self._authenticator.watch(bearer, withdrawn.set))
-                wanted = await _unless_withdrawn(withdrawn, self._wanted(request, budgets))
+                plain, stream = await _unless_withdrawn(withdrawn, self._requested(request, budgets))
                 held.enter_context(self._place(budgets))
-                plain = PlainDecoding(self._engine, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
-                tokens = self._tokens(plain, withdrawn, budgets)
-                if wanted.stream:
-                    return _Events(_events(plain, tokens), held.pop_all())
-                return JSONResponse(await _while_there(request.receive, _whole(plain, tokens)))
+                events = self._events(plain, withdrawn, budgets)
+                if stream:
+                    return _Events(_sent(events), held.pop_all())
+                return JSONResponse(await _while_there(request.receive, _whole(events)))
         except RequestError as error:
             self._metrics.refused(f"http_{error.status}")
             _log.info("refused: %s", error, extra={"data": {"reason": f"http_{error.status}"}})
-            retry = {"Retry-After": str(-(-self._settings.retry_after_ms // 1000))} if error.status == 503 else None
+            retry = _retry_after(self._settings) if error.status == 503 else None
             return JSONResponse({"error": str(error)}, error.status, headers=retry)
         except (LeftError, ClientDisconnect):
             return JSONResponse({"error": "the client left"}, 400)
 
     @contextlib.contextmanager
     def _place(self, budgets: Budgets) -> Iterator[None]:
-        """One of the requests that may run at once, of all and of one token. Raises RequestError: none is left."""
+        """Take one of the places for requests that run at once, of all and of one token.
+
+        Raises:
+            RequestError: none is left.
+        """
         if self.running >= self._settings.max_sessions:
             raise RequestError(f"this verifier already decodes {self.running} requests; try again later", 503)
         if not budgets.open_session():
@@ -419,44 +385,46 @@ class PlainDecodingEndpoint:
             self.running -= 1
             budgets.close_session()
 
-    async def _tokens(
+    async def _events(
         self, plain: PlainDecoding, withdrawn: asyncio.Event, budgets: Budgets
-    ) -> AsyncGenerator[Token, None]:
-        """Decode until the end; each token is a job of its own, so that others have their turns in between."""
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Decode until the end; each token is a job of its own, so that others have their turns in between.
+
+        Raises:
+            RequestError: the verifier is too busy, failed or shuts down, or the token was withdrawn.
+        """
+        steps, owed_s, seconds = 0, budgets.wait_s(Kind.PREFILL_TOKENS, plain.length), self._settings.answer_seconds
         try:
-            owed_s = budgets.wait_s(Kind.PREFILL_TOKENS, plain.length)
             while (job := plain.next()) is not None:
-                running = self._worker.run(job, self._settings.answer_seconds, owed_s)
-                await _unless_withdrawn(withdrawn, running)
+                await _unless_withdrawn(withdrawn, self._worker.run(job, seconds, owed_s))
                 owed_s = 0.0
                 self._metrics.decided(drafted=0, accepted=0, committed=1)
-                yield plain.take(job)
+                token = plain.take(job)
+                steps += token.steps
+                yield {"token": token.token}
+            yield {"done": True, "forwards": steps, "finish": plain.finish}
         except ExpiredError:
-            seconds = self._settings.answer_seconds
             raise RequestError(f"the verifier is too busy: no token within {seconds:g} seconds", 503) from None
         except GivenUpError:
-            raise RequestError("this verifier is shutting down; try again later", 503) from None
+            raise RequestError(LEAVING, 503) from None
         except EngineFailedError:
             raise RequestError("the verifier failed on this request; sending it again may help", 500) from None
         finally:
             self._worker.release(plain.sequence)
 
-    async def _wanted(self, request: Request, budgets: Budgets) -> _Wanted:
-        body = await self._body(request)
-        await asyncio.sleep(budgets.wait_s(Kind.FRAMES, 1))
-        return self._parse(body)
-
-    async def _body(self, request: Request) -> bytes:
+    async def _requested(self, request: Request, budgets: Budgets) -> tuple[PlainDecoding, bool]:
+        """Read a request; return its decoding, and whether to stream it."""
         body = bytearray()
-        # So much takes a list of as many ids as the context holds, and not much more.
+        # A list of as many ids as the context holds takes this much, and not much more.
         most = min(self._settings.max_frame_bytes, 16 * self._engine.max_context + 4096)
         async for part in request.stream():
             body += part
             if len(body) > most:
                 raise RequestError(f"the body has more than {most} bytes", 413)
-        return bytes(body)
+        await asyncio.sleep(budgets.wait_s(Kind.FRAMES, 1))
+        return self._parse(bytes(body))
 
-    def _parse(self, body: bytes) -> _Wanted:
+    def _parse(self, body: bytes) -> tuple[PlainDecoding, bool]:
         try:
             raw = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -480,29 +448,29 @@ class PlainDecodingEndpoint:
         stream = raw.get("stream", False)
         if not isinstance(stream, bool):
             raise RequestError("stream must be true or false")
-        return _Wanted(tokens, Sampling(float(temperature), float(top_p), seed), most, stream)
+        return PlainDecoding(self._engine, tokens, Sampling(float(temperature), float(top_p), seed), most), stream
 
 
-async def _whole(plain: PlainDecoding, tokens: AsyncGenerator[Token, None]) -> dict[str, Any]:
-    written: list[int] = []
-    steps = 0
-    async with contextlib.aclosing(tokens):
-        async for token in tokens:
-            written.append(token.token)
-            steps += token.steps
-    return {"tokens": written, "forwards": steps, "finish": plain.finish}
+async def _whole(events: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    """Gather the events of a decoding into one answer."""
+    answer: dict[str, Any] = {"tokens": []}
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if "token" in event:
+                answer["tokens"].append(event["token"])
+            else:
+                answer |= {"forwards": event["forwards"], "finish": event["finish"]}
+    return answer
 
 
-async def _events(plain: PlainDecoding, tokens: AsyncGenerator[Token, None]) -> AsyncIterator[str]:
-    steps = 0
-    async with contextlib.aclosing(tokens):
+async def _sent(events: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[str]:
+    """Turn the events of a decoding into server-sent events."""
+    async with contextlib.aclosing(events):
         try:
-            async for token in tokens:
-                steps += token.steps
-                yield _event({"token": token.token})
-            yield _event({"done": True, "forwards": steps, "finish": plain.finish})
+            async for event in events:
+                yield f"data: {json.dumps(event)}\n\n"
         except RequestError as error:
-            yield _event({"error": str(error)})
+            yield f"data: {json.dumps({'error': str(error)})}\n\n"
 
 
 async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -540,10 +508,6 @@ async def _unless(ending: Coroutine[Any, Any, object], work: Coroutine[Any, Any,
         working.cancel()
         waiting.cancel()
         await asyncio.gather(working, waiting, return_exceptions=True)
-
-
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
 
 
 def _is_integer(value: object, least: int, most: int) -> bool:

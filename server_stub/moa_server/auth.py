@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -75,17 +74,14 @@ class Authenticator:
         return not self._own and self._file is None
 
     def authenticate(self, authorization: str | None) -> Bearer | None:
-        """Return the bearer of an ``Authorization`` header; None if its token is missing or unknown.
-
-        Every entry is compared, each in constant time.
-        """
+        """Return the bearer of an ``Authorization`` header; None if its token is missing or unknown."""
         if self.open:
             return Bearer()
         scheme, _, token = (authorization or "").strip().partition(" ")
         if scheme.lower() != "bearer":
             return None
         presented = digest(token.strip())
-        # All of them, so that the time does not say which entry it was.
+        # All entries, each in constant time: the time does not tell which entry it was.
         found = [bearer for bearer in self._all() if hmac.compare_digest(bearer.sha256, presented)]
         return found[0] if found else None
 
@@ -131,7 +127,7 @@ class Authenticator:
             if used is not None and used.budget != bearer.budget:
                 used.change(bearer.budget)
         kept = {bearer.name for bearer in self._all()}
-        # The sessions of a name that is gone are about to end, with the object they hold.
+        # The sessions of a removed name are about to end, with the object they hold.
         self._budgets = {name: used for name, used in self._budgets.items() if name in kept or used.sessions}
         _log.info("read %s again: %d tokens", self._file, len(self._named))
         for bearer, withdrawn in list(self._watches.values()):
@@ -153,8 +149,7 @@ def new_token(name: str) -> tuple[str, str]:
     Raises:
         TokenFileError: ``name`` is invalid.
     """
-    if not _NAME.fullmatch(name):
-        raise TokenFileError(_bad_name(name))
+    _check_name(name)
     token = secrets.token_urlsafe(32)
     return token, json.dumps({"name": name, "sha256": digest(token)})
 
@@ -173,59 +168,62 @@ def read_tokens(file: Path) -> list[Bearer]:
         raw = json.loads(file.read_bytes())
         mode = file.stat().st_mode
     except OSError as error:
-        raise TokenFileError(f"cannot read the token file {file}: {error.strerror or error}") from error
+        text = f"cannot read the token file {file}: {error.strerror or error}"
+        raise TokenFileError(text, code="unreadable") from error
     except (ValueError, RecursionError) as error:
-        raise TokenFileError(f"the token file {file} is no JSON: {error}") from error
+        raise TokenFileError(f"the token file {file} is no JSON: {error}", code="not_json") from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         _log.warning("others may write the token file %s, and so let themselves in; chmod go-w %s", file, file)
     if not isinstance(raw, dict) or raw.keys() != {"tokens"} or not isinstance(raw["tokens"], list):
-        raise TokenFileError(f'the token file {file} must be one JSON object {{"tokens": [...]}}')
+        raise TokenFileError(f'the token file {file} must be one JSON object {{"tokens": [...]}}', code="bad_shape")
     if not raw["tokens"]:
-        _log.warning("the token file %s names nobody: it lets nobody in", file)
+        _log.warning("the token file %s has no entry: every request is refused", file)
     bearers: list[Bearer] = []
     for number, entry in enumerate(raw["tokens"], 1):
         try:
             bearer = _bearer(entry)
-            for other in bearers:
-                if other.name == bearer.name or other.sha256 == bearer.sha256:
-                    what = "name" if other.name == bearer.name else "sha256"
-                    raise TokenFileError(f"its {what} is that of an entry before; each needs its own")
+            for what in ("name", "sha256"):
+                if any(getattr(other, what) == getattr(bearer, what) for other in bearers):
+                    text = f"its {what} is that of an entry before; each needs its own"
+                    raise TokenFileError(text, code="duplicate")
         except TokenFileError as error:
             name = entry.get("name") if isinstance(entry, dict) else None
             called = f" ({name!r})" if isinstance(name, str) else ""
-            raise TokenFileError(f"the token file {file}, entry {number}{called}: {error}") from None
+            text = f"the token file {file}, entry {number}{called}: {error}"
+            raise TokenFileError(text, code=error.code) from None
         bearers.append(bearer)
     return bearers
 
 
 def _bearer(entry: object) -> Bearer:
     if not isinstance(entry, dict):
-        raise TokenFileError('expected an object such as {"name": "alice", "sha256": "..."}')
+        raise TokenFileError('expected an object such as {"name": "alice", "sha256": "..."}', code="bad_shape")
     known = ("name", "sha256", *_BUDGETS)
     if unknown := sorted(entry.keys() - set(known)):
-        raise TokenFileError(f"unknown key {unknown[0]!r}; known are {', '.join(known)}")
+        raise TokenFileError(f"unknown key {unknown[0]!r}; known are {', '.join(known)}", code="unknown_key")
     name, sha256 = entry.get("name"), entry.get("sha256")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise TokenFileError(_bad_name(name))
+    _check_name(name)
     if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
         text = "sha256 must be the 64 hex digits of the token's SHA-256"
-        raise TokenFileError(f"{text}; moa-serve --new-token {name} makes a token and its entry")
-    return Bearer(name, Budget(**{key: _amount(key, entry[key]) for key in _BUDGETS if key in entry}), sha256.lower())
+        raise TokenFileError(f"{text}; moa-serve --new-token {name} makes a token and its entry", code="bad_digest")
+    budget = Budget(**{key: _amount(key, entry[key]) for key in _BUDGETS if key in entry})
+    return Bearer(str(name), budget, sha256.lower())
 
 
-def _amount(key: str, value: object) -> Any:
-    if key == "sessions":
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-            return value
-        raise TokenFileError(f"sessions must be a whole number from 1 on, not {value!r}; leave it out for no limit")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and 0 < value <= sys.float_info.max:  # type: ignore[operator]  # whole numbers of JSON may be larger
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        text = f"name must be 1 to 64 letters, digits, dots, dashes, underscores or @, not {name!r}"
+        raise TokenFileError(text, code="bad_name")
+
+
+def _amount(key: str, value: Any) -> Any:
+    whole = key == "sessions"
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if number and 0 < value <= sys.float_info.max:  # whole numbers of JSON may be larger
         return value
-    raise TokenFileError(f"{key} must be a number above 0, not {value!r}; leave it out for no limit")
-
-
-def _bad_name(name: object) -> str:
-    return f"name must be 1 to 64 letters, digits, dots, dashes, underscores or @, not {name!r}"
+    expected = "a whole number from 1 on" if whole else "a number above 0"
+    text = f"{key} must be {expected}, not {value!r}; leave it out for no limit"
+    raise TokenFileError(text, code="out_of_range")
 
 
 #: Subprotocol of sessions: the package name of the messages. The Hello negotiates versions.
@@ -253,20 +251,17 @@ def authorization_of(header: str | None, offered: Sequence[str]) -> str | None:
     if not tokens:
         return header
     if len(tokens) > 1 or header is not None:
-        raise SubprotocolError("a request carries its bearer token once, as a header or as one subprotocol")
+        text = "a request carries its bearer token once, as a header or as one subprotocol"
+        raise SubprotocolError(text, code="token_repeated")
     if SESSION_SUBPROTOCOL not in offered:
         # A browser drops a connection whose server picks nothing that was offered, and a token is never sent back.
-        raise SubprotocolError(f"a bearer token among the subprotocols needs {SESSION_SUBPROTOCOL} beside it")
-    return f"Bearer {_decoded(tokens[0])}"
-
-
-def _decoded(text: str) -> str:
+        text = f"a bearer token among the subprotocols needs {SESSION_SUBPROTOCOL} beside it"
+        raise SubprotocolError(text, code="subprotocol_missing")
     try:
-        if not _BASE64URL.fullmatch(text):
+        if not _BASE64URL.fullmatch(tokens[0]):
             raise ValueError
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
-    except (ValueError, binascii.Error):
+        return f"Bearer {base64.urlsafe_b64decode(tokens[0] + '=' * (-len(tokens[0]) % 4)).decode()}"
+    except ValueError:
         # Without the cause, which would be in tracebacks.
-        raise SubprotocolError(
-            f"the subprotocol {_BEARER}... must end in base64url of the token's UTF-8, without padding"
-        ) from None
+        text = f"the subprotocol {_BEARER}... must end in base64url of the token's UTF-8, without padding"
+        raise SubprotocolError(text, code="not_base64url") from None

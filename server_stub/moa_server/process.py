@@ -22,7 +22,7 @@ import uvicorn
 
 from moa_runtime.errors import MoaError
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_server.app import create_app
+from moa_server.app import Verifier
 from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.server import EdgeServer
@@ -48,7 +48,7 @@ class VerifierServer(EdgeServer):
         on_ready: called when clients may connect.
         tls: certificate and key files.
         renew_tls: called from time to time, in a thread; rewrites these files if necessary.
-        drafts, files: see :func:`moa_server.app.create_app`.
+        drafts, files: see :class:`moa_server.app.Verifier`.
         warm: run some steps before clients may connect, see :func:`moa_server.engine.load.warm_up`.
     """
 
@@ -68,10 +68,10 @@ class VerifierServer(EdgeServer):
         warm: bool = False,
     ) -> None:
         limits = limits or EdgeLimits()
-        self.app = create_app(engine, settings, timeline, drafts, files)
+        self.verifier = Verifier(engine, settings, timeline, drafts, files)
         secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
         config = uvicorn.Config(
-            self.app,
+            self.verifier.app,
             # The app answers a frame that is too large with a fault; far larger ones never reach it.
             ws_max_size=2 * settings.max_frame_bytes,
             ws_ping_interval=_PING_SECONDS,
@@ -97,12 +97,12 @@ class VerifierServer(EdgeServer):
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(handle_loop_error)
         if self._warm:
-            await warm_up(self._engine, self.app.state.verifier.worker.cost)
+            await warm_up(self._engine, self.verifier.worker.cost)
             # Exclude loaded objects from garbage collection: a full collection would take a second.
             gc.collect()
             gc.freeze()
         await super().startup(sockets)
-        slots, metrics, website = self.slots, self.app.state.verifier.metrics, self.app.state.verifier.website
+        slots, metrics, website = self.slots, self.verifier.metrics, self.verifier.website
         if slots is not None:
             if website is not None:  # a connection that downloads is busy, and most of those are for sessions
                 website.downloads.most = min(website.downloads.most, max(1, slots.ceiling // 4))
@@ -112,7 +112,7 @@ class VerifierServer(EdgeServer):
         if self._renew_tls is not None:
             self._renewing = asyncio.ensure_future(self._keep_renewed(self._renew_tls))
         with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
-            self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.authenticator.reload)
+            self._loop.add_signal_handler(signal.SIGHUP, self.verifier.authenticator.reload)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while the model was loaded
         if not self.should_exit:
             self._on_ready()
@@ -155,7 +155,7 @@ class VerifierServer(EdgeServer):
             self.should_exit = True
 
     async def _answer_and_close(self) -> None:
-        await self.app.state.verifier.drain(self._drain_seconds, self._hurry)
+        await self.verifier.drain(self._drain_seconds, self._hurry)
         self._hurry.clear()  # one more signal does not wait for the peers either
         # Let written data go out and peers close. uvicorn would log the tasks of peers that do not.
         deadline = time.monotonic() + 2 * self._limits.close_seconds

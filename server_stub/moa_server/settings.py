@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,14 +28,14 @@ class Settings:
     Attributes:
         token: bearer token that requests must carry; empty for none.
         token_file: more bearer tokens, with names and budgets, see :mod:`moa_server.auth`; None for none.
-        loopback: whether only this machine is listened to: requests for other hosts are then refused.
-        hosts: further names that requests may be for where only this machine is listened to.
+        loopback: whether the server listens on this machine only: requests for other hosts are then refused.
+        hosts: further host names that requests may have if ``loopback`` is set.
         origins: of web pages that may send requests, such as ``http://localhost:3000``; ``*`` for all.
         max_sessions: conversations held at once, and plain decodings run at once.
         keep_seconds: how long a conversation outlives its connection.
         ask_from: answers that are written at once before clients are asked to draft themselves.
-        away_seconds: how long an answer is written on while its client is away; 0 for not at all.
-        away_tokens: and how many tokens of it.
+        away_seconds: how long an answer is continued while its client is disconnected; 0 for not at all.
+        away_tokens: most tokens of an answer that are written meanwhile.
         idle_seconds: silence after which a connection is closed.
         hello_seconds: how long a new connection may take for its Hello.
         answer_seconds: how long a frame may wait for its verdict before it is refused.
@@ -83,36 +83,24 @@ DEFAULT_CACHE_TOKENS = 32768
 DTYPES = ("auto", "float32", "bfloat16")
 ENGINES = ("transformers", "vllm")
 
-_OWN = Settings()
-#: Options with numbers: name, default, unit, help. None may be below 1, but for --keep-seconds and
-#: --away-seconds.
-_LIMITS = (
-    ("max-sessions", _OWN.max_sessions, "N", "conversations held at once, and requests answered at once"),
-    (
-        "max-connections",
-        EdgeLimits().connections,
-        "N",
-        "connections open at once, if the descriptor limit allows",
-    ),
-    ("max-draft-tokens", _OWN.max_draft_tokens, "N", "tokens of one draft"),
-    ("max-frame-bytes", _OWN.max_frame_bytes, "N", "bytes of one message and of one request"),
-    ("keep-seconds", _OWN.keep_seconds, "S", "how long a conversation outlives its connection"),
-    (
-        "ask-from",
-        _OWN.ask_from,
-        "N",
-        "answers written at once beyond which clients are asked to draft, those with the shortest round trips first",
-    ),
-    (
-        "away-seconds",
-        _OWN.away_seconds,
-        "S",
-        "how long an answer is continued while its client is away, in steps that no other client needs; 0 to disable",
-    ),
-    ("away-tokens", _OWN.away_tokens, "N", "most tokens of an answer that are written meanwhile"),
-    ("idle-seconds", _OWN.idle_seconds, "S", "silence after which a connection is closed"),
-    ("answer-seconds", _OWN.answer_seconds, "S", "how long a frame may wait for its verdict"),
-)
+#: Options that are numbers: default, unit, help.
+_LIMITS: dict[str, tuple[float, str, str]] = {
+    "max_sessions": (Settings.max_sessions, "N", "conversations held at once, and requests answered at once"),
+    "max_connections": (EdgeLimits.connections, "N", "connections open at once, if the descriptor limit allows"),
+    "max_draft_tokens": (Settings.max_draft_tokens, "N", "tokens of one draft"),
+    "max_frame_bytes": (Settings.max_frame_bytes, "N", "bytes of one message and of one request"),
+    "keep_seconds": (Settings.keep_seconds, "S", "how long a conversation outlives its connection"),
+    "ask_from": (Settings.ask_from, "N", "answers at once beyond which clients draft, the shortest round trips first"),
+    "away_seconds": (Settings.away_seconds, "S", "how long a disconnected client's answer continues; 0 for not at all"),
+    "away_tokens": (Settings.away_tokens, "N", "most tokens of an answer that are written meanwhile"),
+    "idle_seconds": (Settings.idle_seconds, "S", "silence after which a connection is closed"),
+    "answer_seconds": (Settings.answer_seconds, "S", "how long a frame may wait for its verdict"),
+}
+#: The least value of each option that is a number, if not 1.
+_LEAST = {
+    **dict.fromkeys(("keep_seconds", "away_seconds", "drain_seconds"), 0),
+    **{"max_frame_bytes": 1024, "threads": 1, "step_tokens": 4, "max_context": 2, "cache_tokens": 1},
+}
 
 
 class ServeError(MoaError):
@@ -120,6 +108,7 @@ class ServeError(MoaError):
 
 
 def parser() -> argparse.ArgumentParser:
+    """Make the parser of ``moa-serve``'s options."""
     p = argparse.ArgumentParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
     p.add_argument("--model", metavar="NAME", help="a model folder, GGUF file or Hub id (default: the built-in target)")
     p.add_argument(
@@ -153,8 +142,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="on a loopback address, answer requests for this host too, such as the name of a proxy in front; "
-        "may be repeated",
+        help="on a loopback address, answer requests for this host too, such as a proxy's name; may be repeated",
     )
     p.add_argument(
         "--token-file",
@@ -202,24 +190,15 @@ def parser() -> argparse.ArgumentParser:
         help="tokens of all conversations whose keys and values are kept; beyond, the least recently used are "
         "computed again when they return (default: %(default)s)",
     )
-    engine.add_argument(
-        "--step-tokens",
-        type=int,
-        metavar="N",
-        help="most tokens of a step while others are served (default: as many as their next tokens can wait for)",
-    )
-    engine.add_argument(
-        "--no-drafts",
-        action="store_true",
-        help="do not draft for clients that grant credit: one token a pass",
-    )
+    step_help = "most tokens of a step while others are served (default: as many as their next tokens can wait for)"
+    engine.add_argument("--step-tokens", type=int, metavar="N", help=step_help)
+    engine.add_argument("--no-drafts", action="store_true", help="do not draft for clients: one token a pass")
     engine.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: torch's choice)")
 
     limits = p.add_argument_group("limits")
-    for name, default, metavar, text in _LIMITS:
-        limits.add_argument(
-            f"--{name}", type=type(default), default=default, metavar=metavar, help=f"{text} (default: %(default)s)"
-        )
+    for name, (default, unit, text) in _LIMITS.items():
+        text = f"{text} (default: %(default)s)"
+        limits.add_argument(_option(name), type=type(default), default=default, metavar=unit, help=text)
 
     operation = p.add_argument_group("operation")
     operation.add_argument(
@@ -229,17 +208,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="after SIGTERM, how long the frames under way may take for their verdicts (default: %(default)g)",
     )
-    operation.add_argument(
-        "--timeline",
-        type=Path,
-        metavar="FILE",
-        help="write what every session does and when, as a Chrome trace that Perfetto opens",
-    )
-    operation.add_argument(
-        "--doctor",
-        action="store_true",
-        help="say what this machine can serve: load the target, time some steps, and exit",
-    )
+    timeline_help = "write what every session does and when, as a Chrome trace that Perfetto opens"
+    operation.add_argument("--timeline", type=Path, metavar="FILE", help=timeline_help)
+    doctor_help = "say what this machine can serve: load the target, time some steps, and exit"
+    operation.add_argument("--doctor", action="store_true", help=doctor_help)
     operation.add_argument(
         "--until-stdin-ends",
         action="store_true",
@@ -247,15 +219,10 @@ def parser() -> argparse.ArgumentParser:
         "that the verifier never outlives it",
     )
     operation.add_argument("--json", action="store_true", help="print the ready line, or the report, as JSON")
-    operation.add_argument(
-        "--log-format", choices=FORMATS, default="text", help="json: one object a line (default: %(default)s)"
-    )
-    operation.add_argument(
-        "--log-level",
-        choices=LEVELS,
-        default="warning",
-        help="info tells of each session, debug has tracebacks (default: %(default)s)",
-    )
+    format_help = "json: one object a line (default: %(default)s)"
+    operation.add_argument("--log-format", choices=FORMATS, default="text", help=format_help)
+    level_help = "info tells of each session, debug has tracebacks (default: %(default)s)"
+    operation.add_argument("--log-level", choices=LEVELS, default="warning", help=level_help)
     return p
 
 
@@ -263,49 +230,31 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """Make the settings of the app from the options.
 
     Raises:
-        ServeError: a number out of range.
-        MoaError: an origin that is none.
+        ServeError: a number is out of range.
+        MoaError: an origin is invalid.
     """
     check_origins(options.allow_origin)
-    least = {name.replace("-", "_"): 1 for name, *_ in _LIMITS}
-    least |= {
-        "keep_seconds": 0,
-        "away_seconds": 0,
-        "drain_seconds": 0,
-        "max_frame_bytes": 1024,
-        "threads": 1,
-        "step_tokens": 4,
-    }
-    least |= {"max_context": 2, "cache_tokens": 1}
-    for name, smallest in least.items():
+    for name, least in {**dict.fromkeys(_LIMITS, 1), **_LEAST}.items():
         value = getattr(options, name)
-        if value is not None and not value >= smallest:
-            raise ServeError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")
-    return Settings(
-        token=os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,
-        token_file=options.token_file,
-        origins=tuple(options.allow_origin),
-        loopback=is_loopback(options.host),
-        hosts=tuple(options.allow_host),
-        max_sessions=options.max_sessions,
-        keep_seconds=options.keep_seconds,
-        ask_from=options.ask_from,
-        away_seconds=options.away_seconds,
-        away_tokens=options.away_tokens,
-        idle_seconds=options.idle_seconds,
-        answer_seconds=options.answer_seconds,
-        step_tokens=options.step_tokens,
-        max_draft_tokens=options.max_draft_tokens,
-        max_frame_bytes=options.max_frame_bytes,
-    )
+        if value is not None and not value >= least:
+            raise ServeError(f"{_option(name)} must be at least {least}, not {value}", code="out_of_range")
+    chosen = {each.name: getattr(options, each.name) for each in fields(Settings) if hasattr(options, each.name)}
+    if options.token is None:
+        chosen["token"] = os.environ.get("MOA_TOKEN", "")
+    chosen |= {"origins": tuple(options.allow_origin), "hosts": tuple(options.allow_host)}
+    return Settings(loopback=is_loopback(options.host), **chosen)
 
 
-#: Ray Serve's routers and autoscaling are young: another release may call them otherwise.
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+#: Release of Ray that is tested: its routers and autoscaling are young, another one may call them otherwise.
 TESTED = "2.60"
 
 
 def require_ray(program: str) -> None:
-    """Check that Ray Serve is installed, in a release that this is tested with.
+    """Check that Ray Serve is installed, in the tested release.
 
     Raises:
         MoaError: it is not; the message gives the install command.
@@ -313,7 +262,10 @@ def require_ray(program: str) -> None:
     require_extra("ray", program)
     found = version("ray")
     if not found.startswith(f"{TESTED}."):
-        raise MoaError(f'{program} is tested with Ray {TESTED} and may fail with {found}: pip install "moa-edge[ray]"')
+        remedy = 'pip install "moa-edge[ray]"'
+        raise MoaError(
+            f"{program} is tested with Ray {TESTED} and may fail with {found}: {remedy}", code="wrong_version"
+        )
 
 
 #: Options of the process around the app, which Ray provides.
@@ -324,7 +276,7 @@ _OF_THE_PROCESS = (
 
 
 def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
-    """Parse the ``args`` of an application: options of ``moa-serve`` without their dashes.
+    """Parse the ``args`` of an application of Ray Serve: options of ``moa-serve`` without their dashes.
 
     ``{"model": "my-llama", "threads": 1, "no-drafts": True, "allow-origin": ["https://app.example"]}``
 
@@ -334,7 +286,9 @@ def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
     words = []
     for name, value in args.items():
         if name in _OF_THE_PROCESS:
-            raise ServeError(f"a replica has no option {name}: it is Ray's, see docs/serving.md")
+            raise ServeError(
+                f"a replica has no option {name}: it is Ray's, see docs/serving.md", code="not_for_replicas"
+            )
         for each in value if isinstance(value, list) else [value]:
             if each is True:
                 words.append(f"--{name}")
@@ -347,4 +301,5 @@ def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise ServeError(f"the args of the application are options of moa-serve: {message}")
+    text = f"the args of the application are options of moa-serve: {message}"
+    raise ServeError(text, code="bad_option")

@@ -26,8 +26,6 @@ FULL_KEY = "moa_server.full"
 #: A key of the ASGI scope of HTTP requests: a function that ends the connection at once.
 END_KEY = "moa_server.end"
 
-_Clock = Callable[[], float]
-
 
 @dataclass(frozen=True)
 class EdgeLimits:
@@ -83,7 +81,7 @@ class ConnectionSlot:
     """
 
     def __init__(self, slots: ConnectionSlots, connected: socket.socket, network: str) -> None:
-        self._slots, self._socket, self.network = slots, connected, network
+        self.slots, self._socket, self.network = slots, connected, network
         self.limits = slots.limits
         self.transport: asyncio.Transport | None = None
         self.busy = False
@@ -97,26 +95,32 @@ class ConnectionSlot:
 
     def begin(self) -> bool:
         """Mark it busy: its request or first message is complete. Return False if it is to be refused instead."""
-        return self._slots.begin(self)
-
-    def full(self) -> bool:
-        """Whether :meth:`begin` would return False now."""
-        return self._slots.full()
+        if self.ending or self.slots.full():
+            return False
+        self.slots.not_waiting(self)
+        self.busy = True
+        self.slots.busy += 1
+        return True
 
     def wait(self) -> None:
         """Mark it waiting: its request is answered or refused, or its WebSocket is being closed."""
-        self._slots.wait(self)
+        if self.busy:
+            self.busy = False
+            self.slots.busy -= 1
+            self.slots.waiting[self] = None
 
     def leave(self) -> None:
-        """Free the slot: the descriptor is free, or will be in this turn of the event loop."""
-        self._slots.leave(self)
+        """Free the slot: the descriptor is free, or will be in this turn of the event loop. Again does nothing."""
+        self.wait()
+        self.slots.remove(self)
 
     def end(self) -> None:
         """Close at once, dropping all data that is still to be sent."""
         if self.ending:
             return
         self.ending = True
-        self._slots.ends(self)
+        self.slots.ending += 1
+        self.slots.not_waiting(self)
         if self.transport is not None:
             self.transport.abort()
         else:  # in a TLS handshake, which fails now
@@ -147,11 +151,11 @@ class ConnectionSlot:
 
     def set_deadline(self, seconds: float | None) -> None:
         """Set the deadline to ``seconds`` from now; None removes it."""
-        self.deadline = None if seconds is None else self._slots.clock() + seconds
+        self.deadline = None if seconds is None else self.slots.clock() + seconds
 
     def write_paused(self, paused: bool) -> None:
         """Note that the peer reads more slowly than data is sent, or no longer does."""
-        self._unread = (self._slots.clock(), self._waiting_bytes()) if paused else None
+        self._unread = (self.slots.clock(), self._waiting_bytes()) if paused else None
 
     def check_write_buffer(self, sent: int = 0) -> None:
         """End the connection if more data waits for the peer than allowed, not counting the app's largest message.
@@ -197,31 +201,30 @@ class ConnectionSlots:
     At the ceiling a new connection replaces the one that has waited longest. An eighth of the slots is never busy, so
     one always waits: connections that never complete a request cannot lock others out, but only shorten the time that
     others have for their requests.
+
+    Attributes:
+        busy, ending: number of busy connections, see :class:`ConnectionSlot`, and of those that are being ended.
+        waiting: the others.
     """
 
-    def __init__(self, limits: EdgeLimits, ceiling: int, clock: _Clock = time.monotonic) -> None:
+    def __init__(self, limits: EdgeLimits, ceiling: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self.ceiling, self.clock = limits, ceiling, clock
         self.most_busy = max(1, ceiling - max(1, ceiling // 8))
         self._all: set[ConnectionSlot] = set()
         # Dictionaries keep the order: the one that has waited longest comes first.
-        self._waiting: dict[ConnectionSlot, None] = {}
+        self.waiting: dict[ConnectionSlot, None] = {}
         self._opening: dict[str, dict[ConnectionSlot, None]] = {}
-        self._busy = self._ending = 0
+        self.busy = self.ending = 0
         self._left = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._all)
 
-    @property
-    def busy(self) -> int:
-        """Number of busy connections, see :class:`ConnectionSlot`."""
-        return self._busy
-
     def enter(self, connected: socket.socket, host: str) -> ConnectionSlot:
         """Make a slot for an accepted socket; call :meth:`make_room` next."""
         slot = ConnectionSlot(self, connected, network_of(host))
         self._all.add(slot)
-        self._waiting[slot] = None
+        self.waiting[slot] = None
         opening = self._opening.setdefault(slot.network, {})
         opening[slot] = None
         slot.set_deadline(self.limits.header_seconds)
@@ -232,47 +235,31 @@ class ConnectionSlots:
     async def make_room(self) -> None:
         """End connections until at most ``ceiling`` are open, and wait until they are gone."""
         while len(self._all) > self.ceiling:
-            if len(self._all) - self._ending > self.ceiling:
+            if len(self._all) - self.ending > self.ceiling:
                 self.end_oldest_waiting()
             self._left.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), 1.0)
 
     def end_oldest_waiting(self) -> None:
-        if self._waiting:
-            next(iter(self._waiting)).end()
-
-    def begin(self, slot: ConnectionSlot) -> bool:
-        if slot.ending or self.full():
-            return False
-        self._not_waiting(slot)
-        slot.busy = True
-        self._busy += 1
-        return True
+        """End the connection that has waited longest, if any waits."""
+        if self.waiting:
+            next(iter(self.waiting)).end()
 
     def full(self) -> bool:
-        full = self._busy >= self.most_busy
+        """Whether :meth:`ConnectionSlot.begin` would return False now; a warning is logged then."""
+        full = self.busy >= self.most_busy
         if full:
-            _log.warning("%d connections are busy, as many as may be; further requests are refused", self._busy)
+            _log.warning("%d connections are busy, as many as may be; further requests are refused", self.busy)
         return full
 
-    def wait(self, slot: ConnectionSlot) -> None:
-        if slot.busy:
-            slot.busy = False
-            self._busy -= 1
-            self._waiting[slot] = None
-
-    def leave(self, slot: ConnectionSlot) -> None:
+    def remove(self, slot: ConnectionSlot) -> None:
+        """Forget a slot, see :meth:`ConnectionSlot.leave`."""
         if slot in self._all:
-            self.wait(slot)
-            self._not_waiting(slot)
+            self.not_waiting(slot)
             self._all.discard(slot)
-            self._ending -= slot.ending
+            self.ending -= slot.ending
             self._left.set()
-
-    def ends(self, slot: ConnectionSlot) -> None:
-        self._not_waiting(slot)
-        self._ending += 1
 
     def sweep(self) -> None:
         """End connections whose deadlines have passed."""
@@ -284,13 +271,13 @@ class ConnectionSlots:
                 log_unexpected(_log, "closing an overdue connection", error)
                 slot.end()
 
-    def _not_waiting(self, slot: ConnectionSlot) -> None:
-        self._waiting.pop(slot, None)
-        opening = self._opening.get(slot.network)
-        if opening is not None:
-            opening.pop(slot, None)
-            if not opening:
-                del self._opening[slot.network]
+    def not_waiting(self, slot: ConnectionSlot) -> None:
+        """Note that a slot is busy, ending or gone."""
+        self.waiting.pop(slot, None)
+        opening = self._opening.get(slot.network, {})
+        opening.pop(slot, None)
+        if not opening:
+            self._opening.pop(slot.network, None)
 
 
 def network_of(host: str) -> str:

@@ -106,7 +106,7 @@ class EdgeHttp(SlotProtocol, H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._slot.wait()  # a request before it may have been busy
-        if self._slot.full():
+        if self._slot.slots.full():
             self._refuse(503, ALL_BUSY)
             return
         if not all(_well_formed(value) for name, value in event.headers if name == b"sec-websocket-protocol"):

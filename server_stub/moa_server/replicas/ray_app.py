@@ -17,7 +17,7 @@ from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from ray.serve.config import RequestRouterConfig
 from starlette.applications import Starlette
 
-from moa_server.app import Verifier, create_app
+from moa_server.app import Verifier
 from moa_server.engine.load import load_engine, server_drafts, warm_up
 from moa_server.logging import configure
 from moa_server.replicas.autoscaling import stats_of
@@ -40,8 +40,7 @@ class Replica:
     async def __init__(self, options: argparse.Namespace) -> None:  # type: ignore[misc]  # Ray awaits it
         configure(options.log_format, options.log_level)
         engine, settings = load_engine(options), settings_of(options)
-        self._app = create_app(engine, settings, drafts=server_drafts(engine, settings, options))
-        self._verifier: Verifier = self._app.state.verifier
+        self._verifier = Verifier(engine, settings, drafts=server_drafts(engine, settings, options))
         await warm_up(engine, self._verifier.worker.cost)
         # Exclude loaded objects from garbage collection: a full collection would take a second.
         gc.collect()
@@ -49,7 +48,7 @@ class Replica:
         self._draining = asyncio.create_task(self._drain(options.drain_seconds))
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        return self._app
+        return self._verifier.app
 
     async def check_health(self) -> None:
         """Ray's, for as long as it takes the replica for one of those that serve.

@@ -8,7 +8,6 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine
@@ -76,18 +75,11 @@ class BatchWindow:
 _log = logging.getLogger(__name__)
 
 
-class _PendingJob(NamedTuple):
-    """A job's future, and the context whose log fields name its session."""
-
-    result: asyncio.Future[None]
-    context: contextvars.Context
-
-
 class _PendingJobs:
-    """Futures of the jobs that wait or run. All methods belong to the event loop's thread."""
+    """Futures of the jobs that wait or run, and the contexts whose log fields name their sessions."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, _PendingJob] = {}  # by the identity of the job
+        self._pending: dict[int, tuple[asyncio.Future[None], contextvars.Context]] = {}  # by the identity of the job
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -95,38 +87,34 @@ class _PendingJobs:
     def add(self, job: Job) -> asyncio.Future[None]:
         """Return the future that resolves when the job is done."""
         result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending[id(job)] = _PendingJob(result, contextvars.copy_context())
+        self._pending[id(job)] = result, contextvars.copy_context()
         return result
 
     def remove(self, job: Job) -> None:
         """Forget a job: its result is no longer wanted."""
-        result = self._pending.pop(id(job)).result
+        result, _ = self._pending.pop(id(job))
         if result.done() and not result.cancelled():
             result.exception()  # retrieved, even if the caller left at the same time, so asyncio logs no warning
 
     def resolve(self, job: Job) -> None:
         """Report that a job is done."""
-        caller = self._pending.get(id(job))
-        if caller is not None and not caller.result.done():
-            caller.result.set_result(None)
+        result, _ = self._pending.get(id(job), (None, None))
+        if result is not None and not result.done():
+            result.set_result(None)
 
-    def fail(self, job: Job) -> None:
-        """Report that the engine failed on a job."""
-        caller = self._pending.get(id(job))
-        if caller is not None and not caller.result.done():
-            caller.result.set_exception(EngineFailedError())
+    def fail(self, job: Job, error: BaseException | None) -> None:
+        """Report that the engine failed on a job; log the error, if any, with the fields of the job's session."""
+        result, context = self._pending.get(id(job), (None, contextvars.Context()))  # its caller may have left
+        if error is not None:
+            context.run(_log_failure, job, error)
+        if result is not None and not result.done():
+            result.set_exception(EngineFailedError())
 
     def fail_all(self, error: Exception) -> None:
         """Report ``error`` to all jobs."""
-        for caller in self._pending.values():
-            if not caller.result.done():
-                caller.result.set_exception(error)
-
-    def log_failure(self, job: Job, error: BaseException) -> None:
-        """Log an engine failure with the fields of the job's session."""
-        caller = self._pending.get(id(job))  # None: it left meanwhile
-        context = contextvars.Context() if caller is None else caller.context
-        context.run(_log_failure, job, error)
+        for result, _ in self._pending.values():
+            if not result.done():
+                result.set_exception(error)
 
 
 def _log_failure(job: Job, error: BaseException) -> None:
@@ -134,6 +122,12 @@ def _log_failure(job: Job, error: BaseException) -> None:
     _log.error("the engine failed on %s: %s: %s", size, type(error).__name__, error)
     _log.debug("where it failed", exc_info=error)
 
+
+#: Reason of a job without a result, by the exception of :meth:`Worker.run`.
+_REASONS: dict[type[BaseException], str] = {
+    **{ExpiredError: "expired", EngineFailedError: "failed"},
+    **{GivenUpError: "given up", asyncio.CancelledError: "left"},
+}
 
 #: Turns of the event loop between two steps, in which conversations that got a result submit their next job. A
 #: conversation with drafts of the server needs more than ten turns to announce its next job. A turn takes some 10
@@ -163,7 +157,7 @@ class Worker:
         self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
         self._pending = _PendingJobs()
         self._released: set[int] = set()  # once the engine is done with their steps
-        self._under_way: asyncio.Task[set[int]] | None = None
+        self._under_way: asyncio.Task[dict[int, BaseException]] | None = None
         self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
         self._more = asyncio.Event()
         self._step_s = 0.0  # of the last step
@@ -213,17 +207,8 @@ class Worker:
             if not (await asyncio.wait({result}, timeout=within))[0]:
                 raise ExpiredError
             result.result()
-        except ExpiredError:
-            self._metrics.dropped("expired")
-            raise
-        except EngineFailedError:
-            self._metrics.dropped("failed")
-            raise
-        except GivenUpError:
-            self._metrics.dropped("given up")
-            raise
-        except asyncio.CancelledError:
-            self._metrics.dropped("left")
+        except tuple(_REASONS) as error:
+            self._metrics.dropped(_REASONS[type(error)])
             raise
         finally:
             self._pending.remove(job)
@@ -291,8 +276,7 @@ class Worker:
         coming = self._batch_window.any
         step = self._scheduler.plan(self._clock(), self._engine.held, aside=not coming)
         for job, error in step.failed:
-            self._pending.log_failure(job, error)
-            self._pending.fail(job)
+            self._pending.fail(job, error)
         if step.pieces:
             await self._take_step(step)
         elif coming or not len(self._scheduler):
@@ -315,15 +299,15 @@ class Worker:
             job.seconds += ended - began
             if id(job) in failures:
                 self._scheduler.drop(job)
-                self._pending.fail(job)
+                self._pending.fail(job, failures[id(job)])
             elif job.done:
                 self._pending.resolve(job)
 
-    async def _step(self, pieces: list[Piece]) -> set[int]:
+    async def _step(self, pieces: list[Piece]) -> dict[int, BaseException]:
         """Run one step; if it fails, run each piece alone, so that one failing piece does not affect the others.
 
         Returns:
-            identities of the jobs that also failed alone.
+            the errors of the jobs that also failed alone, by the identity of the job.
         """
         try:
             return await self._step_or_split(pieces)
@@ -332,18 +316,17 @@ class Worker:
             while self._released:
                 self._engine.release(self._released.pop())
 
-    async def _step_or_split(self, pieces: list[Piece]) -> set[int]:
+    async def _step_or_split(self, pieces: list[Piece]) -> dict[int, BaseException]:
         try:
             outcomes = await self._engine.step([piece.request for piece in pieces])
         except (Exception, asyncio.CancelledError) as error:  # a step is not ours to cancel: an engine's own fault
-            if len(pieces) > 1:
-                return set().union(*[await self._step_or_split([piece]) for piece in pieces])
-            job = pieces[0].waiting.job
-            self._pending.log_failure(job, error)
-            return {id(job)}
+            if len(pieces) == 1:
+                return {id(pieces[0].waiting.job): error}
+            alone = [await self._step_or_split([piece]) for piece in pieces]
+            return {job: failure for failures in alone for job, failure in failures.items()}
         for piece, outcome in zip(pieces, outcomes, strict=True):
             piece.waiting.job.take(piece.request, outcome)
-        return set()
+        return {}
 
     # -- an engine that schedules itself -----------------------------------------------------------
 
@@ -380,10 +363,9 @@ class Worker:
                 self._metrics.stepped(Step([piece]), began, ended)
                 waiting.started = True
         except Exception as error:
-            self._pending.log_failure(job, error)
-            self._pending.fail(job)
+            self._pending.fail(job, error)
         except asyncio.CancelledError:  # the job was dropped; else it is the engine's own fault
-            self._pending.fail(job)
+            self._pending.fail(job, None)
             raise
         else:
             self._pending.resolve(job)

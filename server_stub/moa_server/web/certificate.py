@@ -8,14 +8,12 @@ name constraints limit the harm of a stolen key: it is valid for private address
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -23,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from moa_runtime.atomic_file import replace_private
 from moa_runtime.errors import MoaError
 
 _AUTHORITY_FILE, _SERVER_FILE = "authority.pem", "server.pem"
@@ -56,16 +55,14 @@ class OwnCertificate:
     ends: datetime
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(NamedTuple):
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     def pem(self) -> bytes:
-        private = self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        return self.certificate.public_bytes(serialization.Encoding.PEM) + private
+        encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        private = self.key.private_bytes(encoding, form, serialization.NoEncryption())
+        return self.certificate.public_bytes(encoding) + private
 
 
 def own_certificate(folder: Path, hosts: Sequence[str], now: datetime | None = None) -> OwnCertificate:
@@ -87,13 +84,14 @@ def own_certificate(folder: Path, hosts: Sequence[str], now: datetime | None = N
         authority = _read(folder / _AUTHORITY_FILE)
         if authority is None or not _may_sign(authority, hosts, now):
             authority = _new_authority(hosts, now)
-            _write(folder / _AUTHORITY_FILE, authority.pem())
+            replace_private(folder / _AUTHORITY_FILE, [authority.pem()])
         served = _read(folder / _SERVER_FILE)
         if served is None or not _still_good(served, authority, hosts, now):
             served = _new_server(authority, hosts, now)
-            _write(folder / _SERVER_FILE, served.pem())
+            replace_private(folder / _SERVER_FILE, [served.pem()])
     except OSError as error:
-        raise MoaError(f"no certificate can be kept in {folder}: {error.strerror or error}") from error
+        text = f"no certificate can be kept in {folder}: {error.strerror or error}"
+        raise MoaError(text, code="not_writable") from error
     return OwnCertificate(
         folder / _SERVER_FILE,
         authority.certificate.public_bytes(serialization.Encoding.PEM),
@@ -103,10 +101,7 @@ def own_certificate(folder: Path, hosts: Sequence[str], now: datetime | None = N
 
 
 def _new_authority(hosts: Sequence[str], now: datetime) -> _Pair:
-    key = ec.generate_private_key(ec.SECP256R1())
     mine = next((host for host in hosts if host not in ("localhost", "127.0.0.1", "::1")), "localhost")
-    builder = _builder(f"moa-serve on {mine}", now, _AUTHORITY_LIFE)
-    builder = builder.issuer_name(_named(f"moa-serve on {mine}")).public_key(key.public_key())
     permitted: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_network(network)) for network in _PRIVATE]
     permitted += [x509.DNSName(name) for name in _PRIVATE_NAMES]
     for host in hosts:
@@ -116,41 +111,41 @@ def _new_authority(hosts: Sequence[str], now: datetime) -> _Pair:
                 name = x509.IPAddress(ipaddress.ip_network(name.value))
             permitted.append(name)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    for extension, critical in (
-        (x509.BasicConstraints(ca=True, path_length=0), True),
-        (usage, True),
-        (x509.NameConstraints(permitted, None), True),
-        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-    ):
-        builder = builder.add_extension(extension, critical)
-    return _Pair(builder.sign(key, hashes.SHA256()), key)
+    critical = (x509.BasicConstraints(ca=True, path_length=0), usage, x509.NameConstraints(permitted, None))
+    return _new(f"moa-serve on {mine}", None, now, _AUTHORITY_LIFE, critical, ())
 
 
 def _new_server(authority: _Pair, hosts: Sequence[str], now: datetime) -> _Pair:
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder("moa-serve", now, _SERVER_LIFE)
-    builder = builder.issuer_name(authority.certificate.subject).public_key(key.public_key())
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
     signer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    for extension, critical in (
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (usage, True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False),
-        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), False),
-    ):
-        builder = builder.add_extension(extension, critical)
-    return _Pair(builder.sign(authority.key, hashes.SHA256()), key)
+    others = (
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName([_general_name(host) for host in hosts]),
+        x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer),
+    )
+    critical = (x509.BasicConstraints(ca=False, path_length=None), usage)
+    return _new("moa-serve", authority, now, _SERVER_LIFE, critical, others)
 
 
-def _builder(subject: str, now: datetime, life: timedelta) -> x509.CertificateBuilder:
-    builder = x509.CertificateBuilder().subject_name(_named(subject)).serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - _CLOCKS_DIFFER).not_valid_after(now + life)
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # as long as it may be (RFC 5280)
+def _new(
+    subject: str,
+    authority: _Pair | None,
+    now: datetime,
+    life: timedelta,
+    critical: Iterable[x509.ExtensionType],
+    others: Iterable[x509.ExtensionType],
+) -> _Pair:
+    """Make a key and its certificate with these extensions, signed by ``authority``; None for a self-signed one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:64])])  # the longest allowed (RFC 5280)
+    builder = x509.CertificateBuilder().subject_name(name).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - _CLOCKS_DIFFER).not_valid_after(now + life).public_key(key.public_key())
+    builder = builder.issuer_name(name if authority is None else authority.certificate.subject)
+    for extension in critical:
+        builder = builder.add_extension(extension, critical=True)
+    for extension in (*others, x509.SubjectKeyIdentifier.from_public_key(key.public_key())):
+        builder = builder.add_extension(extension, critical=False)
+    return _Pair(builder.sign(key if authority is None else authority.key, hashes.SHA256()), key)
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -161,7 +156,8 @@ def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise MoaError(f"no certificate can have the name {host!r}: write it in ASCII (xn--...)") from error
+        text = f"no certificate can have the name {host!r}: write it in ASCII (xn--...)"
+        raise MoaError(text, code="not_ascii") from error
 
 
 def _may_sign(authority: _Pair, hosts: Sequence[str], now: datetime) -> bool:
@@ -207,16 +203,3 @@ def _read(path: Path) -> _Pair | None:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
         return None
     return _Pair(certificate, key)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a private file atomically."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

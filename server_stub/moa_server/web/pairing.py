@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -33,9 +33,7 @@ def hosts_of(host: str) -> list[str]:
     if host not in ("0.0.0.0", "::", ""):
         return [host]
     families = (socket.AF_INET,) if host == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6)
-    found = [*_addresses_with_a_route(families), *_addresses_of_the_name(families)]
-    addresses = [each for each in dict.fromkeys(found) if _reachable(each)]
-    return addresses + _names()
+    return [each for each in dict.fromkeys(_addresses(families)) if _reachable(each)] + _names()
 
 
 def page_urls(scheme: str, hosts: Iterable[str], port: int) -> list[str]:
@@ -124,29 +122,23 @@ def kept_token(file: Path) -> str:
                 made.write(secrets.token_urlsafe(24))
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise MoaError(f"no token can be kept in {file}: {error}") from error
+        raise MoaError(f"no token can be kept in {file}: {error}", code="not_writable") from error
     if not token:
-        raise MoaError(f"the file {file} has no token: remove it, and one is made")
+        raise MoaError(f"the file {file} has no token: remove it, and one is made", code="token_missing")
     return token
 
 
-def _addresses_with_a_route(families: Iterable[int]) -> Iterable[str]:
+def _addresses(families: Iterable[int]) -> Iterator[str]:
+    """Yield the addresses that have a route to elsewhere, then those of this machine's name."""
     for family, elsewhere in _ELSEWHERE:
-        if family in families:
-            try:
+        with contextlib.suppress(OSError):  # no such network
+            if family in families:
                 with socket.socket(family, socket.SOCK_DGRAM) as routed:
                     routed.connect((elsewhere, 9))
                     yield str(routed.getsockname()[0])
-            except OSError:  # no such network
-                continue
-
-
-def _addresses_of_the_name(families: Iterable[int]) -> Iterable[str]:
-    try:
+    with contextlib.suppress(OSError):
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:
-        return
-    yield from (str(address[0]) for family, _, _, _, address in found if family in families)
+        yield from (str(address[0]) for family, _, _, _, address in found if family in families)
 
 
 def _reachable(address: str) -> bool:

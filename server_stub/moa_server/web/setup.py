@@ -18,7 +18,6 @@ from moa_runtime.bundle import (
     Bundle,
     BundleError,
     Fingerprints,
-    Manifest,
     make_bundle,
     read_manifest,
 )
@@ -65,34 +64,23 @@ SECURITY_HEADERS = {
 
 IMMUTABLE, REVALIDATE, NO_STORE = "public, max-age=31536000, immutable", "no-cache", "no-store"
 
-_TEXT = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".mjs": "text/javascript",
-    ".txt": "text/plain",
-    ".jinja": "text/plain",
-}
-_OTHER = {
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".jinja": "text/plain; charset=utf-8",
     ".json": "application/json",
-    ".map": "application/json",
     ".webmanifest": "application/manifest+json",
     ".wasm": "application/wasm",
     ".svg": "image/svg+xml",
     ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".webp": "image/webp",
-    ".woff2": "font/woff2",
 }
-_PACKED = {".png", ".webp", ".woff2"}  # already compressed
+_PACKED = {".png"}  # already compressed
 
 
 def media_type(name: str) -> str:
     """Return the media type for a file name; ``application/octet-stream`` for an unknown suffix."""
-    suffix = Path(name).suffix.lower()
-    if suffix in _TEXT:
-        return f"{_TEXT[suffix]}; charset=utf-8"
-    return _OTHER.get(suffix, "application/octet-stream")
+    return _MEDIA_TYPES.get(Path(name).suffix.lower(), "application/octet-stream")
 
 
 def small_file(path: Path, headers: Mapping[str, str]) -> WebFile:
@@ -103,9 +91,8 @@ def small_file(path: Path, headers: Mapping[str, str]) -> WebFile:
     """
     data = path.read_bytes()
     small = None if path.suffix.lower() in _PACKED else zipped(data)
-    return WebFile(
-        path, media_type(path.name), hashlib.sha256(data).hexdigest(), {**SECURITY_HEADERS, **headers}, small
-    )
+    digest = hashlib.sha256(data).hexdigest()
+    return WebFile(path, media_type(path.name), digest, {**SECURITY_HEADERS, **headers}, small)
 
 
 def page_files(folder: Path) -> dict[str, WebFile]:
@@ -125,9 +112,9 @@ def page_files(folder: Path) -> dict[str, WebFile]:
                 headers = {"cache-control": caching, "content-security-policy": POLICY}
                 files[f"/{name}"] = small_file(path, headers)
     except OSError as error:
-        raise MoaError(f"the page in {folder} cannot be read: {error.strerror or error}") from error
+        raise MoaError(f"the page in {folder} cannot be read: {error.strerror or error}", code="unreadable") from error
     if f"/{INDEX}" not in files:
-        raise MoaError(f"there is no page in {folder}: it has no {INDEX}")
+        raise MoaError(f"there is no page in {folder}: it has no {INDEX}", code="page_missing")
     return {"/": files[f"/{INDEX}"], **files}
 
 
@@ -148,23 +135,19 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
         MoaError: there is none; the message says which command makes one.
     """
     if named is not None:
-        if not _for_browsers(read_manifest(expanded(named))):
-            raise MoaError(
-                f"the bundle {named} has no graph for browsers: export it again with --target {_TARGET}, "
-                f"or several with commas, such as moa-export --target onnx,{_TARGET}"
-            )
+        if not _for_browsers(expanded(named)):
+            text = f"the bundle {named} has no graph for browsers: export it again with --target {_TARGET}, "
+            text += f"or several with commas, such as moa-export --target onnx,{_TARGET}"
+            raise MoaError(text, code="no_web_graph")
         return expanded(named)
-    own = _made_here()
-    for folder in (default_bundle(), own):
-        if (folder / MANIFEST_FILE).exists() and _for_browsers(read_manifest(folder)):
+    for folder in (default_bundle(), _made_here()):
+        if (folder / MANIFEST_FILE).exists() and _for_browsers(folder):
             return folder
     if not default_target:
-        raise MoaError(
-            f"the page needs a bundle of this target: moa-export --target {_TARGET} --model NAME --drafter FOLDER "
-            "--out BUNDLE makes one; name it with --bundle BUNDLE"
-        )
-    make_bundle(own, _TARGET, "moa-serve --web", "some minutes")
-    return own
+        text = f"the page needs a bundle of this target: moa-export --target {_TARGET} --model NAME --drafter FOLDER "
+        raise MoaError(f"{text}--out BUNDLE makes one; name it with --bundle BUNDLE", code="bundle_missing")
+    make_bundle(_made_here(), _TARGET, "moa-serve --web", "some minutes")
+    return _made_here()
 
 
 def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
@@ -185,7 +168,8 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
         else:
             remedy = f"moa-export --target {_TARGET} --out BUNDLE, with --model and --drafter as here, makes another; "
             remedy += "name it with --bundle"
-        raise MoaError(f"the bundle {folder} belongs to another target or drafter than this verifier's; {remedy}")
+        text = f"the bundle {folder} belongs to another target or drafter than this verifier's; {remedy}"
+        raise MoaError(text, code="other_target")
     files: dict[str, WebFile] = {}
     try:
         for name in (MANIFEST_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE):
@@ -198,7 +182,8 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
                 graph = WebFile(folder / entry.file, media_type(entry.file), digest, headers)
                 files[BUNDLE_PATH + entry.file] = graph
     except OSError as error:
-        raise BundleError(f"the bundle {folder} cannot be read: {error.strerror or error}") from error
+        text = f"the bundle {folder} cannot be read: {error.strerror or error}"
+        raise BundleError(text, code="unreadable") from error
     return files
 
 
@@ -207,8 +192,8 @@ def _made_here() -> Path:
     return cache_dir() / "bundles" / _TARGET
 
 
-def _for_browsers(manifest: Manifest) -> bool:
-    return _TARGET in manifest.targets
+def _for_browsers(bundle: Path) -> bool:
+    return _TARGET in read_manifest(bundle).targets
 
 
 #: Value of ``--tls-cert``: make a certificate.
@@ -219,7 +204,7 @@ class WebSetup:
     """Everything that ``--web`` brings, made from the command line's options.
 
     Attributes:
-        settings: those given, with the kept token where other machines can come in and none was given.
+        settings: those given, with the kept token if other machines can connect and no token was given.
         tls: certificate and key that were made; None without ``--tls-cert auto``.
 
     Raises:
@@ -227,16 +212,18 @@ class WebSetup:
     """
 
     def __init__(self, options: argparse.Namespace, settings: Settings) -> None:
-        self._options, self._own = options, None
+        self._options, self.settings = options, settings
         self._page = page_files(page_folder())
-        self._token_from = self._where_the_token_is(settings)
-        self.settings = settings
-        if not self._token_from and not is_loopback(options.host) and not options.insecure:
+        self._token_from = ""
+        if settings.token:
+            self._token_from = "that of --token or MOA_TOKEN"
+        elif settings.token_file:
+            self._token_from = f"one of those in {settings.token_file}"
+        elif not is_loopback(options.host) and not options.insecure:
             file = _folder() / "token"
             self.settings = dataclasses.replace(settings, token=kept_token(file))
             self._token_from = f"the one that is kept in {file}"
-        if options.tls_cert == AUTO:
-            self._own = self.renew()
+        self._own = self.renew() if options.tls_cert == AUTO else None
         self._bundle: Path | None = None
 
     @property
@@ -300,11 +287,6 @@ class WebSetup:
             drawn=sys.stdout.isatty() and encoding == "utf8",
         )
 
-    def _where_the_token_is(self, settings: Settings) -> str:
-        if settings.token:
-            return "that of --token or MOA_TOKEN"
-        return f"one of those in {settings.token_file}" if settings.token_file else ""
-
 
 def check_web_options(options: argparse.Namespace) -> None:
     """Refuse options of ``--web`` without it.
@@ -313,13 +295,11 @@ def check_web_options(options: argparse.Namespace) -> None:
         ServeError: the message names the option.
     """
     if options.tls_cert == AUTO and options.tls_key:
-        raise ServeError("--tls-cert auto makes its own key: leave --tls-key out")
-    if options.web:
-        return
-    if options.tls_cert == AUTO:
-        raise ServeError("--tls-cert auto belongs to --web, which says what has to trust it")
-    if options.bundle is not None:
-        raise ServeError("--bundle belongs to --web: the verifier itself needs none")
+        raise ServeError("--tls-cert auto makes its own key: leave --tls-key out", code="options_conflict")
+    if not options.web and options.tls_cert == AUTO:
+        raise ServeError("--tls-cert auto belongs to --web, which says what has to trust it", code="needs_web")
+    if not options.web and options.bundle is not None:
+        raise ServeError("--bundle belongs to --web: the verifier itself needs none", code="needs_web")
 
 
 def _folder() -> Path:

@@ -78,7 +78,8 @@ def test_it_is_for_these_hosts_alone(tmp_path):
 def test_a_stolen_authority_speaks_for_no_site_of_the_internet(tmp_path, host):
     made = own_certificate(tmp_path, HOSTS)
     stolen = module._read(tmp_path / "authority.pem")
-    module._write(tmp_path / "forged.pem", module._new_server(stolen, [host], datetime.now(timezone.utc)).pem())
+    forged = module._new_server(stolen, [host], datetime.now(timezone.utc))
+    (tmp_path / "forged.pem").write_bytes(forged.pem())
     with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree violation"):
         handshake(tmp_path / "forged.pem", made.authority, host)
 

@@ -34,7 +34,7 @@ class Verifier:
     @property
     def parts(self) -> Served:
         """What is served; only for looking at."""
-        served: Served = self.server.app.state.verifier
+        served: Served = self.server.verifier
         return served
 
     @property

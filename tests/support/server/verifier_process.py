@@ -28,7 +28,7 @@ def main(close_seconds: str, *tls: str) -> None:
             on_ready=lambda: print(listening.getsockname()[1], flush=True),
         )
         server.run(sockets=[listening])
-    text = server.app.state.verifier.metrics.text().decode()
+    text = server.verifier.metrics.text().decode()
     print(int(float(re.search(r'^moa_tokens_total\{kind="committed"\} (.*)$', text, re.MULTILINE)[1])))
 
 
