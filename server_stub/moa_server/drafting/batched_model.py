@@ -8,7 +8,7 @@ are computed in a chosen type, for drafts do not decide the text; the rest is fl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,13 +17,11 @@ from torch.nn import functional
 
 from moa_drafter.device_module import by_layer, in_place
 from moa_drafter.devices import fastest_dtype
-from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, KeysValues, joined, rotary_angles, rotate
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_server.drafting.batcher import BatchedBackend
-from moa_server.engine.base import Engine
 from moa_server.engine.fused_llama import padded
 from moa_server.engine.packed_linear import Product, product, product_of
 
@@ -163,12 +161,8 @@ class OwnLayer:
         self._layer, self._keys_values = PackedLayer(layer, dtype), PackedKeysValues(layer, dtype)
 
     def __call__(self, x: Tensor, batch: Batch, *, rows: int = 0, last: bool = False) -> Tensor:
-        """``x [T, hidden]`` -> ``[T, hidden]``, or of the queries alone, ``[Q, hidden]``.
-
-        Args:
-            rows: see :meth:`Batch.seen`.
-            last: no layer that follows needs the other tokens.
-        """
+        """``x [T, hidden]`` -> ``[T, hidden]``, or of the queries alone, ``[Q, hidden]``, if no later layer needs the
+        other tokens (``last``); for ``rows`` see :meth:`Batch.seen`."""
         seen = batch.seen(self._keys_values, x, rows)
         if last:
             x = batch.only_queries(x)
@@ -176,12 +170,7 @@ class OwnLayer:
 
 
 class PackedRows:
-    """Computes :meth:`moa_drafter.model.MoADrafter.rows`, but for rounding.
-
-    Args:
-        drafter: its weights are copied.
-        dtype: of the products.
-    """
+    """Computes :meth:`moa_drafter.model.MoADrafter.rows`, but for rounding, with products of copied weights."""
 
     def __init__(self, drafter: MoADrafter, dtype: torch.dtype) -> None:
         config, dims = drafter.config, drafter.config.layer_attention
@@ -229,26 +218,18 @@ class SharedTargetWeights(Protocol):
     def head(self) -> Tensor: ...
 
 
-@runtime_checkable
-class _WithDrafter(Protocol):
-    """An engine that has a drafter's server half, and the target's ends."""
-
-    drafter: Drafter | None
-    target: SharedTargetWeights
-
-
-def backend_of(engine: Engine) -> BatchedBackend | None:
-    """Make the backend of an engine's drafter, in the type that the device multiplies fastest.
+def backend_of(engine: Any) -> BatchedBackend | None:
+    """Make the backend of the ``drafter`` of a :class:`moa_server.engine.base.Engine`, if it has one, on its ``target``
+    (:class:`SharedTargetWeights`), in the type that the device multiplies fastest.
 
     Returns:
         None without a drafter, for another architecture, and for one that lacks layers of the target: it computes
         with the target's own, and the engine has none to bind it to.
     """
-    if not isinstance(engine, _WithDrafter):
-        return None
-    drafter, target = engine.drafter, engine.target
+    drafter = getattr(engine, "drafter", None)
     if not isinstance(drafter, MoADrafter) or not drafter.is_whole:
         return None
+    target = engine.target
     half = PackedDeviceModule(drafter, target, fastest_dtype(target.device.type), top_k=TOP_K)
     return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
 

@@ -6,19 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 
 #: Runs the device half on several inputs; results in their order.
 RunSteps = Callable[[Sequence[StepInputs]], list[StepResult]]
-
-
-class _Asked(NamedTuple):
-    """A step that a thread waits for."""
-
-    inputs: StepInputs
-    result: Future[StepResult]
+#: A step that a thread waits for.
+_Asked = tuple[StepInputs, "Future[StepResult]"]
 
 
 class BatchedBackend(Backend):
@@ -71,11 +65,11 @@ class BatchedBackend(Backend):
         Raises:
             Exception: from the device half on these inputs; failures of other inputs have no effect here.
         """
-        asked = _Asked(inputs, Future())
+        result: Future[StepResult] = Future()
         with self._lock:
-            self._waiting.append(asked)
+            self._waiting.append((inputs, result))
             self._start_batch()
-        return asked.result.result()
+        return result.result()
 
     def close(self) -> None:
         """Stop: no thread drafts any more."""
@@ -91,16 +85,16 @@ class BatchedBackend(Backend):
         answers = self._answers(batch)
         with self._lock:
             self._running = False
-            for asked, answer in zip(batch, answers, strict=True):
+            for (_, result), answer in zip(batch, answers, strict=True):
                 if isinstance(answer, BaseException):
-                    asked.result.set_exception(answer)
+                    result.set_exception(answer)
                 else:
-                    asked.result.set_result(answer)
+                    result.set_result(answer)
             self._start_batch()
 
     def _answers(self, batch: Sequence[_Asked]) -> list[StepResult | BaseException]:
         try:
-            return list(self._run([asked.inputs for asked in batch]))
+            return list(self._run([inputs for inputs, _ in batch]))
         except BaseException as error:
             if len(batch) == 1:
                 return [error]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from moa_runtime.drafters.base import Budget, Drafter
+from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramDrafter, NgramMixture
 from moa_runtime.drafting.cost_model import CostModel
@@ -73,17 +73,8 @@ class _Conversation:
 
 
 class ServerDrafting:
-    """Drafts of all conversations, which are named by the engine's sequence numbers. A round goes like this::
-
-        start = drafts.rows_from(sequence, prefix)
-        proposal = await drafts.propose(sequence, prefix, sampling, room=room)
-        job = Job(sequence, prefix, sampling, proposal.tree.tokens, proposal.tree.parents, rows_from=start)
-        ...                                                 # the worker does the job
-        drafts.observe(
-            sequence, proposal, len(job.path), waited_s=seconds, compute_s=job.seconds, sharing=worker.serving
-        )
-        text = [*prefix, *(proposal.tree.tokens[index] for index in job.path)]
-        drafts.add_rows(sequence, text, job.rows)
+    """Drafts of all conversations, which are named by the engine's sequence numbers. In a round :meth:`rows_from` comes
+    first, then :meth:`propose`, and after the verdict :meth:`observe` and :meth:`add_rows`.
 
     All methods belong to the event loop's thread. A conversation's state is made on first use and can be made again at
     any time: it then requests memory rows from the first one on. If a drafter fails, the error is logged and its
@@ -118,11 +109,8 @@ class ServerDrafting:
         return len(self._conversations)
 
     def rows_from(self, sequence: int, prefix: Sequence[int]) -> int | None:
-        """Return the position of the first memory row that the conversation's drafter lacks; None if it takes none, or
-        if its steps do not pay at present.
-
-        Rows that no longer match ``prefix`` are dropped.
-        """
+        """Drop rows that do not match ``prefix``; return the position of the first one that the drafter lacks, None if
+        it takes none or its steps do not pay at present."""
         conversation = self._opened(sequence)
         if conversation is None or conversation.drafter is None or self._backend is None:
             return None
@@ -130,12 +118,8 @@ class ServerDrafting:
         return held if conversation.controller.budget().levels else None
 
     def add_rows(self, sequence: int, text: Sequence[int], rows: Rows | None) -> None:
-        """Give memory rows to the conversation's drafter.
-
-        Args:
-            text: the tokens that the rows belong to, from position 0 on, at least ``rows.stop``.
-            rows: known ones are skipped, and all are skipped if earlier ones are missing; those are requested again.
-        """
+        """Give memory rows to the conversation's drafter. Known ones are skipped, and all if earlier ones are missing;
+        those are requested again. ``text`` has the tokens from position 0 to ``rows.stop`` at least."""
         conversation = self._conversations.get(sequence)
         if rows is None or conversation is None or conversation.drafter is None or self._backend is None:
             return
@@ -171,9 +155,15 @@ class ServerDrafting:
             budget = replace(budget, levels=0)
         began = self._clock()
         pending, conversation.pending = conversation.pending, []
-        conversation.under_way = drafting = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._draft, conversation.drafter, pending, list(prefix), budget, sampling
-        )
+        text, drafter, backend = list(prefix), conversation.drafter, self._backend
+
+        def draft() -> DraftTree:
+            with contextlib.nullcontext() if backend is None else backend.drafting():
+                for change in pending:
+                    change(drafter)
+                return drafter.propose(text, budget, sampling)
+
+        conversation.under_way = drafting = asyncio.get_running_loop().run_in_executor(self._threads, draft)
         drafting.add_done_callback(lambda _: self._ended(conversation, drafting))
         await asyncio.wait({drafting})  # which cancels nothing
         if drafting.cancelled() or drafting.exception() is not None:
@@ -240,20 +230,6 @@ class ServerDrafting:
             return NgramDrafter(stop_tokens)
         mixture = NgramMixture(stop_tokens)
         return MoaDrafter(self._backend, max_context=context, stop_tokens=stop_tokens, mixture=mixture)
-
-    def _draft(
-        self,
-        drafter: Drafter,
-        pending: Sequence[Callable[[Drafter], None]],
-        prefix: Sequence[int],
-        budget: Budget,
-        sampling: Sampling,
-    ) -> DraftTree:
-        """Draft; runs in a thread."""
-        with contextlib.nullcontext() if self._backend is None else self._backend.drafting():
-            for change in pending:
-                change(drafter)
-            return drafter.propose(prefix, budget, sampling)
 
     def _ended(self, conversation: _Conversation, drafting: asyncio.Future[DraftTree]) -> None:
         conversation.under_way = None

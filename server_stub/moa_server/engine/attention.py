@@ -83,12 +83,9 @@ def tiles(piece: Piece, first: int) -> Iterator[Tile]:
         slots = torch.arange(hidden_from * BLOCK, blocks * BLOCK)
         visible = slots <= torch.arange(before, before + count)[:, None]
         yield Tile(piece.cache, first + start, count, blocks, hidden_from, visible)
-    if piece.tree:
-        yield from _tree_tiles(piece, first + len(piece.chain))
-
-
-def _tree_tiles(piece: Piece, first: int) -> Iterator[Tile]:
-    before, count = piece.cached + len(piece.chain), len(piece.tree)
+    if not piece.tree:
+        return
+    first, before, count = first + len(piece.chain), piece.cached + len(piece.chain), len(piece.tree)
     blocks, hidden_from = rounded_up(before + count) // BLOCK, before // BLOCK
     committed = before - hidden_from * BLOCK
     width = (blocks - hidden_from) * BLOCK

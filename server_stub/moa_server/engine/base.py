@@ -6,23 +6,30 @@ goes into a step (:mod:`moa_server.scheduling.scheduler`); the engine knows no s
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_drafter.config import longest_context
-from moa_runtime.bundle import Fingerprints
+from moa_drafter.config import check_fit, longest_context
+from moa_runtime.bundle import TOKENIZER_FILE, Fingerprints, tokenizer_fingerprint
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 
 if TYPE_CHECKING:
     import torch
 
+    from moa_drafter.drafter import Drafter
     from moa_drafter.target import Target, TargetFacts
+
+_log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
 
@@ -179,47 +186,12 @@ class Engine(Protocol):
         """Free what the engine holds; nothing is asked of it afterwards."""
 
 
-def check_request(request: StepRequest, *, has_drafter: bool) -> None:
-    """Check a request.
-
-    Raises:
-        ValueError: the prefix is empty, a draft has no sampling, or rows are requested without a drafter.
-    """
-    if not request.prefix:
-        raise ValueError("a request needs at least one token of prefix")
-    if request.sampling is None and request.draft:
-        raise ValueError("a draft was given, and no sampling to verify it with")
-    if request.rows_from is not None and not has_drafter:
-        raise ValueError("memory rows were asked of an engine without a drafter")
-
-
-def grouped(requests: Sequence[StepRequest], need: Callable[[StepRequest], int], room: int) -> list[list[StepRequest]]:
-    """Split requests into groups that fit into the cache together: one group, unless the cache is crowded.
-
-    Args:
-        need: tokens that the sequence of a request takes; each alone fits into ``room``.
-    """
-    groups: list[list[StepRequest]] = []
-    free = 0
-    for request in requests:
-        if not groups or need(request) > free:
-            groups.append([])
-            free = room
-        groups[-1].append(request)
-        free -= need(request)
-    return groups
-
-
 class EngineError(MoaError):
     """Target, drafter and settings do not fit together."""
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of the products: "float32", "bfloat16", or "auto" for float32 on a CPU and bfloat16 elsewhere.
-
-    Raises:
-        EngineError: the name is unknown.
-    """
+    """Return a type by name, "auto": float32 on a CPU, bfloat16 elsewhere; raise an EngineError if it is unknown."""
     import torch  # late: callers of engines need none
 
     types = {"auto": torch.float32 if device.type == "cpu" else torch.bfloat16}
@@ -244,3 +216,89 @@ def context_of(target: Target | TargetFacts, wanted: int | None, spare: int = 0)
         text = f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}: {reason}"
         raise EngineError(text, code="out_of_range")
     return own if wanted is None else wanted
+
+
+class TargetEngine(ABC):
+    """A loaded target, the server half of its drafter (or none), and a thread of the engine's own that runs the steps.
+    A subclass sets ``_bound``, the size of its cache.
+
+    Args:
+        spare: tokens of the target's context that the engine needs itself.
+
+    Attributes:
+        forwards: forward passes of the target so far.
+
+    Raises:
+        FitError: the drafter is of another target.
+        EngineError: see :func:`context_of`.
+    """
+
+    _bound: int
+
+    def __init__(
+        self,
+        target: Target | TargetFacts,
+        drafter: Drafter | None,
+        drafter_fingerprint: str,
+        max_context: int | None,
+        spare: int = 0,
+    ) -> None:
+        tokenizer = tokenizer_fingerprint(target.folder / TOKENIZER_FILE)
+        self.fingerprints = Fingerprints(target.fingerprint, tokenizer, drafter_fingerprint)
+        self.vocab_size, self.stop_tokens = int(target.config.vocab_size), target.stop_tokens
+        self.max_context = context_of(target, max_context, spare)
+        self.forwards, self.drafter = 0, drafter
+        if drafter is not None and (note := check_fit(drafter.config, target)):
+            _log.warning(note)
+        self._worker = ThreadPoolExecutor(1, "target")
+
+    @abstractmethod
+    def release(self, sequence: int) -> None:
+        """See :meth:`Engine.release`."""
+
+    @abstractmethod
+    def _need(self, request: StepRequest) -> int:
+        """Return the share of the cache that the request's sequence takes in the step."""
+
+    @abstractmethod
+    def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """Do valid requests that fit into the cache together."""
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """See :meth:`Engine.step`.
+
+        Raises:
+            ValueError: a request is invalid or exceeds the cache.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self.step_now, requests)
+
+    def step_now(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """:meth:`step` in the calling thread, for callers that have no event loop and use the engine alone."""
+        for request in requests:
+            self._check(request)
+        try:
+            return [outcome for group in self._groups(requests) for outcome in self._run(group)]
+        except BaseException:
+            for request in requests:  # some layers may have the new tokens and others not
+                self.release(request.sequence)
+            raise
+
+    def _check(self, request: StepRequest) -> None:
+        if not request.prefix:
+            raise ValueError("a request needs at least one token of prefix")
+        if request.sampling is None and request.draft:
+            raise ValueError("a draft was given, and no sampling to verify it with")
+        if request.rows_from is not None and self.drafter is None:
+            raise ValueError("memory rows were asked of an engine without a drafter")
+
+    def _groups(self, requests: Sequence[StepRequest]) -> list[list[StepRequest]]:
+        """Split requests into groups that fit into the cache: one group, unless the cache is crowded."""
+        groups: list[list[StepRequest]] = []
+        free = 0
+        for request in requests:
+            if not groups or self._need(request) > free:
+                groups.append([])
+                free = self._bound
+            groups[-1].append(request)
+            free -= self._need(request)
+        return groups

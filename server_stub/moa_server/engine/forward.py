@@ -60,11 +60,8 @@ class TargetPass(Protocol):
 
 
 def tree_mask(cached: int, parents: Sequence[int]) -> Tensor:
-    """Return the attention mask of a tree after ``cached`` tokens: each node sees those, its ancestors and itself.
-
-    Returns:
-        boolean ``[n, cached + n]``. ``tree_mask(1, [0, 1, 1])`` is ``[[1,1,0,0], [1,1,1,0], [1,1,0,1]]``.
-    """
+    """Return the attention mask of a tree after ``cached`` tokens, boolean ``[n, cached + n]``: each node sees those,
+    its ancestors and itself. ``tree_mask(1, [0, 1, 1])`` is ``[[1,1,0,0], [1,1,1,0], [1,1,0,1]]``."""
     count = len(parents)
     mask = torch.ones(count, cached + count, dtype=torch.bool)
     own = mask[:, cached:]

@@ -241,10 +241,11 @@ def is_invariant(fused: FusedLlama, vocab_size: int, context: int) -> bool:
     cache = KVCache(short.cache_shape, len(text))
     chunks = [text[at : at + 512] for at in range(0, len(text), 512)]
     states = torch.cat([short.forward([Piece(cache, 512 * at, chunk)])[0] for at, chunk in enumerate(chunks)])
+    logits = short.logits(states[:70])
     return (
         _same_in_pieces(short, text, cache, states)
         and all(_same_in_tree(short, text, at, cache, states, rng) for at in _TREES if at < len(text))
-        and _same_logits(short, states)
+        and all(torch.equal(short.logits(states[at:end]), logits[at:end]) for at, end in _cut(len(logits)))
     )
 
 
@@ -264,16 +265,16 @@ def _same_in_pieces(fused: FusedLlama, text: Sequence[int], cache: KVCache, stat
 def _cut(length: int) -> Iterator[tuple[int, int]]:
     start = 0
     for size in itertools.cycle(_PIECES):
-        yield start, min(start + size, length)
-        start += size
         if start >= length:
             return
+        yield start, min(start + size, length)
+        start += size
 
 
 def _same_in_tree(
     fused: FusedLlama, text: Sequence[int], at: int, cache: KVCache, states: Tensor, rng: random.Random
 ) -> bool:
-    """Compare a tree after the first ``at`` tokens, one path of which is the text itself."""
+    """Compare a tree after the first ``at`` tokens that has the text itself as a path."""
     cache = cache.resized(at + _TREE_SIZE, at)
     right = text[at : at + 20]
     spine = sorted(rng.sample(range(_TREE_SIZE), len(right)))
@@ -284,9 +285,3 @@ def _same_in_tree(
         tokens[index], parents[index], node = token, node, index + 1
     hidden, _ = fused.forward([Piece(cache, at, (), tokens, parents)])
     return torch.equal(hidden[spine], states[at : at + len(right)])
-
-
-def _same_logits(fused: FusedLlama, states: Tensor) -> bool:
-    rows = states[:70]
-    logits = fused.logits(rows)
-    return all(torch.equal(fused.logits(rows[start:stop]), logits[start:stop]) for start, stop in _cut(len(rows)))

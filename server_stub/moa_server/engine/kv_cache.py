@@ -155,7 +155,7 @@ class SequenceCaches:
     """
 
     def __init__(self, shape: KVCacheShape, bound: int) -> None:
-        self._shape, self.bound = shape, bound
+        self._shape, self._bound = shape, bound
         self._states: dict[int, SequenceState] = {}
 
     @property
@@ -191,14 +191,9 @@ class SequenceCaches:
         return max(rounded_up(tokens), 0 if state is None else state.capacity)
 
     def allocate(self, tokens: Mapping[int, int]) -> None:
-        """Give each sequence a cache for its number of tokens; evict others if memory is short.
-
-        Raises:
-            ValueError: together they need more than the bound, see :meth:`need`.
-        """
+        """Give each sequence a cache for its number of tokens; evict others if memory is short. Together they
+        :meth:`need` at most the bound."""
         reserved = sum(self.need(number, count) for number, count in tokens.items())
-        if reserved > self.bound:
-            raise ValueError(f"sequences that need {reserved} tokens do not fit into a cache of {self.bound}")
         for number, count in tokens.items():
             state = self._states[number]
             cache, least = state.cache, rounded_up(count)
@@ -207,7 +202,7 @@ class SequenceCaches:
             wanted = least + _SLACK if cache is None else max(least, rounded_up(cache.capacity + cache.capacity // 4))
             reserved -= least
             evictable = {key: other for key, other in tuple(self._states.items()) if key not in tokens}
-            free = self.bound - reserved - sum(other.capacity for other in evictable.values())
+            free = self._bound - reserved - sum(other.capacity for other in evictable.values())
             for key, other in evictable.items():
                 if free >= wanted:
                     break

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,23 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moa_drafter.config import check_fit
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, deviation_from_transformers, load_target
-from moa_runtime.bundle import TOKENIZER_FILE, Fingerprints, tokenizer_fingerprint
 from moa_runtime.session.tree import chain, depths, walk
-from moa_server.engine.base import (
-    Capabilities,
-    EngineError,
-    EngineFacts,
-    Outcome,
-    StepRequest,
-    check_request,
-    context_of,
-    dtype_of,
-    grouped,
-)
+from moa_server.engine.base import Capabilities, EngineError, EngineFacts, Outcome, StepRequest, TargetEngine, dtype_of
 from moa_server.engine.forward import GeneralPass, Piece, TargetPass
 from moa_server.engine.fused_llama import FusedLlama, is_invariant, misfit
 from moa_server.engine.kv_cache import KVCache, SequenceCaches, SequenceState, rounded_up
@@ -161,10 +147,8 @@ CHUNK = 512
 _DRAFT_ROOM = 128
 
 
-class TransformersEngine:
-    """A target, the server half of its drafter (or none), and the caches of all sequences.
-
-    Implements :class:`moa_server.engine.base.Engine`. A step runs in a thread of the engine's own.
+class TransformersEngine(TargetEngine):
+    """Implements :class:`moa_server.engine.base.Engine`: a target, and the caches of all sequences.
 
     Args:
         drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
@@ -175,7 +159,6 @@ class TransformersEngine:
             the target afterwards.
 
     Attributes:
-        forwards: forward passes of the target so far.
         row_reads: states of the target that memory rows are made from.
         batch_invariant: whether each sequence's results are bit-identical whatever else is in its steps.
 
@@ -196,28 +179,18 @@ class TransformersEngine:
         cache_tokens: int = 32768,
         release_weights: bool = False,
     ) -> None:
-        self.target, self.drafter = target, drafter
-        self.fingerprints = Fingerprints(
-            target.fingerprint, tokenizer_fingerprint(target.folder / TOKENIZER_FILE), drafter_fingerprint
-        )
-        self.vocab_size = int(target.model.config.vocab_size)
-        self.stop_tokens = target.stop_tokens
-        self.max_context = context_of(target, max_context)
-        self.forwards = 0
-        products = dtype_of(dtype, target.device)
+        super().__init__(target, drafter, drafter_fingerprint, max_context)
+        products, self.target = dtype_of(dtype, target.device), target
         self._rows = MemoryRows(drafter, products)
         self.row_reads = self._rows.reads
-        if drafter is not None and (note := check_fit(drafter.config, target)):
-            _log.warning(note)
         if isinstance(drafter, MoADrafter) and not drafter.is_whole:
             drafter.bind_target(target.embedding, target.head, target.layers)  # as long as they have weights
         self.target_pass, self.batch_invariant = target_pass(target, products, keep_last=self.row_reads.last)
         if release_weights and self.target_pass.has_own_weights:
             for parameter in (each for layer in target.layers for each in layer.parameters()):
                 parameter.data = parameter.data.new_empty(0)
-        bound = max(rounded_up(cache_tokens), rounded_up(self.max_context + _DRAFT_ROOM))
-        self._sequences = SequenceCaches(self.target_pass.cache_shape, bound)
-        self._worker = ThreadPoolExecutor(1, "target")
+        self._bound = rounded_up(max(cache_tokens, self.max_context + _DRAFT_ROOM))
+        self._sequences = SequenceCaches(self.target_pass.cache_shape, self._bound)
 
     @classmethod
     def load(
@@ -242,13 +215,13 @@ class TransformersEngine:
     @property
     def facts(self) -> EngineFacts:
         """Facts for :mod:`moa_server.doctor`."""
-        dtype, size = self.target.model.dtype, self.target_pass.cache_shape.token_bytes * self._sequences.bound
+        dtype, size = self.target.model.dtype, self.target_pass.cache_shape.token_bytes * self._bound
         return EngineFacts(str(dtype).removeprefix("torch."), self.target.device.type, self.batch_invariant, size)
 
     @property
     def cache_use(self) -> tuple[int, int]:
         """See :attr:`moa_server.engine.base.Engine.cache_use`."""
-        return self._sequences.tokens_taken, self._sequences.bound
+        return self._sequences.tokens_taken, self._bound
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         """See :meth:`moa_server.engine.base.Engine.held`."""
@@ -263,35 +236,15 @@ class TransformersEngine:
         self._worker.shutdown()
         self._sequences.clear()
 
-    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        """See :meth:`moa_server.engine.base.Engine.step`.
-
-        Raises:
-            ValueError: a request is invalid (:func:`moa_server.engine.base.check_request`) or exceeds the cache.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self.step_now, requests)
-
-    @torch.inference_mode()
-    def step_now(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        """:meth:`step` in the calling thread, for callers that have no event loop and use the engine alone."""
-        for request in requests:
-            self._check(request)
-        try:
-            groups = grouped(requests, self._need, self._sequences.bound)
-            return [outcome for group in groups for outcome in self._run(group)]
-        except BaseException:
-            for request in requests:  # some layers may have the new tokens and others not
-                self.release(request.sequence)
-            raise
-
     def _check(self, request: StepRequest) -> None:
-        check_request(request, has_drafter=self.drafter is not None)
-        if _most(request) > self._sequences.bound:
-            raise ValueError(f"{_most(request)} tokens do not fit into a cache of {self._sequences.bound}")
+        super()._check(request)
+        if _most(request) > self._bound:
+            raise ValueError(f"{_most(request)} tokens do not fit into a cache of {self._bound}")
 
     def _need(self, request: StepRequest) -> int:
         return self._sequences.need(request.sequence, _most(request))
 
+    @torch.inference_mode()
     def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         work = [self._opened(request) for request in requests]
         self._sequences.allocate({request.sequence: _most(request) for request in requests})

@@ -20,9 +20,10 @@ from vllm.v1.request import Request, RequestStatus
 
 from moa_drafter.config import head_size, key_value_size
 from moa_drafter.target import TargetFacts
+from moa_drafter.vllm_environment import reason
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import EngineError
-from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedLayer, block_bytes, refused
+from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedLayer, block_bytes
 from moa_server.engine.vllm.sampler import TargetSampler
 from moa_server.engine.vllm.scheduler import ParkingScheduler
 
@@ -57,7 +58,8 @@ class VllmCore:
             config = _config(target, dtype, max_context, blocks, sequences)
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except (ValueError, RuntimeError, NotImplementedError, KeyError, ImportError) as error:
-            raise refused(target, error) from error
+            text = f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
+            raise EngineError(text, code="unsupported_target") from error
         self._scheduler: ParkingScheduler = self._core.scheduler
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         if len(groups) != 1 or groups[0].kv_cache_spec.block_size != BLOCK:

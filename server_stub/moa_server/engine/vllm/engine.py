@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -14,25 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from moa_drafter.config import check_fit
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import TargetFacts, target_facts
 from moa_drafter.target_features import Reads
-from moa_runtime.bundle import TOKENIZER_FILE, Fingerprints, tokenizer_fingerprint
 from moa_runtime.session.tree import chain
 from moa_runtime.tokens import common_length
-from moa_server.engine.base import (
-    Capabilities,
-    EngineError,
-    EngineFacts,
-    Outcome,
-    Rows,
-    StepRequest,
-    check_request,
-    context_of,
-    dtype_of,
-    grouped,
-)
+from moa_server.engine.base import Capabilities, EngineError, EngineFacts, Outcome, StepRequest, TargetEngine, dtype_of
 from moa_server.engine.kv_cache import rounded_up
 from moa_server.engine.memory_rows import MemoryRows, Span, load_drafter
 from moa_server.engine.vllm.paged_cache import (
@@ -43,14 +27,11 @@ from moa_server.engine.vllm.paged_cache import (
     block_bytes,
     check_device,
     check_memory,
-    pool_blocks,
 )
 from moa_server.scheduling.scheduler import MOST_SEQUENCES
 
 if TYPE_CHECKING:
     from moa_server.engine.vllm.core import VllmCore
-
-_log = logging.getLogger(__name__)
 
 
 class Move(Enum):
@@ -82,16 +63,6 @@ class HeldSequence:
 
     def move(self, prefix: Sequence[int], block: int, *, choosing: bool) -> tuple[Move, int]:
         """Return the move to ``prefix``, and the number of tokens that stay.
-
-        ::
-
-            >>> held = HeldSequence("r", [5, 6, 7], chosen=8)
-            >>> held.move([5, 6, 7, 8], 2, choosing=True)
-            (<Move.GO_ON: 2>, 3)
-            >>> held.move([5, 6, 9], 2, choosing=True)     # the block [5, 6] stays as it is
-            (<Move.REWRITE: 3>, 2)
-            >>> held.move([5, 9], 2, choosing=True)        # in the middle of a block that is full
-            (<Move.ANEW: 4>, 0)
 
         Args:
             block: tokens of a block. One that is full may belong to several sequences.
@@ -143,11 +114,9 @@ class RequestProgress:
             self.accepted += 1
 
 
-class VllmEngine:
-    """A target in vLLM, the server half of its drafter (or none), and a waiting request for each sequence.
-
-    Implements :class:`moa_server.engine.base.Engine`: chains only. A step runs in a thread of the engine's own, in
-    which vLLM was loaded.
+class VllmEngine(TargetEngine):
+    """Implements :class:`moa_server.engine.base.Engine` for chains: a target that vLLM has loaded in the engine's
+    thread, and a waiting request for each sequence.
 
     Args:
         drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
@@ -179,12 +148,7 @@ class VllmEngine:
         cache_tokens: int = 32768,
         threads: int | None = None,
     ) -> None:
-        self.fingerprints = Fingerprints(
-            target.fingerprint, tokenizer_fingerprint(target.folder / TOKENIZER_FILE), drafter_fingerprint
-        )
-        self.vocab_size, self.stop_tokens = int(target.config.vocab_size), target.stop_tokens
-        self.max_context = context_of(target, max_context, spare=SPARE)
-        self.forwards, self.drafter = 0, drafter
+        super().__init__(target, drafter, drafter_fingerprint, max_context, spare=SPARE)
         self.row_reads = Reads() if drafter is None else drafter.row_reads
         if self.row_reads.last:
             raise EngineError(
@@ -192,26 +156,24 @@ class VllmEngine:
                 "choose --engine transformers",
                 code="unsupported_drafter",
             )
-        if drafter is not None and (note := check_fit(drafter.config, target)):
-            _log.warning(note)
         self._dtype, self._device = dtype_of(dtype, torch.device(device)), torch.device(device)
-        self._block_bytes, blocks = block_bytes(target, self._dtype), pool_blocks(cache_tokens, self.max_context)
-        check_memory(target, self._dtype, blocks, self._device)
+        self._block_bytes = block_bytes(target, self._dtype)
+        self._bound = rounded_up(max(cache_tokens, self.max_context + MOST_DRAFTED), BLOCK) // BLOCK
+        check_memory(target, self._dtype, self._bound, self._device)
         from moa_server.engine.vllm.core import VllmCore  # late: the rest of this module needs no vLLM
 
         self._held: dict[int, HeldSequence] = {}  # by the caller's numbers, the least recently used first
         self._names = itertools.count(1)
-        self._worker = ThreadPoolExecutor(1, "target")
         try:
-            self._worker.submit(self._load, VllmCore, target, blocks, threads).result()
+            self._worker.submit(self._load, VllmCore, target, threads).result()
         except BaseException:
             self._worker.shutdown()
             raise
 
-    def _load(self, core: type[VllmCore], target: TargetFacts, blocks: int, threads: int | None) -> None:
+    def _load(self, core: type[VllmCore], target: TargetFacts, threads: int | None) -> None:
         if threads is not None:  # of this thread: vLLM's loops ask OpenMP, which counts them for each
             torch.set_num_threads(threads)
-        self._core = core(target, self._dtype, self.max_context, blocks, MOST_SEQUENCES + 1)  # and a prompt
+        self._core = core(target, self._dtype, self.max_context, self._bound, MOST_SEQUENCES + 1)  # and a prompt
         self.target = self._core.shared_weights
         self._rows = MemoryRows(self.drafter, self._dtype)
         self._layers = self._core.paged_layers() if self.row_reads else {}
@@ -237,14 +199,13 @@ class VllmEngine:
     @property
     def facts(self) -> EngineFacts:
         """Facts for :mod:`moa_server.doctor`."""
-        dtype, size = str(self._dtype).removeprefix("torch."), self._block_bytes * self._core.blocks
+        dtype, size = str(self._dtype).removeprefix("torch."), self._block_bytes * self._bound
         return EngineFacts(dtype, self._device.type, self._core.batch_invariant, size)
 
     @property
     def cache_use(self) -> tuple[int, int]:
         """See :attr:`moa_server.engine.base.Engine.cache_use`."""
-        blocks = self._core.blocks
-        return (blocks - self._core.free_blocks) * BLOCK, blocks * BLOCK
+        return (self._bound - self._core.free_blocks) * BLOCK, self._bound * BLOCK
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         """See :meth:`moa_server.engine.base.Engine.held`."""
@@ -262,28 +223,8 @@ class VllmEngine:
         self._worker.submit(self._core.close).result()
         self._worker.shutdown()
 
-    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        """See :meth:`moa_server.engine.base.Engine.step`.
-
-        Raises:
-            ValueError: a request is invalid (:func:`moa_server.engine.base.check_request`), its draft is a tree, or it
-                has more tokens than a draft or a context.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._step, requests)
-
-    def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        for request in requests:
-            self._check(request)
-        try:
-            groups = grouped(requests, self._need, self._core.blocks)
-            return [outcome for group in groups for outcome in self._run(group)]
-        except BaseException:
-            for request in requests:
-                self.release(request.sequence)
-            raise
-
     def _check(self, request: StepRequest) -> None:
-        check_request(request, has_drafter=self.drafter is not None)
+        super()._check(request)
         drafted, tokens = len(request.draft), len(request.prefix) + len(request.draft)
         if request.parents and list(request.parents) != chain(drafted):
             raise ValueError("this engine verifies chains only, and the draft is a tree")
@@ -292,7 +233,7 @@ class VllmEngine:
             raise ValueError(f"{tokens} tokens, {drafted} of them drafted, are too many: {most}")
 
     def _need(self, request: StepRequest) -> int:
-        """Blocks that the request's sequence holds in the step at most."""
+        """See :meth:`TargetEngine._need`, in blocks."""
         whole = rounded_up(len(request.prefix) + len(request.draft) + 1, BLOCK) // BLOCK
         return max(whole, self._blocks_of(request.sequence))
 
@@ -316,7 +257,13 @@ class VllmEngine:
                 elif self._core.lost(work.held.name):  # else vLLM would resume it in a step of others
                     self.release(work.request.sequence)
         rows = self._rows.of([self._rows_wanted(work) for work in works])
-        return [self._outcome(work, own) for work, own in zip(works, rows, strict=True)]
+        for work in works:
+            if not work.done:
+                self.release(work.request.sequence)
+        return [
+            Outcome(tuple(range(work.accepted)), work.token, own) if work.done else Outcome(done=False)
+            for work, own in zip(works, rows, strict=True)
+        ]
 
     def _make_room(self, missing: int, staying: set[int]) -> None:
         """Free ``missing`` blocks by evicting sequences outside the step, the least recently used first; they are never
@@ -347,9 +294,3 @@ class VllmEngine:
         if start is None or not self._layers or not work.done:
             return None
         return Span(PagedStates(self._layers, self._core.table(work.held.name)), start, len(work.processed))
-
-    def _outcome(self, work: RequestProgress, rows: Rows | None) -> Outcome:
-        if not work.done:
-            self.release(work.request.sequence)
-            return Outcome(done=False)
-        return Outcome(tuple(range(work.accepted)), work.token, rows)

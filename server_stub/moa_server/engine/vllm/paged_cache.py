@@ -16,9 +16,7 @@ from torch import Tensor
 
 from moa_drafter.config import key_value_size
 from moa_drafter.target import TargetFacts
-from moa_drafter.vllm_environment import reason
 from moa_server.engine.base import EngineError
-from moa_server.engine.kv_cache import rounded_up
 
 #: Stores keys and values ``[n, heads, size]`` of new tokens in the slots ``[n]``, counted through all blocks.
 Store = Callable[[Tensor, Tensor, Tensor], None]
@@ -95,22 +93,13 @@ class PagedStates:
         return torch.stack([self._layers[layer].read(*places) for layer in layers], 1)
 
 
-def pool_blocks(cache_tokens: int, max_context: int) -> int:
-    """Return the blocks for the tokens of all sequences together, at least for a whole context and a draft."""
-    return rounded_up(max(cache_tokens, max_context + MOST_DRAFTED), BLOCK) // BLOCK
-
-
 def block_bytes(target: TargetFacts, dtype: torch.dtype) -> int:
     """Return the bytes of a block, all layers together."""
     return BLOCK * key_value_size(target.config) * int(target.config.num_hidden_layers) * dtype.itemsize
 
 
 def check_device(device: str) -> None:
-    """Check the device.
-
-    Raises:
-        EngineError: the installed vLLM computes on another device.
-    """
+    """Raise an EngineError if the installed vLLM computes on another device."""
     from vllm.platforms import current_platform
 
     if torch.device(device).type != current_platform.device_type:
@@ -122,11 +111,7 @@ def check_device(device: str) -> None:
 
 
 def check_memory(target: TargetFacts, dtype: torch.dtype, blocks: int, device: torch.device) -> None:
-    """Check the size of the caches.
-
-    Raises:
-        EngineError: the blocks are larger than all memory of the device.
-    """
+    """Raise an EngineError if the blocks are larger than all memory of the device."""
     size = blocks * block_bytes(target, dtype)
     own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     there = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else own
@@ -136,9 +121,3 @@ def check_memory(target: TargetFacts, dtype: torch.dtype, blocks: int, device: t
             f"{there / 1e9:.1f} GB: lower --cache-tokens or --max-context",
             code="out_of_memory",
         )
-
-
-def refused(target: TargetFacts, error: Exception) -> EngineError:
-    """Make the error for an exception of vLLM on a target."""
-    text = f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
-    return EngineError(text, code="unsupported_target")

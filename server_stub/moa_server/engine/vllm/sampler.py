@@ -13,9 +13,6 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from moa_runtime.session.events import Sampling
 from moa_server.engine.sampling import choose
 
-#: Padding after the last token of a row of vLLM's output.
-_NOTHING = -1
-
 
 class TargetSampler:
     """Replaces both samplers of vLLM's model runner.
@@ -37,11 +34,8 @@ class TargetSampler:
     def _with_drafts(
         self, metadata: SpecDecodeMetadata, draft_probs: object, logits: Tensor, sampling_metadata: object
     ) -> SamplerOutput:
-        """Return the accepted drafted tokens of each request, and the target's choice after them.
-
-        Args:
-            logits: ``[drafted tokens + requests, vocab_size]``; the metadata says whose.
-        """
+        """Return the accepted drafted tokens of each request, and the target's choice after them; logits ``[drafted
+        tokens + requests, vocab_size]``."""
         drafted, rows = metadata.draft_token_ids.tolist(), metadata.target_logits_indices.tolist()
         last, first, tokens = metadata.bonus_logits_indices.tolist(), 0, []
         for number, count in enumerate(metadata.num_draft_tokens):
@@ -51,7 +45,7 @@ class TargetSampler:
         return _output(tokens, logits.device)
 
     def _verdict(self, number: int, draft: list[int], logits: Tensor) -> list[int]:
-        """Args: logits ``[drafted + 1, vocab_size]``."""
+        """Return what the target chooses along a draft; logits ``[drafted + 1, vocab_size]``."""
         chosen: list[int] = []
         for index, row in enumerate(logits):
             chosen.append(self._choice(number, row, index))
@@ -70,5 +64,5 @@ class TargetSampler:
 
 def _output(tokens: list[list[int]], device: torch.device) -> SamplerOutput:
     longest = max(map(len, tokens))
-    padded = [each + [_NOTHING] * (longest - len(each)) for each in tokens]
+    padded = [each + [-1] * (longest - len(each)) for each in tokens]  # vLLM's padding after the last token of a row
     return SamplerOutput(torch.tensor(padded, dtype=torch.int32, device=device), None)

@@ -28,13 +28,10 @@ class ParkingScheduler(Scheduler):  # type: ignore[misc]
         self._awake = drafts
 
     def rewrite(self, name: str, keep: int, tokens: Sequence[int]) -> None:
-        """Keep the first ``keep`` tokens of a request, and append ``tokens`` as if they were of its prompt.
+        """Keep the first ``keep`` tokens of a request, and append ``tokens``, at least one, as if they were of its
+        prompt: vLLM extends the input of streamed requests in the same way.
 
-        vLLM extends the input of streamed requests in the same way. Full blocks may be shared and are found by their
-        tokens, so ``keep`` must lie after them.
-
-        Args:
-            tokens: at least one.
+        Full blocks may be shared and are found by their tokens, so ``keep`` must lie after them.
         """
         request = self.requests[name]
         self.running.remove(request)
