@@ -26,6 +26,8 @@ class BatchedBackend(Backend):
         top_k, kv_shape: see :class:`moa_runtime.backends.base.Backend`.
     """
 
+    max_positions = None
+
     def __init__(self, run: RunSteps, *, top_k: int, kv_shape: tuple[int, int]) -> None:
         self._run, self._top_k, self._kv_shape = run, top_k, kv_shape
         self._lock = threading.Lock()
@@ -37,15 +39,12 @@ class BatchedBackend(Backend):
 
     @property
     def top_k(self) -> int:
+        """See :class:`moa_runtime.backends.base.Backend`."""
         return self._top_k
 
     @property
     def kv_shape(self) -> tuple[int, int]:
         return self._kv_shape
-
-    @property
-    def max_positions(self) -> None:
-        return None
 
     @contextlib.contextmanager
     def drafting(self) -> Iterator[None]:

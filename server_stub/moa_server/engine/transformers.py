@@ -120,6 +120,7 @@ class RequestState:
 
     @property
     def choosing(self) -> bool:
+        """Whether the target chooses a token after the prefix."""
         return self.request.sampling is not None
 
     @property
