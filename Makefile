@@ -108,7 +108,7 @@ format: $(STAMP) ## rewrite in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-vectors: $(STAMP) ## write tests/vectors/data again, after a change of what it records
+vectors: $(STAMP) ## play tests/vectors/data and write the results, after a change of behaviour
 	PYTHONPATH=tests $(BIN)/python -m vectors
 
 proto: | node ## generate the wire code from runtime/proto

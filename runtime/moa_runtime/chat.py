@@ -456,11 +456,11 @@ class Chat:
     @property
     def policy(self) -> Policy:
         """What happens to text that was written offline; may be set at any time."""
-        return self._loop.policy
+        return self._session.policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._loop.policy = policy
+        self._session.policy = policy
 
     @property
     def offline(self) -> Offline:
@@ -636,7 +636,7 @@ class Chat:
         if Origin.OFFLINE not in [origin for _, origin in self._loop.unconfirmed]:
             return "", 0
         update = self._record.update(self._loop.unconfirmed)
-        most = session.max_new_tokens if session.tentatively_finished else session.length - session.answer_start
+        most = session.max_new_tokens if session.tentative_finish is not None else session.length - session.answer_start
         return update.committed + update.tentative, most
 
     def _answered(self, text: str) -> None:

@@ -146,17 +146,17 @@ class LoopSettings:
     """Limits of the drafting loop.
 
     Attributes:
-        offline_limit: tokens written without the target, at most.
-        late_after_s: seconds after which a draft's verdict is late and the device writes on alone.
+        offline_limit: maximal number of tokens written without the target.
+        late_after_s: seconds after which a draft's verdict is late and the device continues alone.
         prefill_late_after_s: the same for a prompt's verdict.
-        outage_after_s: seconds after which a link that is down is an outage: what was written since the last frame
-            becomes offline text.
+        outage_after_s: seconds after which a link that is down is an outage: text since the last frame becomes offline
+            text.
         drafting: the side that drafts while the link is up, see
             :class:`~moa_runtime.drafting.drafter_selection.DrafterSelection`.
         offline: what writes during an outage.
 
     Raises:
-        MoaError: a number is negative, or ``drafting`` or ``offline`` is no word of :mod:`moa_runtime.options`.
+        MoaError: if a number is negative, or ``drafting`` or ``offline`` is unknown.
     """
 
     offline_limit: int = 256
@@ -170,18 +170,19 @@ class LoopSettings:
         words = {"drafting": DRAFTINGS, "offline": OFFLINES}
         for name, known in words.items():
             if getattr(self, name) not in known:
-                raise MoaError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+                text = f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}"
+                raise MoaError(text, code="bad_option")
         for name, value in vars(self).items():
             if name not in words and not value >= 0:
-                raise MoaError(f"{name} must be 0 or more, not {value}")
+                raise MoaError(f"{name} must be 0 or more, not {value}", code="out_of_range")
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the host knows of the device, see "Conditions" in the client's documentation.
+    """Conditions of the device that the host reports, see "Conditions" in the client's documentation.
 
     Attributes:
-        background: the app is not visible: nothing is drafted or asked for until it is.
+        background: the app is not visible: nothing is drafted or requested until it is.
         low_power: the model takes no steps: drafts are copies only, and nothing is written offline.
         metered: bytes cost money: the server sends no memory rows, so drafts are copies only.
     """

@@ -1,38 +1,42 @@
-"""Writes the vectors: ``make vectors``."""
+"""Writes the vectors: ``make vectors``.
+
+The recorded conversations contain their calls and the server's frames, so their results are written anew by playing
+them. To add conversations, name a group and a file of JSON lines, whose steps have ``call`` and ``args``, and an empty
+``frames`` if frames are taken after them: ``PYTHONPATH=tests python -m vectors session/scripts new.jsonl``.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
 from vectors import trace_files
 from vectors.figures import figures_of
-from vectors.loop_coverage import REQUIRED_OF_LOOPS, features_of_loop
-from vectors.loop_recorder import loop_walks
+from vectors.loop_replay import alike, play_loop
 from vectors.texts import texts, write_tokenizer
-from vectors.trace_coverage import REQUIRED, features
-from vectors.trace_groups import GROUPS
+from vectors.trace_replay import play
+
+PLAYERS = {"session/walks": play, "session/spelled_out": play, "session/scripts": play, "loop/walks": play_loop}
 
 
-def main() -> None:
-    shown: set[str] = set()
-    for name, make in GROUPS.items():
-        traces = make()
-        shown.update(*(features(trace.steps) for trace in traces))
-        changed = trace_files.write(f"session/{name}", [{"name": trace.name, "steps": trace.steps} for trace in traces])
-        print(f"session/{name}: {len(traces)} traces, {'written' if changed else 'as before'}")
-    walks = loop_walks()
-    changed = trace_files.write("loop/walks", walks)
-    print(f"loop/walks: {len(walks)} traces, {'written' if changed else 'as before'}")
-    shown.update(*(features_of_loop(walk["steps"]) for walk in walks))
+def played(trace: dict[str, Any], player: Any) -> dict[str, Any]:
+    """Return a trace with its present results; steps that agree up to rounding stay as they are."""
+    steps = [old if alike(new, old) else new for old, new in zip(trace["steps"], player(trace["steps"]), strict=True)]
+    return {"name": trace["name"], "steps": steps}
+
+
+def main(group: str = "", file: str = "") -> None:
     write_tokenizer()
-    for folder, made in (("figures", figures_of()), ("texts", texts())):
-        for name, cases in made.items():
-            changed = trace_files.write(f"{folder}/{name}", cases)
-            print(f"{folder}/{name}: {len(cases)} cases, {'written' if changed else 'as before'}")
-    missing = (REQUIRED | REQUIRED_OF_LOOPS) - shown
-    if missing:
-        sys.exit(f"no trace shows: {', '.join(sorted(missing))}")
+    made = {name: [played(trace, player) for trace in trace_files.read(name)] for name, player in PLAYERS.items()}
+    if file:
+        made[group] += [played(json.loads(line), PLAYERS[group]) for line in Path(file).read_text().splitlines()]
+    for folder, parts in (("figures", figures_of()), ("texts", texts())):
+        made |= {f"{folder}/{name}": cases for name, cases in parts.items()}
+    for name, values in made.items():
+        print(f"{name}: {len(values)}, {'written' if trace_files.write(name, values) else 'as before'}")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -35,20 +35,6 @@ class Draws:
     def several(self, least: int, most: int, one: Callable[[], Any]) -> list[Any]:
         return [one() for _ in range(self.whole(least, most))]
 
-    def prompt(self, most: int = 4) -> list[int]:
-        return self.several(1, most, lambda: self.whole(1, 12))
-
-    def place(self) -> int:
-        """The first of a queue in half of the cases."""
-        return 0 if self.flag() else self.whole(0, 7)
-
-    def tree(self) -> dict[str, Any]:
-        branches = self.several(0, 4, lambda: (self.whole(0, 15), self.several(1, 4, self.flag)))
-        return {"branches": branches, "by_level": self.flag(), "most": self.whole(0, 16)}
-
-    def queue(self) -> dict[str, Any]:
-        return {"place": self.place(), "upward": self.flag()}
-
 
 def some_candidates(draws: Draws) -> list[DraftToken]:
     """Some tokens with probabilities that add up to less than 1, best first."""

@@ -1,9 +1,9 @@
-"""A drafting loop that is driven by the calls of a trace, to record or to replay it."""
+"""Plays recorded drafting loops, to check them or to write their results anew."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -166,7 +166,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "frames_to_send": lambda self, now: self.loop.frames_to_send(now),
     "resend": lambda self: self.loop.resend(),
     "set_conditions": _setting("conditions", lambda value: Conditions(**value)),
-    "set_policy": _setting("policy", Policy),
+    "set_policy": lambda self, value: setattr(self.session, "policy", Policy(value)),
     "set_offline": _setting("offline", lambda value: value),
 }
 
@@ -183,15 +183,19 @@ def alike(one: object, other: object) -> bool:
     return one == other
 
 
-def replay_loop(name: str, steps: list[Said]) -> None:
-    """Play a trace.
-
-    Raises:
-        AssertionError: with the trace, the step, and what differs.
-    """
-    played, state = PlayedLoop(steps[0]["args"]), {}
-    for number, step in enumerate(steps[1:], 1):
+def play_loop(steps: Sequence[Said]) -> Iterator[Said]:
+    """Make the calls of a trace; yield each step with its present result, and with the state if it changed."""
+    played, state = PlayedLoop(steps[0]["args"]), Said()
+    yield steps[0]
+    for step in steps[1:]:
         came = played.do(step["call"], step["args"])
-        state = step.get("state", state)
-        expected = {key: value for key, value in step.items() if key not in ("call", "args")} | {"state": state}
-        assert alike(came, expected), f"{name}, step {number}, {step['call']}: expected {expected}, got {came}"
+        if came["state"] == state:
+            del came["state"]
+        state = came.get("state", state)
+        yield {"call": step["call"], "args": step["args"]} | came
+
+
+def replay_loop(name: str, steps: Sequence[Said]) -> None:
+    """Play a trace; raise AssertionError with the first difference."""
+    for number, (expected, got) in enumerate(zip(steps, play_loop(steps), strict=True)):
+        assert alike(got, expected), f"{name}, step {number}: expected {expected}, got {got}"

@@ -1,4 +1,4 @@
-"""The contract of every drafter."""
+"""The protocol of drafters, and the shape and prices of drafts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class DraftToken:
 
 @dataclass(frozen=True)
 class Prices:
-    """What the parts of a draft cost, each in tokens that the same time brings elsewhere.
+    """Costs of the parts of a draft, in tokens that the same time brings elsewhere.
 
-    A part pays where it is expected to bring more: tokens a second are largest when all parts that pay are taken
+    A part pays if it is expected to bring more: tokens per second are largest when all parts that pay are taken
     (Dinkelbach 1967, "On nonlinear fractional programming").
 
     Attributes:
-        step: of a step of the model, however many nodes it continues.
-        query: of each node that a step continues.
-        node: of each token sent.
-        follows: share of tokens that are right where those before them are.
+        step: cost of a step of the model, for any number of nodes.
+        query: cost of each node that a step continues.
+        node: cost of each token sent.
+        follows: share of tokens that are right if those before them are.
     """
 
     step: float = 0.0
@@ -46,7 +46,7 @@ class Prices:
 
     @property
     def token(self) -> float:
-        """Of one more token of a chain: a step, which continues one node, and sending it."""
+        """Cost of one more token of a chain: a step that continues one node, and sending it."""
         return self.step + self.query + self.node
 
 
@@ -56,16 +56,16 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class Budget:
-    """What a draft may be at most, and what its parts cost.
+    """Limits of a draft, and the costs of its parts.
 
     Attributes:
-        nodes: tokens sent.
-        levels: tokens of a path that the model drafts; what it knows without a step may follow.
-        width: nodes that each step continues.
+        nodes: maximal number of tokens sent.
+        levels: maximal number of tokens of a path that the model drafts; copies, which take no step, may follow.
+        width: maximal number of nodes that each step continues.
         branches: whether a token may have several successors; else the draft is a chain.
-        depth: tokens of a path.
-        tentative: tokens at the prefix's end that the target has not confirmed.
-        logprob: of these (nats).
+        depth: maximal number of tokens of a path.
+        tentative: number of tokens at the prefix's end that the target has not confirmed.
+        logprob: log-probability of these (nats).
     """
 
     nodes: int
@@ -79,19 +79,19 @@ class Budget:
 
     @classmethod
     def chain(cls, levels: int, nodes: int = 1024) -> Budget:
-        """``levels`` tokens one behind the other, and what follows them without a step, ``nodes`` at most."""
+        """Return the budget of a chain of ``levels`` tokens and copies after them, at most ``nodes`` in all."""
         return cls(nodes, levels)
 
     @classmethod
     def tree(cls, nodes: int = 62, levels: int = 8, width: int = 10) -> Budget:
-        """A tree; its size in EAGLE-2 (arXiv 2406.16858, section 5) where nothing is said."""
+        """Return the budget of a tree, by default of the size in EAGLE-2 (arXiv 2406.16858, section 5)."""
         return cls(nodes, levels, width, branches=True)
 
     def continued(self, logprobs: Sequence[float]) -> int:
-        """How many nodes of a level the next step should continue; 0 where the step does not pay.
+        """Return the number of nodes of a level that the next step should continue; 0 if the step does not pay.
 
         Args:
-            logprobs: of the paths to the nodes, best first (nats).
+            logprobs: log-probabilities of the paths to the nodes (nats), best first.
         """
         prices = self.prices
         cost = prices.query + prices.node
@@ -100,17 +100,20 @@ class Budget:
         return len(gaining) if sum(gaining) >= prices.step else 0
 
     def sends(self, logprob: float) -> bool:
-        """Whether a node is worth sending, by the log-probability of its path (nats)."""
+        """Return whether a node is worth sending, by the log-probability of its path (nats)."""
         return math.exp(self.logprob + logprob) >= self.prices.node
 
 
 class Drafter(Protocol):
-    """Proposes what follows a prefix. Keeps caches, but every call names its whole prefix, so there is
-    nothing to roll back: a drafter drops by itself what no longer matches."""
+    """Propose the tokens that follow a prefix.
+
+    Every call names its whole prefix, so nothing has to be rolled back: a drafter drops the cache entries that no
+    longer match.
+    """
 
     @property
     def rows(self) -> int:
-        """Memory rows held, for positions ``0..rows-1``."""
+        """Number of memory rows held, for positions ``0..rows-1``."""
 
     @property
     def needs_rows(self) -> bool:
@@ -118,29 +121,42 @@ class Drafter(Protocol):
 
     @property
     def stopping_rule(self) -> StoppingRule | None:
-        """When it stops writing offline; None if it need not stop."""
+        """Rule by which it stops writing offline; None if it need not stop."""
 
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """Store memory rows of committed tokens.
 
         Args:
             start: absolute position of the first row, at most :attr:`rows`; later rows held are replaced.
-            keys, values: ``[n, kv_heads, head_dim]`` each.
+            keys, values: float32 ``[n, kv_heads, head_dim]`` each.
 
         Raises:
-            ValueError: a gap between the rows held and ``start``, or another shape.
+            ValueError: if there is a gap before ``start``, or the shape differs.
         """
 
     def truncate_rows(self, length: int) -> None:
-        """Forget the rows of positions ``length`` and above."""
+        """Drop the rows from position ``length`` on."""
 
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """Draft tokens after ``prefix``, the conversation's tokens from position 0.
 
         If the target samples, a drafter may use ``sampling`` to guess with the target's own noise, see
-        :class:`~moa_runtime.drafters.gumbel.GumbelCoupling`; the committed token is the target's choice in any
-        case.
+        :class:`~moa_runtime.drafters.gumbel.GumbelCoupling`; the committed token is always the target's choice.
 
         The draft is as large as pays; its first level is always drafted if ``budget.levels`` allows any. A chain is a
         tree without branches. The draft is empty if there is nothing to propose, or if the context is full.
         """
+
+
+class RowlessDrafter:
+    """Base of drafters without a model: they use no memory rows and need not stop offline."""
+
+    rows = 0
+    needs_rows = False
+    stopping_rule: StoppingRule | None = None
+
+    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
+        """Ignore memory rows."""
+
+    def truncate_rows(self, length: int) -> None:
+        """Ignore memory rows."""

@@ -1,4 +1,4 @@
-"""What drafts with a bundle."""
+"""Backends, drafters and writers of a bundle."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from moa_runtime.options import DRAFTERS, DrafterName, OtherDrafterError
 def backend_for(
     bundle: Bundle, name: DrafterName | None = None, backend: str | None = None, *, threads: int = 2
 ) -> Backend | None:
-    """The graph that a drafter computes; None for one without.
+    """Load the graph that a drafter computes; return None for a drafter without one.
 
     Args:
         name: see :func:`drafter_for`.
         backend: see :func:`moa_runtime.backends.load.load_backend`.
 
     Raises:
-        OtherDrafterError: the bundle's graph is of another architecture.
+        OtherDrafterError: if the bundle's graph has another architecture.
         MoaError: see :func:`moa_runtime.backends.load.load_backend`.
     """
     if name is not None:
@@ -43,11 +43,11 @@ def drafter_for(
     ngrams: bool = True,
     datastore: Datastore | None = None,
 ) -> Drafter:
-    """A drafter for one conversation; ``backend``, see :func:`backend_for`, and ``datastore`` may be shared by several.
+    """Return a drafter for one conversation; several may share the ``backend`` (:func:`backend_for`) and ``datastore``.
 
     Args:
-        name: which one, see :data:`moa_runtime.options.DRAFTERS`; what computes the bundle's graph when omitted.
-        ngrams: mix what the graph expects with what the conversation and the datastore say already, see
+        name: one of :data:`moa_runtime.options.DRAFTERS`; by default the drafter of the bundle's graph.
+        ngrams: whether copies from conversation and datastore are mixed into the graph's candidates, see
             :class:`moa_runtime.drafters.ngram.NgramMixture`.
     """
     if name == "sssd":
@@ -64,9 +64,9 @@ def drafter_for(
 
 
 def writer_for(manifest: Manifest, backend: Backend) -> MoaDrafter:
-    """What writes one conversation without a verifier; ``backend``, a bundle's writer, may be shared by several.
+    """Return the offline writer of one conversation; several may share the ``backend``, a bundle's writer.
 
-    Its cache follows the conversation only when it is asked for text.
+    Its cache follows the conversation only when text is requested.
     """
     assert manifest.writer is not None
     most = min(manifest.max_context, int(manifest.writer.details["max_context"]))

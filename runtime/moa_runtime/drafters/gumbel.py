@@ -27,23 +27,22 @@ _PARITY = 0x1BD11BDA
 _ROTATIONS = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10), (18, 20))
 _ROUNDS = 20
 _SCALE = 2.0**-32
-#: What the noise of no token exceeds, and what none falls below: of the largest and the smallest word.
+#: Largest and smallest noise: of the largest and the smallest word.
 MOST = -math.log(-math.log(1 - _SCALE / 2))
 LEAST = -math.log(-math.log(_SCALE / 2))
 
-#: A number of 32 bits, or many: the same arithmetic.
+#: One number of 32 bits, or an array of them.
 Word = TypeVar("Word", int, Uint32)
 Words = tuple[Word, Word, Word, Word]
 
 
 def gumbel(seed: int, position: int, tokens: Sequence[int] | Int64) -> Float64:
-    """The noise of each of ``tokens`` at the absolute ``position``: ``[n]``, from :data:`LEAST` to :data:`MOST`.
+    """Return the noise of each token at the absolute ``position``: ``[n]``, from :data:`LEAST` to :data:`MOST`.
 
-    ``gumbel(1, 5, [0, 7])`` -> ``[0.29988, 0.73078]``. A thousand ids take 0.2 ms, a whole vocabulary
-    of 128,000 takes 3 ms.
+    ``gumbel(1, 5, [0, 7])`` -> ``[0.29988, 0.73078]``. A thousand ids take 0.2 ms, a vocabulary of 128,000 takes 3 ms.
 
     Args:
-        seed, position: of 64 bits; what is above is not looked at.
+        seed, position: 64 bits; higher ones are ignored.
         tokens: ids from 0 to 2**34 - 1.
     """
     ids = np.asarray(tokens, np.int64)
@@ -59,22 +58,22 @@ def gumbel(seed: int, position: int, tokens: Sequence[int] | Int64) -> Float64:
 
 
 def gumbel_of(seed: int, position: int, token: int) -> float:
-    """The noise of one token, quicker."""
+    """Return the noise of one token; faster than :func:`gumbel`."""
     word = _words(seed, position, token >> 2)[token & 3]
     return -math.log(-math.log((word + 0.5) * _SCALE))
 
 
 def _words(seed: int, position: int, block: Word) -> Words[Word]:
-    """The words of tokens ``4 * block`` to ``4 * block + 3``, for each block."""
+    """Return the words of tokens ``4 * block`` to ``4 * block + 3``, for each block."""
     none = block ^ block
     key = (seed & _MASK, seed >> 32 & _MASK, 0, 0)
     return threefry((block, none + (position & _MASK), none + (position >> 32 & _MASK), none), key)
 
 
 def threefry(counter: Words[Word], key: tuple[int, int, int, int]) -> Words[Word]:
-    """Threefry4x32 of 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+    """Compute Threefry4x32 of 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-    It passes all tests of TestU01's BigCrush and needs additions, rotations and exclusive ors of 32 bits alone.
+    It passes all tests of TestU01's BigCrush and needs only additions, rotations and exclusive ors of 32 bits.
     """
     keys = (*key, _PARITY ^ key[0] ^ key[1] ^ key[2] ^ key[3])
     a, b, c, d = (_sum(word, extra) for word, extra in zip(counter, key, strict=True))
@@ -82,7 +81,7 @@ def threefry(counter: Words[Word], key: tuple[int, int, int, int]) -> Words[Word
         for step in range(4):
             left, right = _ROTATIONS[(4 * number + step) % 8]
             a, c = _sum(a, b), _sum(c, d)
-            # What was second and fourth change places: the other two rounds of the paper's pair.
+            # The second and fourth word change places, as in the paper.
             b, d = _rotated(d, right) ^ c, _rotated(b, left) ^ a
         a = _sum(a, keys[(number + 1) % 5])
         b = _sum(b, keys[(number + 2) % 5])
@@ -131,8 +130,7 @@ class GumbelCoupling:
         self._heat = min(max(0.0, sampling.temperature), _HOTTEST) * min(max(0.0, sampling.top_p), 1.0)
 
     def ranked(self, alternatives: Sequence[list[DraftToken]], position: int) -> list[list[DraftToken]]:
-        """Rank the candidates for the absolute ``position`` after each of several paths, best first, with chances in
-        place of their probabilities."""
+        """Rank the candidates for ``position`` after each of several paths, best first, by their chances."""
         if not self._heat:
             return list(alternatives)
         noise = gumbel(self._seed, position, [each.token for candidates in alternatives for each in candidates])

@@ -29,18 +29,18 @@ _SURE = math.log(0.9)
 class MoaDrafter:
     """Drafts with the device half. Implements :class:`moa_runtime.drafters.base.Drafter`.
 
-    The cache remembers which tokens it holds. Entries of tokens without a row may depend on the rows there were (where
-    the device half ends with layers of the target they do), so those are computed again when rows come or go. Entries
-    of tokens with a row are computed again only where they are made of rows that came since, see
+    The cache knows its tokens. Entries of tokens without a row may depend on the rows (they do if the device half ends
+    with layers of the target), so they are computed again when rows change. Entries of tokens with a row are computed
+    again only if they are made of rows that changed, see
     :attr:`moa_runtime.backends.base.Backend.entries_from_rows`.
 
     Args:
         backend: the device half.
-        max_context: positions the target can hold. No token is drafted beyond, nor beyond what the backend holds.
-        stop_tokens: ids that end a turn. One is drafted only where it is more likely than not: a wrong guess
-            would end what the device writes offline, and costs no more than another token online.
-        mixture: what the backend's candidates are mixed with; None, and they are taken as they are.
-        stopping_rule: when it stops where it writes alone; None, and it does not.
+        max_context: context of the target, tokens; no token is drafted after it, nor after the backend's positions.
+        stop_tokens: ids that end a turn. One is drafted only if it is more likely than not, because a wrong one ends
+            the text that the device writes offline.
+        mixture: mixed into the backend's candidates, if any.
+        stopping_rule: rule by which it stops writing offline, if any.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class MoaDrafter:
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape)
         self._memory = GrowingRows(backend.row_shape)
-        self._rows_of_cache = 0  # how many the cache was computed with
-        self._rows_kept = 0  # how many of them, from the first on, are held as they were then
+        self._rows_of_cache = 0  # number of rows that the cache was computed with
+        self._rows_kept = 0  # number of these, from the first on, that have not changed since
 
     @property
     def rows(self) -> int:
-        """Memory rows held, for positions ``0..rows-1``."""
+        """Number of memory rows held, for positions ``0..rows-1``."""
         return self._memory.length
 
     @property
@@ -79,18 +79,19 @@ class MoaDrafter:
         self._rows_kept = min(self._rows_kept, start)
 
     def truncate_rows(self, length: int) -> None:
-        """Forget the memory rows of positions ``length`` and above."""
+        """Drop the memory rows from position ``length`` on."""
         self._memory.truncate(length)
         self._rows_kept = min(self._rows_kept, self.rows)
 
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
-        """A chain takes the likeliest token each time, a tree grows level by level. Copies, where a mixture knows some,
-        go on behind both without a step: of a chain while all of it is likely enough (``worth_copying``), of a tree
-        while they are among the likeliest nodes. See :meth:`moa_runtime.drafters.base.Drafter.propose`.
+        """Draft a chain of the likeliest tokens, or a tree level by level, and copies of the mixture after both.
+
+        Copies take no step. They continue a chain while it is ``worth_copying``, a tree while they are among its
+        likeliest nodes. See :meth:`moa_runtime.drafters.base.Drafter.propose`.
 
         Raises:
-            ValueError: an empty prefix.
-            MoaError: what the drafter computes is no number.
+            ValueError: if the prefix is empty.
+            MoaError: if the backend computes NaN.
         """
         if not prefix:
             raise ValueError("cannot draft from an empty prefix")
@@ -140,7 +141,7 @@ class MoaDrafter:
             paths, path_mask = tree.expand()
             if not paths:
                 break
-            # Their cache entries lie behind those of the prefix for as long as the tree grows.
+            # Their cache entries follow those of the prefix while the tree grows.
             new, earlier = path_mask.shape[0], path_mask.shape[1] - path_mask.shape[0]
             result = self._backend.step(
                 StepInputs(
@@ -162,8 +163,8 @@ class MoaDrafter:
         return tree.best()
 
     def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
-        """Feed what the cache lacks of ``prefix``; what follows its last token."""
-        # The last token is fed again even when cached: its query is what predicts the next one.
+        """Feed the tokens of ``prefix`` that the cache lacks; return the result for its last token."""
+        # The last token is fed again even if it is cached: its query predicts the next one.
         keep = min(common_length(self._cached, prefix), len(prefix) - 1)
         self._forget_from(keep)
         for start in range(keep, len(prefix), CATCH_UP_TOKENS):
@@ -171,9 +172,9 @@ class MoaDrafter:
         return result
 
     def _feed(self, tokens: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
-        """One step over tokens that follow the cached ones, with a query at the last; extends the cache."""
+        """Run a step over tokens that follow the cached ones, with a query at the last; extend the cache."""
         held = len(self._cached)
-        # In the target's own layers a row stands in the place of its token, so no row is of a later one.
+        # In the target's own layers a row replaces its token, so no row may be of a later token.
         keys, values = (part[: held + len(tokens)] for part in memory)
         result = self._backend.step(StepInputs.chain(tokens, self._cache.first(held), (keys, values)))
         self._cache.write(held, result.keys, result.values)
@@ -181,15 +182,14 @@ class MoaDrafter:
         return result
 
     def _memory_of(self, positions: int) -> tuple[Float32, Float32]:
-        # Rows beyond the prefix belong to tokens that a draft would be predicting.
+        # Rows after the prefix belong to tokens that the draft is to predict.
         held = min(self._memory.length, positions)
         kept = min(self._rows_kept, held)
         if not kept == held == self._rows_of_cache:
             self._forget_from(kept if self._backend.entries_from_rows else held)
             self._rows_of_cache = self._rows_kept = held
         if held == 0 and self._backend.needs_a_row:
-            # A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual. The target's
-            # own layers, where it would take attention from the tokens, know it by its zeros.
+            # A softmax needs one row. A row of zeros adds nothing to the residual, and the target's own layers mask it.
             zero = np.zeros((1, *self._backend.row_shape), np.float32)
             return zero, zero
         return self._memory.first(held)
@@ -199,7 +199,7 @@ class MoaDrafter:
         self._cache.truncate(length)
 
     def _surely_copied(self, text: Sequence[int]) -> DraftToken | None:
-        """A copy so likely that a step of the model is saved."""
+        """Return a copy that is likely enough to replace a step of the model, if any."""
         copy = self._mixture.copy(text, self._coupling) if self._mixture is not None else None
         return copy if copy is not None and copy.logprob > _SURE else None
 
@@ -211,12 +211,12 @@ class MoaDrafter:
     def _candidates(
         self, result: StepResult, text: list[int], paths: Sequence[Sequence[int]]
     ) -> list[list[DraftToken]]:
-        """The candidates of each query, best first, which follow ``text`` and one of the paths behind it, all of the
-        same length."""
-        if np.isnan(result.top_logprobs).any():  # sorted and compared, they would fail far from here
+        """Return the candidates of each query, best first, after ``text`` and its path; all paths have one length."""
+        if np.isnan(result.top_logprobs).any():  # sorting them would fail far from here
             raise MoaError(
-                "the drafter computes no numbers, so its weights or its graph are broken: moa-export verify BUNDLE "
-                "tells; export it again from another checkpoint, or draft with --drafter sssd"
+                "the drafter computes no numbers, so its weights or its graph are broken: check it with moa-export "
+                "verify BUNDLE; export it again from another checkpoint, or draft with --drafter sssd",
+                code="not_finite",
             )
         ranked = [
             [DraftToken(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
@@ -247,10 +247,10 @@ class GrowingRows:
         self._values = np.zeros((_FIRST_CAPACITY, *kv_shape), np.float32)
 
     def write(self, start: int, keys: Float32, values: Float32) -> None:
-        """Put rows at ``start``; what was held from there on is replaced.
+        """Write rows from position ``start`` on; those held from there on are dropped.
 
         Raises:
-            ValueError: a gap before ``start``, or another shape than ``[n, kv_heads, head_dim]``.
+            ValueError: if there is a gap before ``start``, or the shape is not ``[n, kv_heads, head_dim]``.
         """
         expected = (len(keys), *self._keys.shape[1:])
         if keys.shape != expected or values.shape != expected:
@@ -267,11 +267,11 @@ class GrowingRows:
         self.length = stop
 
     def truncate(self, length: int) -> None:
-        """Forget positions ``length`` and above."""
+        """Drop the rows from position ``length`` on."""
         self.length = max(0, min(self.length, length))
 
     def first(self, count: int) -> tuple[Float32, Float32]:
-        """Views of the first ``count`` keys and values, ``[count, kv_heads, head_dim]`` each."""
+        """Return views of the first ``count`` keys and values, ``[count, kv_heads, head_dim]`` each."""
         return self._keys[:count], self._values[:count]
 
 

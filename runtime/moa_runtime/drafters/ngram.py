@@ -1,4 +1,4 @@
-"""An index of n-grams, without training: a text goes on as it went on before (as in SSSD, arXiv 2411.05894)."""
+"""N-grams of the conversation, without training: a text continues as it did before (as in SSSD, arXiv 2411.05894)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from moa_runtime.datastore import Datastore
-from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, RowlessDrafter
 from moa_runtime.drafters.gumbel import NO_COUPLING, GumbelCoupling
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.tokens import common_length
 
-#: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation
+#: The index's share of a candidate's probability, by the least length of the matching suffix in tokens. By expectation
 #: maximisation on answers of the default target; they hardly depend on the depth of a draft.
 WEIGHTS = {1: 0.13, 2: 0.34, 3: 0.46, 4: 0.55, 5: 0.63, 8: 0.77, 16: 0.91}
-#: A datastore's share of what drafter and conversation say together, likewise, where its suffix is the longer one.
-#: A drafter knows what its target often says, so a suffix says little until it is long.
+#: The same for a datastore beside drafter and conversation, if its suffix is the longest one. A drafter knows what its
+#: target often says, so a suffix says little until it is long.
 DATASTORE_WEIGHTS = {4: 0.07, 6: 0.11, 8: 0.15, 10: 0.22, 12: 0.43, 16: 0.85}
-_DATASTORE_WEIGHTS = sorted(DATASTORE_WEIGHTS.items(), reverse=True)
-_LEAST_IN_DATASTORE = min(DATASTORE_WEIGHTS)
 _DATASTORE_OCCURRENCES = 32
 _NOTHING: tuple[float, Mapping[int, float]] = (0.0, {})
 #: Probability from which a token is worth verifying that took no step: a longer draft costs a target little.
 WORTH_COPYING = 0.1
 _WORTH_COPYING_NATS = math.log(WORTH_COPYING)
+#: Tokens after the last one that the target confirmed that may be copied. Text that is written farther on, during an
+#: outage, is the drafter's alone: a text that copies from itself ends in a loop.
+REACH = 16
 
 
 def worth_copying(budget: Budget, logprob: float) -> bool:
-    """Whether a token that takes no step is worth sending in a chain, by the log-probability of its path (nats)."""
+    """Return whether a token that takes no step is worth sending in a chain, by its path's log-probability (nats)."""
     return budget.logprob + logprob >= _WORTH_COPYING_NATS and budget.sends(logprob)
 
 
@@ -40,42 +41,25 @@ class NgramMixture:
 
     With ``w`` the weight for the length of the matching suffix, a candidate's probability becomes ``(1 - w) * drafter
     + w * index``. A token need not be in the draft vocabulary to be copied. A datastore is mixed into that likewise,
-    where its suffix is longer than the conversation's.
+    if its suffix is longer than the conversation's.
 
     Args:
         stop_tokens: ids that end a turn; they are not copied.
-        datastore: earlier texts; None, and the conversation is all there is.
-        weights: the index's, by the least length of the suffixes they are for; see :data:`WEIGHTS`.
-        reach: tokens behind the last one that the target confirmed that are mixed. What is written farther on, when
-            the network is away, is the drafter's alone: a text that copies from itself ends in a loop.
-
-    Raises:
-        ValueError: a weight that is not above 0 and below 1, or none for suffixes of one token.
+        datastore: earlier texts, if any.
     """
 
-    def __init__(
-        self,
-        stop_tokens: Collection[int] = (),
-        *,
-        datastore: Datastore | None = None,
-        weights: Mapping[int, float] = WEIGHTS,
-        reach: int = 16,
-    ) -> None:
-        if 1 not in weights or not all(0 < weight < 1 for weight in weights.values()):
-            raise ValueError(f"expected weights above 0 and below 1, the first for a length of 1, got {weights}")
+    def __init__(self, stop_tokens: Collection[int] = (), *, datastore: Datastore | None = None) -> None:
         self._index, self._datastore = NgramIndex(stop_tokens), datastore
         self._stop_tokens = frozenset(stop_tokens)
-        self._weights, self._reach = sorted(weights.items(), reverse=True), reach
         self._confirmed = 0
 
     def confirm(self, text: Sequence[int]) -> None:
-        """Take ``text``, which the target confirmed, as what is copied from."""
+        """Copy from ``text`` from now on, which the target confirmed."""
         self._index.update(text)
         self._confirmed = len(text)
 
     def mix(self, candidates: list[DraftToken], path: Sequence[int]) -> list[DraftToken]:
-        """What may follow ``path``, the whole text up to there, best first; more than ``candidates`` where the index
-        has others."""
+        """Return the tokens that may follow ``path``, the whole text so far, best first: ``candidates`` and copies."""
         weight, followers = self._known(path) if self._reaches(path) else _NOTHING
         if not followers:
             return candidates
@@ -87,18 +71,18 @@ class NgramMixture:
         return [DraftToken(token, math.log(probability)) for token, probability in ranked if probability > 0]
 
     def copy(self, path: Sequence[int], coupling: GumbelCoupling = NO_COUPLING) -> DraftToken | None:
-        """What the index alone expects after ``path``, within the reach; None where it knows nothing. It costs no step
-        of the drafter, whose part in the probability is 0."""
+        """Return the copy that may follow ``path`` within :data:`REACH`, if any. It takes no step of the drafter, whose
+        part in the probability is 0."""
         return self._copy(path, len(path), coupling) if self._reaches(path) else None
 
     def copies(
         self, path: Sequence[int], coupling: GumbelCoupling = NO_COUPLING, before: int = 0
     ) -> Iterator[DraftToken]:
-        """The same, one token after the other until none is known, and beyond the reach: take what is worth verifying,
-        there may be no end.
+        """Yield copies one after the other, also beyond :data:`REACH`, until none is known, which may be never.
 
         Args:
-            before: tokens of the text before ``path``, of which the last few are enough.
+            path: the text, or its last few tokens.
+            before: number of tokens of the text before ``path``.
         """
         position = before + len(path)
         text = list(path[-LONGEST_SUFFIX:])
@@ -115,11 +99,10 @@ class NgramMixture:
         return coupling.best(followers, position)
 
     def _known(self, path: Sequence[int]) -> tuple[float, Mapping[int, float]]:
-        """The tokens that followed the end of ``path`` before, and what that weighs; none where it is new."""
+        """Return the tokens that followed the end of ``path`` before, and their weight."""
         match = self._index.match(path)
-        weight, shares = _NOTHING if match is None else (_weight(self._weights, match.length), match.probabilities)
-        shorter = 0 if match is None else match.length
-        outer, others = self._known_elsewhere(path, max(shorter + 1, _LEAST_IN_DATASTORE))
+        weight, shares = _NOTHING if match is None else (_weight(WEIGHTS, match.length), match.probabilities)
+        outer, others = self._known_elsewhere(path, 1 if match is None else match.length + 1)
         if not others:
             return weight, shares
         both = {token: outer * share for token, share in others.items()}
@@ -129,37 +112,38 @@ class NgramMixture:
         return total, {token: part / total for token, part in both.items()}
 
     def _known_elsewhere(self, path: Sequence[int], least: int) -> tuple[float, Mapping[int, float]]:
-        """The same of the datastore, by suffixes of at least ``least`` tokens."""
+        """Return the same of the datastore, by suffixes of at least ``least`` tokens."""
+        least = max(least, min(DATASTORE_WEIGHTS))
         if self._datastore is None or not (length := self._datastore.longest(path[-LONGEST_SUFFIX:], least)):
             return _NOTHING
         found = self._datastore.followers(path[-length:], most=_DATASTORE_OCCURRENCES)
         followers = {token: share for token, share in found.items() if token not in self._stop_tokens}
-        return _weight(_DATASTORE_WEIGHTS, length), followers
+        return _weight(DATASTORE_WEIGHTS, length), followers
 
     def _reaches(self, path: Sequence[int]) -> bool:
-        return len(path) < self._confirmed + self._reach
+        return len(path) < self._confirmed + REACH
 
 
-def _weight(weights: Sequence[tuple[int, float]], length: int) -> float:
-    """Of a suffix, by weights for at least so many tokens, the most first."""
-    return next(weight for least, weight in weights if length >= least)
+def _weight(weights: Mapping[int, float], length: int) -> float:
+    """Return the weight of a suffix of ``length`` tokens; ``weights`` are by their least lengths."""
+    return weights[max(least for least in weights if least <= length)]
 
 
-#: A suffix that occurred before counts as at most so many tokens long.
+#: Tokens of the longest suffix that is compared.
 LONGEST_SUFFIX = 16
-_TABLED = 5  # runs of up to so many tokens are looked up, what precedes them is compared
+_TABLED = 5  # runs of up to this many tokens are looked up, the tokens before them are compared
 _OCCURRENCES = 8
 _DECAY = 0.7
 
 
 @dataclass(frozen=True)
 class Match:
-    """What followed the longest suffix that occurred before.
+    """The tokens that followed the longest suffix that occurred before.
 
     Attributes:
         length: of the suffix, 1 to :data:`LONGEST_SUFFIX` tokens.
-        probabilities: of the tokens that followed, the latest first, adding up to 1. Of the last eight occurrences
-            each counts 0.7 times the one after it.
+        probabilities: of the tokens that followed, the latest first; their sum is 1. Each of the last eight occurrences
+            counts 0.7 times the next one.
     """
 
     length: int
@@ -167,14 +151,14 @@ class Match:
 
 
 class NgramIndex:
-    """What followed every run of tokens of one text.
+    """The tokens that followed each run of tokens of one text.
 
     Example: after ``index.update([1, 2, 3, 1, 2, 4])``, ``index.match([9, 1, 2])`` has length 2 and the probabilities
     ``{4: 0.59, 3: 0.41}``.
 
     Args:
-        stop_tokens: ids that end a turn. They never count as what followed: that a turn of the user ended says nothing
-            about the answer.
+        stop_tokens: ids that end a turn. They do not count as followers: the end of a user's turn says nothing about
+            the answer.
     """
 
     def __init__(self, stop_tokens: Collection[int] = ()) -> None:
@@ -183,7 +167,7 @@ class NgramIndex:
         self._places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # of what followed, oldest first
 
     def update(self, text: Sequence[int]) -> None:
-        """Hold ``text`` instead of what was held; costs what the end differs by."""
+        """Replace the indexed text; takes time for the tokens after the common prefix alone."""
         keep = common_length(self._text, text)
         while len(self._text) > keep:
             token = self._text.pop()
@@ -195,7 +179,7 @@ class NgramIndex:
             self._text.append(token)
 
     def match(self, tokens: Sequence[int]) -> Match | None:
-        """The longest suffix of ``tokens`` that occurs in the text with a token after it, None without one."""
+        """Return the longest suffix of ``tokens`` that occurs in the text with a token after it, if any."""
         for length in range(min(_TABLED, len(tokens)), 0, -1):
             places = self._places.get(tuple(tokens[-length:]))
             if places:
@@ -206,21 +190,21 @@ class NgramIndex:
         return None
 
     def continuations(self, run: Sequence[int], *, most: int, length: int) -> list[list[int]]:
-        """What followed a run of at most five tokens, up to ``length`` tokens each and to the end of a turn: that of
-        the latest occurrences, ``most`` of them."""
+        """Return the tokens after the ``most`` latest occurrences of a run of at most five tokens, each time up to
+        ``length`` tokens or the end of a turn."""
         found = (self._text[place : place + length] for place in self._places.get(tuple(run), [])[-most:])
         return [list(takewhile(lambda token: token not in self._stop_tokens, one)) for one in found]
 
     def _length(self, tokens: Sequence[int], place: int, length: int) -> int:
-        """How many tokens before ``place`` are the last of ``tokens``, at most :data:`LONGEST_SUFFIX`; at least
-        ``length`` are, and no more if fewer than were looked up."""
+        """Return how many tokens before ``place`` are the last of ``tokens``, at most :data:`LONGEST_SUFFIX`; the last
+        ``length`` are known to be."""
         most = min(LONGEST_SUFFIX, len(tokens), place) if length == _TABLED else length
         while length < most and self._text[place - 1 - length] == tokens[-1 - length]:
             length += 1
         return length
 
     def _runs(self, token: int) -> list[tuple[int, ...]]:
-        """The runs at the end of the text that ``token`` counts as following."""
+        """Return the runs at the end of the text that ``token`` counts as following."""
         if token in self._stop_tokens:
             return []
         return [tuple(self._text[-length:]) for length in range(1, min(_TABLED, len(self._text)) + 1)]
@@ -234,34 +218,22 @@ def _probabilities(followers: Sequence[int]) -> dict[int, float]:
     return {token: weight / total for token, weight in weights.items()}
 
 
-class NgramDrafter:
-    """A drafter without a model: all that it knows takes no step. Implements
-    :class:`moa_runtime.drafters.base.Drafter`.
-
-    It knows the conversation and what it wrote itself, nothing else, so during an outage it goes stale. Memory rows are
-    of no use to it.
+class NgramDrafter(RowlessDrafter):
+    """A drafter without a model that copies from the conversation and its own text, so its drafts take no step.
 
     Args:
         stop_tokens: ids that end a turn; they are not copied.
     """
 
-    rows = 0
-    needs_rows = False
-    stopping_rule = None
-
     def __init__(self, stop_tokens: Collection[int] = ()) -> None:
         self._mixture = NgramMixture(stop_tokens)
 
-    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
-        """Memory rows are not used."""
-
-    def truncate_rows(self, length: int) -> None:
-        """Memory rows are not used."""
-
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
-        """A chain of what followed before, which ends where the last token never occurred before. It is as long as the
-        levels, where that pays, and longer, also without levels, while all of it is likely enough: see
-        :func:`moa_runtime.drafters.ngram.worth_copying`. See :meth:`moa_runtime.drafters.base.Drafter.propose`."""
+        """Draft a chain of copies, which ends after a token that never occurred before.
+
+        It is as long as the levels if that pays, and longer, also without levels, while it is :func:`worth_copying`.
+        See :meth:`moa_runtime.drafters.base.Drafter.propose`.
+        """
         text, logprobs, logprob, coupling = list(prefix), list[float](), 0.0, GumbelCoupling(sampling)
         while len(logprobs) < min(budget.nodes, budget.depth):
             self._mixture.confirm(text)

@@ -1,7 +1,7 @@
-"""Drafting without a model, by what followed the same words before: SSSD (arXiv 2411.05894).
+"""Drafts without a model, from the tokens that followed the same words before: SSSD (arXiv 2411.05894).
 
-The conversation, prompt and own output alike, and a datastore of earlier texts are asked how the text went on. Their
-continuations are counted, and merged into one tree by the paper's scores. The numbers are those of the paper's authors
+Continuations of the text in the conversation (prompt and own output) and in a datastore of earlier texts are counted,
+and merged into one tree by the paper's scores. The numbers are those of the paper's authors
 (github.com/huawei-csl/sssd_speculator), who found them by a grid search over several models and tasks.
 """
 
@@ -11,78 +11,68 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import count, takewhile
+from typing import NamedTuple
 
 from moa_runtime.datastore import Datastore
-from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, RowlessDrafter
 from moa_runtime.drafters.gumbel import GumbelCoupling
-from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex, worth_copying
+from moa_runtime.drafters.ngram import LONGEST_SUFFIX, REACH, NgramIndex, worth_copying
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
 #: Suffixes of the conversation that are looked up in it, and the occurrences of each that count, the latest.
 _LONGEST_IN_CONVERSATION = 3
-#: What the conversation says is that much too sure of itself: the share of its first token, and of each that follows,
-#: plus so much for each token that the suffix has.
+#: Discounts of the conversation's shares: of the first token, and of each later one, plus a part for each token of the
+#: suffix.
 _FIRST_SHARE, _LATER_SHARE, _SHARE_OF_A_TOKEN = 0.6, 0.6, 0.1
 #: Continuations at most of one suffix; and how many are enough, so that no shorter suffix is looked up.
 _MOST_OF_A_SUFFIX, _ENOUGH = 100, 50
 _LONGEST_BRANCH = 32
-#: Tokens behind the last one that the target confirmed: farther on, a text that copies itself ends in a loop.
-_REACH = 16
 
 
-class SssdDrafter:
-    """A drafter without a model, whose trees cost no step. Implements :class:`moa_runtime.drafters.base.Drafter`.
+class SssdDrafter(RowlessDrafter):
+    """A drafter without a model, whose trees take no step.
 
-    A node's score is the product of shares along its path: how many of the occurrences that had come so far went on
-    with its token, times, in the conversation, a discount for being too sure. Where several sources know a node it has
-    the best of their scores. The likeliest nodes make the tree (section 3). How many there are is the budget's matter:
-    the paper's rule (section 4) gives all conversations of a verifier's pass together as many tokens as its hardware
-    computes in the time in which it reads the weights; a budget's prices, which are made from the times that verdicts
-    tell and grow with the conversations that share the target, stop where a token takes more than it brings.
+    A node's score is the product of shares along its path: the share of the occurrences so far that continued with its
+    token, in the conversation times a discount. If several sources know a node, it has the best of their scores. The
+    likeliest nodes make the tree (section 3). The budget decides their number: the paper's rule (section 4) gives all
+    conversations of a verifier's pass together the tokens that its hardware computes while it reads the weights; here
+    the prices, learned from the times in verdicts and growing with the number of conversations that share the target,
+    end the tree when a token takes more than it brings.
 
     Args:
         stop_tokens: ids that end a turn; they are not copied.
-        datastore: earlier texts; None, and the conversation is all there is.
+        datastore: earlier texts, if any.
     """
-
-    rows = 0
-    needs_rows = False
-    stopping_rule = None
 
     def __init__(self, stop_tokens: Collection[int] = (), datastore: Datastore | None = None) -> None:
         self._stop_tokens, self._datastore = frozenset(stop_tokens), datastore
         self._index = NgramIndex(stop_tokens)
 
-    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
-        """Memory rows are not used."""
-
-    def truncate_rows(self, length: int) -> None:
-        """Memory rows are not used."""
-
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
-        """The likeliest nodes that are worth sending, whatever ``budget.levels`` are: none costs a step. Without
-        ``branches`` it is a chain, which goes beyond the levels while all of it is likely enough
-        (:func:`moa_runtime.drafters.ngram.worth_copying`). See :meth:`moa_runtime.drafters.base.Drafter.propose`."""
-        if budget.tentative >= _REACH:
+        """Draft the likeliest nodes that are worth sending, whatever ``budget.levels`` are: none takes a step.
+
+        Without ``branches`` it is a chain, which goes beyond the levels while it is :func:`worth_copying`. See
+        :meth:`moa_runtime.drafters.base.Drafter.propose`.
+        """
+        if budget.tentative >= REACH:
             return DraftTree()
         self._index.update(prefix[: len(prefix) - budget.tentative])
         tree = _MergedTree(budget, GumbelCoupling(sampling), len(prefix))
         for share, later_share, continuations in self._sources(prefix[-LONGEST_SUFFIX:]):
-            tree.add_source(share, later_share, continuations)
+            tree.offer(continuations, share, later_share)
         return tree.grown()
 
     def _sources(self, tail: Sequence[int]) -> Iterator[tuple[float, float, list[list[int]]]]:
-        """Continuations of the text that ends with ``tail``, and the shares of their first and later tokens."""
+        """Yield continuations of the text that ends with ``tail``, after the shares of their first and later tokens."""
         for length in range(1, min(_LONGEST_IN_CONVERSATION, len(tail)) + 1):
             found = self._index.continuations(tail[-length:], most=_MOST_OF_A_SUFFIX, length=_LONGEST_BRANCH)
             yield _FIRST_SHARE, _LATER_SHARE + _SHARE_OF_A_TOKEN * length, found
         yield 1.0, 1.0, self._from_datastore(tail)
 
     def _from_datastore(self, tail: Sequence[int]) -> list[list[int]]:
-        """Continuations of the longest suffixes that occur: what follows long ones counts again with each shorter."""
+        """Return continuations of the longest suffixes that occur; those of long ones count again with each shorter."""
         found: list[list[int]] = []
         if self._datastore is None:
             return found
@@ -95,23 +85,22 @@ class SssdDrafter:
         return found
 
 
-@dataclass(order=True)
-class _Candidate:
-    """What a source says may follow a node of the tree.
+class _Candidate(NamedTuple):
+    """A token that may follow a node of the tree, by one source.
 
     Attributes:
         cost: minus the log-probability of its path (nats).
-        age: which of equals was found first.
-        continuations: of its source, those that go on from here; the token is their ``depth``-th.
+        age: order in which candidates were found; of equals the first wins.
+        continuations: those of its source that continue from here; the token is their ``depth``-th.
     """
 
     cost: float
     age: int
-    parent: int = field(compare=False)
-    token: int = field(compare=False)
-    depth: int = field(compare=False)
-    later_share: float = field(compare=False)
-    continuations: list[list[int]] = field(compare=False)
+    parent: int
+    token: int
+    depth: int
+    later_share: float
+    continuations: list[list[int]]
 
 
 class _MergedTree:
@@ -130,12 +119,8 @@ class _MergedTree:
         self._scores: list[float] = []
         self._children: defaultdict[int, dict[int, int]] = defaultdict(dict)  # of each node, by token
 
-    def add_source(self, share: float, later_share: float, continuations: list[list[int]]) -> None:
-        """What a source says, and the shares that its first and its later tokens have."""
-        self._offer(continuations, share, later_share, 0, 0, 0.0)
-
     def grown(self) -> DraftTree:
-        """The tree, as large as the budget allows and as it pays."""
+        """Return the tree, as large as the budget allows and as it pays."""
         while self._waiting and len(self._tokens) < self._budget.nodes:
             candidate = heapq.heappop(self._waiting)
             siblings = self._children[candidate.parent]
@@ -151,13 +136,24 @@ class _MergedTree:
             going_on = [one for one in candidate.continuations if len(one) > candidate.depth]
             node, later, cost = siblings[candidate.token], candidate.later_share, candidate.cost
             share = later * len(going_on) / len(candidate.continuations)
-            self._offer(going_on, share, later, node, candidate.depth, cost)
+            self.offer(going_on, share, later, node, candidate.depth, cost)
         return DraftTree(tuple(self._tokens), tuple(self._parents), tuple(self._scores))
 
-    def _offer(
-        self, continuations: list[list[int]], share: float, later_share: float, node: int, depth: int, cost: float
+    def offer(
+        self,
+        continuations: list[list[int]],
+        share: float,
+        later_share: float,
+        node: int = 0,
+        depth: int = 0,
+        cost: float = 0,
     ) -> None:
-        """Let what follows ``node``, which is ``depth`` tokens deep, wait for its turn."""
+        """Make the next tokens of a source's continuations candidates.
+
+        Args:
+            share, later_share: shares of the next token and of each later one.
+            node, depth, cost: the node that they follow, its depth, and minus the log-probability of its path (nats).
+        """
         if not continuations or depth >= self._budget.depth:
             return
         followers: defaultdict[int, list[list[int]]] = defaultdict(list)
@@ -166,16 +162,9 @@ class _MergedTree:
         shares = {token: share * len(some) / len(continuations) for token, some in followers.items()}
         candidates = [DraftToken(token, math.log(part)) for token, part in shares.items()]
         for chosen in self._coupling.ranked([candidates], self._length + depth)[0]:
-            waiting = _Candidate(
-                cost - chosen.logprob,
-                next(self._ages),
-                node,
-                chosen.token,
-                depth + 1,
-                later_share,
-                followers[chosen.token],
-            )
-            heapq.heappush(self._waiting, waiting)
+            rest = depth + 1, later_share, followers[chosen.token]
+            candidate = _Candidate(cost - chosen.logprob, next(self._ages), node, chosen.token, *rest)
+            heapq.heappush(self._waiting, candidate)
 
     def _pays(self, candidate: _Candidate) -> bool:
         budget, logprob = self._budget, -candidate.cost

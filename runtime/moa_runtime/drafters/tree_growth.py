@@ -2,7 +2,7 @@
 
 A tree grows level by level: the likeliest nodes of a level are continued, each by its likeliest tokens. In the end the
 likeliest nodes of all are kept. A node's score is the log-probability of the whole path to it, which falls along every
-path, so what is kept is a tree too. Below the last level paths may go on by what is known without the drafter.
+path, so the kept nodes are a tree too. After the last level, paths may continue with copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GrowingTree:
     """A tree while it grows. Nodes are numbered from 0 in the order in which they were added.
 
     Args:
-        budget: how large it may become, and what that costs.
+        budget: limits and prices.
         stop_tokens: ids that end a turn; they are not continued.
     """
 
@@ -37,7 +37,7 @@ class GrowingTree:
         self._steps: list[int] = []
 
     def add_level(self, continuations: Sequence[Sequence[DraftToken]]) -> None:
-        """Add a level: what may follow each of :meth:`expand`'s nodes, or the prefix if nothing was added yet."""
+        """Add a level: candidates after each of :meth:`expand`'s nodes, or after the prefix for the first level."""
         parents = self._expanded[len(self._expanded) - len(continuations) :] if self._tokens else [-1]
         first = len(self._tokens)
         self._steps.append(len(parents))
@@ -48,12 +48,11 @@ class GrowingTree:
         self.depth += 1
 
     def expand(self) -> tuple[list[list[int]], NDArray[np.bool_]]:
-        """Choose the nodes of the newest level that are to be continued.
+        """Choose the nodes of the newest level to continue.
 
         Returns:
-            their paths ``[n][depth]``, tokens from the tree's first level to the node itself, empty where no step
-            pays, and a mask ``[n, e + n]``: which of the ``e`` nodes expanded earlier, and of these, stand on the path
-            to each, itself included.
+            their paths ``[n][depth]``, tokens from the tree's first level to the node itself (empty if no step pays),
+            and a mask ``[n, e + n]``: for each, the nodes on its path among the ``e`` expanded earlier and these ``n``.
         """
         likeliest = self._likeliest()
         chosen = likeliest[: self._budget.continued([self._scores[node] for node in likeliest])]
@@ -67,11 +66,11 @@ class GrowingTree:
         return [[self._tokens[node] for node in path] for path in paths], mask
 
     def lengthen(self, known: Callable[[list[int]], Iterable[DraftToken]], room: int) -> None:
-        """Let the newest level's likeliest nodes go on by a chain each, as far as it can be among those kept.
+        """Continue the newest level's likeliest nodes by a chain each, while its nodes can be among those kept.
 
         Args:
-            known: what follows a path, without end if need be.
-            room: tokens of a chain at most.
+            known: returns the tokens after a path, perhaps without end.
+            room: maximal number of tokens of a chain.
         """
         kept = sorted(self._scores, reverse=True)[: self._budget.nodes]
         least = kept[-1] if len(kept) == self._budget.nodes else -math.inf
@@ -84,7 +83,7 @@ class GrowingTree:
                 node = self._add(follower, node)
 
     def _likeliest(self) -> list[int]:
-        """The nodes of the newest level that are to go on, best first."""
+        """Return the nodes of the newest level to continue, best first."""
         going_on = (node for node in self._level if self._tokens[node] not in self._stop_tokens)
         return sorted(going_on, key=lambda node: -self._scores[node])[: self._budget.width]
 
@@ -95,7 +94,7 @@ class GrowingTree:
         return len(self._tokens) - 1
 
     def _path(self, node: int) -> list[int]:
-        """The nodes from the first level to ``node``."""
+        """Return the nodes from the first level to ``node``."""
         path: list[int] = []
         while node >= 0:
             path.append(node)
@@ -103,7 +102,7 @@ class GrowingTree:
         return path[::-1]
 
     def best(self) -> DraftTree:
-        """The likeliest nodes, as many as may be sent and are worth it; the likeliest of all in any case."""
+        """Return the tree of the likeliest nodes that are worth sending, at least of the likeliest one."""
         ranked = sorted(range(len(self._tokens)), key=lambda node: -self._scores[node])[: self._budget.nodes]
         worth = [node for node in ranked if self._budget.sends(self._scores[node])]
         kept = sorted(worth or ranked[:1])  # a parent was added before its children

@@ -1,4 +1,4 @@
-"""A controller with an online cost model: it gives each draft the shape that makes tokens a second largest."""
+"""A controller with an online cost model: it chooses the shapes that maximise tokens per second."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import copy
 from moa_runtime.drafters.base import Budget, Prices
 from moa_runtime.drafting.events import Pushed, RoundEnded
 
-_DECAY = 0.95  # of the averages, a round
+_DECAY = 0.95  # of the averages, per round
 _SLOW_DECAY = 0.99  # of the fitted times, which vary by more than a token costs
-#: The first guess: a pass over one token takes as long as 15 further tokens do. Measured with a Llama of 135 million
+#: First guess: a pass over one token takes as long as 15 further tokens. Measured with a Llama of 135 million
 #: parameters on a CPU; little is lost if more tokens cost less.
 _TOKENS_OF_A_PASS = 15.0
-_MOST_OF_A_GUESS = 3.0  # times that guess: the most that a prompt may make a drafted token seem to cost
+_MOST_OF_A_GUESS = 3.0  # largest multiple of that guess that a prompt may suggest as the cost of a drafted token
 _FIRST_STEP_S = 0.005
 _GUESS_WEIGHT = 0.1  # of the first guess, beside points of weight 1
 _MOST_AHEAD = 8
-#: A round counts as at most this many times the expected one. A stall says nothing of the rounds to come, and a lasting
+#: A round counts as at most this multiple of the expected one: a stall does not predict later rounds, and a lasting
 #: change soon becomes the expectation.
 _STALL = 10.0
-_LEAST_S = 0.001  # shortest expectation: with 0 s nothing that takes longer could ever count
-#: Share of the time that may be spent on trying a model whose steps do not pay.
+_LEAST_S = 0.001  # shortest expectation, because multiples of 0 s are 0 s
+#: Share of the time for trying a model whose steps do not pay.
 _TRIES = 0.02
 
 
 class CostModel:
-    """Take each part of a draft that brings more tokens a second than the rounds so far.
+    """Take each part of a draft that brings more tokens per second than the rounds so far.
 
-    With ``rate`` the tokens a second of the rounds so far, a part that takes ``t`` seconds costs ``rate * t`` tokens.
-    It pays if it is expected to bring more: this rule makes tokens a second largest once ``rate`` is what it brings
+    With ``rate`` the tokens per second of the rounds so far, a part that takes ``t`` seconds costs ``rate * t`` tokens.
+    It pays if it is expected to bring more: this rule maximises tokens per second after ``rate`` has converged
     (Dinkelbach 1967, "On nonlinear fractional programming"). The parts are the steps of the device's model, the nodes
-    that each step continues, and the tokens of the target's pass. The first two are learned from the time that drafts
-    took, the last from the target's times in verdicts. So a slow link makes drafts larger, a slow device makes them
-    flatter, and a target that feels every token makes them narrower.
+    that each step continues, and the tokens of the target's pass. The costs of the first two are learned from the times
+    of drafts, those of the last from the target's times in verdicts. So a slow link makes drafts larger, a slow device
+    makes them flatter, and a slow target makes them narrower.
 
-    If the model's steps do not pay, only copies are sent, and a step is tried now and then in case that has changed.
-    The target's time is shared: what a draft takes of it costs the tokens that all its sessions would have got.
+    If the model's steps do not pay, only copies are sent, and a step is tried now and then. The target's time is
+    shared: its cost is the tokens that all its sessions would have got in that time.
 
     Args:
-        nodes, levels, width: of a draft, at most.
-        shared_steps: the model runs on the target's machine, so its steps cost all sessions that share it, too.
+        nodes, levels, width: largest draft.
+        shared_steps: whether the model runs on the target's machine, so that its steps cost all sessions there too.
     """
 
     def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10, *, shared_steps: bool = False) -> None:
@@ -58,7 +58,7 @@ class CostModel:
 
     @property
     def prices(self) -> Prices:
-        """Present cost of the parts of a draft, in tokens."""
+        """Present costs of the parts of a draft, in tokens."""
         own = self._tokens / self._seconds if self._seconds else 0.0
         shared = self._sharing * own
         step, rate = self._step, shared if self._shared_steps else own
@@ -81,7 +81,7 @@ class CostModel:
     def observe(self, outcome: RoundEnded | Pushed) -> None:
         self._sharing = outcome.sharing
         if isinstance(outcome, Pushed):
-            if outcome.compute_s:  # with 0 s, verdicts have arrived together and say nothing
+            if outcome.compute_s:  # 0 s if verdicts have arrived together
                 self._passed(outcome.drafted, outcome.compute_s)
             return
         target_s = min(outcome.compute_s or outcome.waited_s, outcome.waited_s)
@@ -106,8 +106,7 @@ class CostModel:
             self._step.fade()  # so that the next try weighs more
         else:
             step_s = outcome.draft_s / len(outcome.steps)
-            # A step that also reads a prompt takes longer than others: it says something only if it was faster than
-            # expected.
+            # A step that also reads a prompt takes longer, so it counts only if it was faster than expected.
             if not self._reads or step_s < self._step.level:
                 self._step.add(sum(outcome.steps) / len(outcome.steps), step_s)
                 self._timed = True
@@ -118,7 +117,7 @@ class CostModel:
             self._firsts = _DECAY * self._firsts + 1
 
     def sibling(self) -> CostModel:
-        """Return a controller for another conversation with the same model and target: it knows their times."""
+        """Return a controller for another conversation with the same model and target; it has their times."""
         other = CostModel(self._nodes, self._levels, self._width, shared_steps=self._shared_steps)
         other._step, other._timed = copy.copy(self._step), self._timed
         if self._pass is not None:
@@ -136,7 +135,7 @@ class CostModel:
         self._pass.add(drafted, target_s)
 
     def _asked(self, supplied: int, target_s: float, link_s: float) -> None:
-        """Learn from a prompt's verdict, the first figures of target and link."""
+        """Learn from a prompt's verdict, which has the first times of target and link."""
         if self._pass is not None:
             return
         self._prompt = (supplied, target_s)
@@ -147,8 +146,7 @@ class CostModel:
 def _pass_of(seconds: float, tokens: int, prompt: tuple[int, float] | None = None) -> Line:
     """Return a first guess of the target's seconds by tokens, from one pass over ``tokens`` and one over a ``prompt``.
 
-    Two passes say more than the general guess. But a token of a prompt may take more or less than one of a draft, so
-    the slope is bounded; drafts of several sizes replace it.
+    A token of a prompt may take more or less than one of a draft, so the slope is bounded until drafts replace it.
     """
     pass_s = seconds / (1 + tokens / _TOKENS_OF_A_PASS)
     slope = pass_s / _TOKENS_OF_A_PASS

@@ -32,8 +32,8 @@ class Controller(Protocol):
         """Return whether to draft one more token while a verdict is in flight (optimistic drafting).
 
         Args:
-            drafted: tokens drafted since that draft was sent.
-            probability: the drafter's own, that the draft in flight and these tokens are all accepted.
+            drafted: number of tokens drafted since that draft was sent.
+            probability: the drafter's estimate that the draft in flight and these tokens are all accepted.
         """
 
     def observe(self, outcome: RoundEnded | Pushed) -> None:
@@ -49,7 +49,7 @@ class FixedShape:
     """Always the same shape.
 
     ``lookahead`` is the number of tokens drafted while a verdict is in flight. It pays only if whole drafts are often
-    accepted: they are kept only when the draft before them, and the bonus token after it, were right.
+    accepted, because these tokens stay only if the draft and the bonus token before them were right.
     """
 
     shape: Budget = Budget.chain(6)  # noqa: RUF009 (frozen)
@@ -75,19 +75,13 @@ class _Thompson(ABC):
     Times and costs play no part, and nothing is drafted while a verdict is in flight.
 
     Args:
-        seed: of the draws; seed and verdicts determine every length.
-        most: tokens of a draft, at most.
-
-    Raises:
-        ValueError: ``most`` is less than 1.
+        seed: seed of the draws; seed and verdicts determine every length.
     """
 
     token_s = 0.0
 
-    def __init__(self, seed: int = 0, *, most: int = _MOST) -> None:
-        if most < 1:
-            raise ValueError(f"a draft must be allowed at least 1 token, not {most}")
-        self._random, self._most = Random(seed), most
+    def __init__(self, seed: int = 0) -> None:
+        self._random = Random(seed)
         self._budget: Budget | None = None  # of the next draft, once it is drawn
 
     def budget(self) -> Budget:
@@ -114,22 +108,22 @@ class _Thompson(ABC):
 
 
 class BetaThompson(_Thompson):
-    """Beta-TS: after each token, draw an acceptance rate from a beta distribution, and go on with that probability.
+    """Beta-TS: after each token, draw an acceptance rate from a beta distribution; continue with that probability.
 
     Only tokens that the target judged count: the accepted ones and the first refused one. Copies after the drawn length
-    say nothing of the model.
+    do not count.
 
     Attributes:
         right, wrong: parameters of the beta distribution, at first (1, 1), which is uniform.
     """
 
-    def __init__(self, seed: int = 0, *, most: int = _MOST) -> None:
-        super().__init__(seed, most=most)
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
         self.right = self.wrong = 1.0
 
     def _draw(self) -> Budget:
         length = 1
-        while length < self._most and self._random.random() < self._random.betavariate(self.right, self.wrong):
+        while length < _MOST and self._random.random() < self._random.betavariate(self.right, self.wrong):
             length += 1
         return Budget.chain(length)
 
@@ -143,24 +137,18 @@ class BetaThompson(_Thompson):
 class CalibratedThompson(_Thompson):
     """The calibrated form: the drafter's own probabilities, corrected by verdicts, determine the length.
 
-    Drafting goes on after a token with the probability that the whole draft so far is right. That probability has a
+    After a token, drafting continues with the probability that the whole draft so far is right. That probability has a
     beta distribution for each tenth of the drafter's own estimate: it begins around the estimate, and verdicts move it.
-    Going on token by token with these probabilities, or for as long as they exceed one number drawn for the whole
-    draft, gives every length the same probability. So a draft is one threshold, which a :class:`Budget` can hold.
+    Each length has the same probability if drafting continues while these probabilities exceed one number drawn for the
+    whole draft. So a draft is one threshold, which a :class:`Budget` can hold.
 
-    This follows the paper's idea, a model's prediction corrected by Thompson sampling, but not its formulas, in which
-    both are normal distributions.
+    This is the paper's idea, a model's prediction corrected by Thompson sampling, without its normal distributions.
     """
 
-    def __init__(self, seed: int = 0, *, most: int = _MOST) -> None:
-        super().__init__(seed, most=most)
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
         claims = [(at + 0.5) / _BINS for at in range(_BINS)]
         self._bins = [[_TRUST * claim, _TRUST * (1 - claim)] for claim in claims]  # drafts right and wrong
-
-    @property
-    def chances(self) -> list[float]:
-        """Mean probability that a draft is right, by tenths of the drafter's estimate, the lowest first."""
-        return [right / (right + wrong) for right, wrong in self._bins]
 
     def _draw(self) -> Budget:
         least, threshold = self._random.random(), 1.0
@@ -168,10 +156,10 @@ class CalibratedThompson(_Thompson):
             if self._random.betavariate(*self._bins[at]) < least:
                 break
             threshold = at / _BINS
-        return Budget(Budget.chain(0).nodes, self._most, prices=Prices(step=threshold))
+        return Budget(Budget.chain(0).nodes, _MOST, prices=Prices(step=threshold))
 
     def _learn(self, outcome: RoundEnded) -> None:
-        for at, score in enumerate(outcome.scores[: self._most]):
+        for at, score in enumerate(outcome.scores[:_MOST]):
             claim = min(int(_BINS * math.exp(score)), _BINS - 1)
             self._bins[claim][at >= outcome.accepted] += 1
 

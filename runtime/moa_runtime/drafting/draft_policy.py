@@ -1,4 +1,4 @@
-"""What the device drafts now, or why nothing."""
+"""The draft that is due now, or the reason for none."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin
 from moa_runtime.session.handshake import Limits
 
-#: Tokens that the server may stream on its own, and after how many of them the credit is renewed. The answer to a
-#: renewal also measures the round trip.
+#: Tokens of a credit, and tokens after which it is renewed. The answer to a renewal also measures the round trip.
 _CREDIT, _RENEWED_AFTER = 256, 32
-#: Text that may still change is drafted token by token, so that no frame waits for a draft.
+#: Text that may still change is drafted token by token, so that frames do not wait for drafts.
 _ONE_TOKEN = Budget(nodes=1, levels=1)
 
 
@@ -28,9 +27,9 @@ class DraftPolicy:
     """Decide what to draft from the state of session, link and controller, without changing them.
 
     Attributes:
-        conditions: what the host knows of the device.
-        offline: what writes during an outage.
-        exhausted: the drafter or writer that had nothing to propose, so only the target can go on; else None.
+        conditions: conditions of the device.
+        offline: writer during an outage.
+        exhausted: the drafter or writer that had nothing to propose, so that only the target can continue; else None.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class DraftPolicy:
 
     @property
     def credit_due(self) -> int | None:
-        """The position up to which the server shall stream on its own; None if it need not be told one now."""
+        """Position of the credit to grant to the server now, if any."""
         session = self._session
         if not self._selection.at_server or not session.may_grant_credit or self.conditions.background:
             return None
@@ -68,7 +67,7 @@ class DraftPolicy:
 
     @property
     def device_due(self) -> bool:
-        """Whether the server shall stop streaming on its own."""
+        """Whether the server's credit is to be revoked."""
         return self._session.credit_open and (self.conditions.background or not self._selection.at_server)
 
     def rows_due(self, now: float) -> bool:
@@ -84,12 +83,13 @@ class DraftPolicy:
         return idle and session.server_may_push and not session.tentative and self._selection.wants_shadow_draft
 
     def shadow_draft(self, earliest: int) -> Draft | None:
-        """Return the draft to make without sending it, if one is due: one token after the newest memory row, as in a
-        round. Rows arrive after the text, and what a drafter expects without them says nothing of rounds; nor does a
-        draft of the user's own text.
+        """Return the draft to make without sending it, if one is due.
+
+        It follows the newest memory row by one token, as in a round, because rows arrive after the text. The user's own
+        text is not drafted.
 
         Args:
-            earliest: tokens of the shortest prefix that may be drafted after.
+            earliest: length of the shortest prefix to draft after.
         """
         session = self._session
         if self._drafter is None or not self.shadow_due or not self._has_source:
@@ -102,7 +102,7 @@ class DraftPolicy:
     def draft(self) -> Draft | None:
         """Return what to draft now, if anything."""
         session = self._session
-        if not session.answering or session.tentatively_finished or self.conditions.background:
+        if not session.answering or session.tentative_finish is not None or self.conditions.background:
             return None
         by = self._active
         if by is None or by is self.exhausted or not self._has_source:
@@ -135,8 +135,7 @@ class DraftPolicy:
 
     @property
     def _has_source(self) -> bool:
-        """Whether there is anything to draft from. A drafter alone cannot answer a question that the target has not
-        read."""
+        """Whether there is a text to continue; a drafter alone cannot answer a question before the target reads it."""
         if self._writer_active:
             return bool(self._session.tokens)
         if self._drafter is None or (self._alone and self._session.supplied):
@@ -147,8 +146,7 @@ class DraftPolicy:
 
     @property
     def _writer_active(self) -> bool:
-        """Whether the offline writer goes on: only during an outage. A late verdict is no reason to read the whole
-        conversation."""
+        """Whether the offline writer proposes: only during an outage, because it has to read the whole conversation."""
         return self._writer is not None and self.offline == "writer" and self._timeouts.outage
 
     @property
@@ -158,7 +156,7 @@ class DraftPolicy:
 
     @property
     def _unsure(self) -> bool:
-        """Whether the stopping rule forbids the device to write on alone."""
+        """Whether the stopping rule ends the text that the device writes alone."""
         if self._active is None or self._active.stopping_rule is None:
             return False
         session, tentative = self._session, len(self._session.tentative)
@@ -168,7 +166,7 @@ class DraftPolicy:
 
     @property
     def _alone(self) -> bool:
-        """Whether the device has to go on without the target."""
+        """Whether the device has to continue without the target."""
         return self._session.link is not LinkState.UP or self._timeouts.late
 
     @property
@@ -201,7 +199,7 @@ def clip_budget(budget: Budget, limits: Limits, room: int | None, conditions: Co
     """Reduce a controller's budget to what server, answer and host allow.
 
     Args:
-        room: tokens that the answer may still have, None for no limit.
+        room: number of tokens that the answer may still have; None without a limit.
     """
     return replace(
         budget,
@@ -213,7 +211,7 @@ def clip_budget(budget: Budget, limits: Limits, room: int | None, conditions: Co
 
 
 def _remaining_budget(budget: Budget, tentative: int, logprob: float) -> Budget:
-    """Return what is left of ``budget`` after ``tentative`` tokens, whose log-probability is ``logprob`` (nats)."""
+    """Return the rest of ``budget`` after ``tentative`` tokens, whose log-probability is ``logprob`` (nats)."""
     if not tentative:
         return budget
     pays = budget.continued([logprob])

@@ -1,11 +1,11 @@
-"""Choose who drafts: the device, or the server, which then streams its answer without being asked."""
+"""Selection of the drafting side: the device, or the server, which then streams without being asked."""
 
 from __future__ import annotations
 
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.options import Drafting
 
-#: Decay of the moving averages, a verdict. Tokens vary from draft to draft; seconds follow link and load.
+#: Decay of the moving averages per verdict. Tokens vary from draft to draft; seconds follow link and load.
 _SLOW_DECAY, _FAST_DECAY = 0.96, 0.9
 _BETTER = 1.05  # switch only if the other side is this many times as fast
 _WANTED = 1.2  # weight of the device's tokens while a busy server asks the device to draft
@@ -42,8 +42,8 @@ class DrafterSelection:
     server streams for a moment to show its present rate, because its own drafts may have become better.
 
     Args:
-        drafting: ``auto``, or the side that drafts in any case.
-        able: whether the device can draft at all.
+        drafting: ``auto``, or the side that always drafts.
+        able: whether the device can draft.
 
     Attributes:
         drafts_wanted: whether the server is busy and asks the device to draft.
@@ -56,17 +56,9 @@ class DrafterSelection:
         self._server = self._drafting != "device"
         self._round_trip_s: float | None = None
         # A verdict of the server: its tokens, its seconds, and its seconds without the server's own draft.
-        self._pushed, self._pushed_s, self._own_s = (
-            _MovingMean(_SLOW_DECAY),
-            _MovingMean(_FAST_DECAY),
-            _MovingMean(_FAST_DECAY),
-        )
+        self._pushed, self._pushed_s, self._own_s = _MovingMean(_SLOW_DECAY), _MovingMean(), _MovingMean()
         # A round of the device, real or shadow: its tokens, the seconds of its draft, and the server's part.
-        self._taken, self._draft_s, self._part_s = (
-            _MovingMean(_SLOW_DECAY),
-            _MovingMean(_FAST_DECAY),
-            _MovingMean(_FAST_DECAY),
-        )
+        self._taken, self._draft_s, self._part_s = _MovingMean(_SLOW_DECAY), _MovingMean(), _MovingMean()
         self._shadows = 0  # since the device was last considered
         self._server_part_s: float | None = None  # of the device's first rounds since it began to draft
         self._since = 0  # verdicts since the last switch
@@ -139,7 +131,7 @@ class DrafterSelection:
         else:
             return
         self._judged = self._round_trip_s, self._pushed_s.value
-        self._shadows, self._part_s = 0, _MovingMean(_FAST_DECAY)
+        self._shadows, self._part_s = 0, _MovingMean()
 
     def round_ended(self, outcome: RoundEnded, tokens: int) -> None:
         """Note a round of the device that committed ``tokens``."""
@@ -199,7 +191,7 @@ class DrafterSelection:
 
     def _switch(self, *, server: bool) -> None:
         self._server, self._since, self._server_part_s = server, 0, None
-        self._part_s = _MovingMean(_FAST_DECAY)
+        self._part_s = _MovingMean()
 
     def _switch_to_device(self) -> None:
         """Let the device draft; the server is measured again after a while."""
@@ -218,7 +210,7 @@ class _MovingMean:
         decay: weight of a figure by that of the next one.
     """
 
-    def __init__(self, decay: float) -> None:
+    def __init__(self, decay: float = _FAST_DECAY) -> None:
         self._decay = decay
         self._count = self._sum = 0.0
 

@@ -17,8 +17,8 @@ class Draft:
     Attributes:
         by: the drafter, or the writer during an outage.
         prefix: the conversation's tokens, tentative ones included.
-        origin: of the drafted tokens.
-        sampling: how the target will choose, and how the device writes offline.
+        origin: origin of the drafted tokens.
+        sampling: sampling of the target, and of the device offline.
     """
 
     by: Drafter
@@ -30,7 +30,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Wait:
-    """Order: wait until something happens, or until ``until`` (seconds of the loop's clock; None for no limit)."""
+    """Order: wait for an event, or until ``until`` (seconds of the loop's clock; None for no limit)."""
 
     until: float | None = None
 
@@ -47,15 +47,15 @@ class RoundEnded:
     """A frame was answered.
 
     Attributes:
-        supplied: tokens of a prompt, or lost ones that were sent again; 0 for a draft's verdict.
-        drafted: tokens of the draft, a chain or a tree.
-        depth: tokens on its longest path.
-        accepted: drafted tokens that the target chose, too.
-        steps: nodes that each step of the device's model continued for this draft.
-        draft_s: seconds that drafting took.
-        waited_s: seconds from sending to the verdict.
-        compute_s: seconds of the target's pass, as the server reports them; None for a shadow draft.
-        sharing: sessions that share the target, this one included.
+        supplied: number of tokens of a prompt, or of lost tokens sent again; 0 for a draft's verdict.
+        drafted: number of tokens of the draft, a chain or a tree.
+        depth: number of tokens on its longest path.
+        accepted: number of drafted tokens that the target accepted.
+        steps: number of nodes that each step of the device's model continued for this draft.
+        draft_s: time of drafting, seconds.
+        waited_s: time from sending to the verdict, seconds.
+        compute_s: time of the target's pass as reported by the server, seconds; None for a shadow draft.
+        sharing: number of sessions that share the target, including this one.
         scores: the drafter's log-probability (nats) of its likeliest path up to each token.
     """
 
@@ -76,10 +76,9 @@ class Pushed:
     """A verdict arrived while the server streamed on its own.
 
     Attributes:
-        drafted, accepted: tokens that the server drafted, and how many of them the target chose.
-        waited_s: seconds since the verdict before.
-        compute_s: seconds of the target's pass, as the server reports them.
-        sharing: as in :class:`RoundEnded`.
+        drafted, accepted: number of tokens that the server drafted, and of these that the target accepted.
+        waited_s: time since the verdict before, seconds.
+        compute_s, sharing: as in :class:`RoundEnded`.
     """
 
     drafted: int
@@ -96,14 +95,14 @@ class LinkLost:
 
 @dataclass(frozen=True)
 class PauseBegan:
-    """The device cannot write on for now."""
+    """The device cannot continue for now."""
 
     reason: PauseReason
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something went wrong; ``final`` if waiting cannot mend it."""
+    """An error; ``final`` if waiting cannot resolve it."""
 
     error: MoaError
     final: bool

@@ -13,11 +13,11 @@ class DraftInFlight:
     """Remember what was drafted and sent, until the verdict.
 
     Args:
-        tentative: tokens that a restored session has; what was sent of them is not known.
+        tentative: number of tentative tokens of a restored session, any of which may have been sent.
 
     Attributes:
-        sent_path: tentative tokens when the draft in flight was sent; 0 for none.
-        resumed: the tentative tokens were written before the connection, so they belong to no round.
+        sent_path: number of tentative tokens when the draft in flight was sent; 0 for none.
+        resumed: whether the tentative tokens were written before the connection, so that they belong to no round.
     """
 
     def __init__(self, tentative: int) -> None:
@@ -25,11 +25,11 @@ class DraftInFlight:
         self._sent_scores: tuple[float, ...] = ()
         self.resumed = False
         self._logprobs: dict[int, float] = {}  # of the tokens drafted last, by position
-        self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one in flight
+        self._steps: tuple[int, ...] = ()  # of the draft in flight
         self._draft_s = 0.0
 
     def begin(self) -> None:
-        """Note that the answer goes on from tokens that were not drafted."""
+        """Note that the answer continues after tokens that were not drafted."""
         self._logprobs.clear()
         self.sent_path = 0
 
@@ -47,12 +47,9 @@ class DraftInFlight:
             self._logprobs[start + at] = tree.scores[index] - (tree.scores[parent - 1] if parent else 0.0)
         return [tree.tokens[index] for index in path]
 
-    def took(self, steps: tuple[int, ...], seconds: float) -> None:
-        """Note the nodes of each model step, and the seconds, of the draft for the next round."""
-        self._steps, self._draft_s = steps, seconds
-
-    def sent(self, tentative: int, tree: DraftTree) -> None:
-        """Note that a draft was sent; ``tree`` is empty if its branches are not known, as after a connection."""
+    def sent(self, tentative: int, tree: DraftTree, seconds: float) -> None:
+        """Note that a draft of the ``tentative`` tokens was sent, with the branches of ``tree``, in ``seconds``."""
+        self._steps, self._draft_s = tree.steps, seconds
         self.sent_path, self._sent_depth = tentative, max(tree.depth, tentative)
         self._sent_scores = tree.likeliest_scores()
 
@@ -71,7 +68,7 @@ class DraftInFlight:
 
 
 class ShadowDraft:
-    """Compare one draft at a time, made while the server streams, with the text that the server streams.
+    """Compare drafts that are not sent, one at a time, with the text that the server streams meanwhile.
 
     Attributes:
         next: length of the shortest prefix for the next draft, so that each position is drafted once.
@@ -101,9 +98,9 @@ class ShadowDraft:
 
         Args:
             committed: the conversation's tokens.
-            round_s: seconds that a round without a draft would take.
-            token_s: seconds that each drafted token adds.
-            sharing: sessions that share the target.
+            round_s: time of a round without a draft, seconds.
+            token_s: time of each drafted token, seconds.
+            sharing: number of sessions that share the target.
         """
         tree = self._tree
         if tree is None:

@@ -1,17 +1,6 @@
 """The drafting loop: decides what the device does next, without I/O, threads or a clock.
 
-==========================  ===================================================  =====================================
-module                      knows                                                must not know
-==========================  ===================================================  =====================================
-``loop``                    the order of things: frames in, drafts and frames    sockets, threads, clocks, tokens' text
-                            out
-``draft_policy``            what to draft now, or why nothing                    how time passes
-``draft_controllers``       the shape of the next draft                          the session, the link
-``cost_model``              seconds of each part of a draft                      who drafts
-``drafter_selection``       tokens a second of device and server                 shapes of drafts
-``in_flight``               the draft on its way, or compared but not sent       time, prices
-``timeouts``                when a verdict is late and a link is down            what is drafted
-==========================  ===================================================  =====================================
+``docs/drafting.md`` shows the modules of this package, and what each knows.
 """
 
 from __future__ import annotations
@@ -39,17 +28,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, LinkStatus, PauseReason
 from moa_runtime.options import Conditions, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import (
-    Cause,
-    Decided,
-    Echoed,
-    Faulted,
-    Origin,
-    Policy,
-    RowsReceived,
-    Sampling,
-    Welcomed,
-)
+from moa_runtime.session.events import Cause, Decided, Echoed, Faulted, Origin, RowsReceived, Sampling, Welcomed
 from moa_runtime.session.tree import DraftTree
 
 
@@ -81,6 +60,9 @@ class DraftingLoop:
     Args:
         drafter: None if each round asks the target for one token.
         writer: writes in place of the drafter during an outage; it needs no memory rows.
+
+    Attributes:
+        link: the link's last change.
     """
 
     def __init__(
@@ -101,19 +83,14 @@ class DraftingLoop:
             session, drafter, writer, controller, settings, self._timeouts, self._in_flight, self._selection
         )
         self._listeners: list[Callable[[LoopEvent], None]] = []
-        self._link = LinkChanged(LinkStatus.OFFLINE)
+        self.link = LinkChanged(LinkStatus.OFFLINE)
         self._paused: PauseReason | None = None
 
-    # -- what an application may read and set at any time ------------------------------------------
+    # -- the application reads and sets these at any time -------------------------------------------
 
     def listen(self, listener: Callable[[LoopEvent], None]) -> None:
         """Call ``listener`` with each event from now on."""
         self._listeners.append(listener)
-
-    @property
-    def link(self) -> LinkChanged:
-        """The link's last change."""
-        return self._link
 
     @property
     def committed(self) -> list[int]:
@@ -142,15 +119,6 @@ class DraftingLoop:
         self._session.held = conditions.background
 
     @property
-    def policy(self) -> Policy:
-        """What happens to text that was written offline."""
-        return self._session.policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self._session.policy = policy
-
-    @property
     def offline(self) -> Offline:
         """What writes during an outage."""
         return self._policy.offline
@@ -159,7 +127,7 @@ class DraftingLoop:
     def offline(self, offline: Offline) -> None:
         self._policy.offline = offline
 
-    # -- what the user wants -----------------------------------------------------------------------
+    # -- the user's requests -----------------------------------------------------------------------
 
     def ask(
         self,
@@ -174,7 +142,7 @@ class DraftingLoop:
         """Begin an answer to ``tokens`` after the first ``kept`` committed ones, see :meth:`ClientSession.prompt`.
 
         Args:
-            draft: the answer as it was written without the target, which is asked about it first.
+            draft: the answer that was written without the target, which verifies it first.
         """
         self._begin_at(kept)
         self._session.prompt(tokens, sampling, max_new_tokens, while_away=while_away)
@@ -208,11 +176,7 @@ class DraftingLoop:
         return bool(self._session.keepable(tokens, start))
 
     def keep(self, start: int, tokens: Sequence[int]) -> None:
-        """Put ``tokens`` in place of the answer's end from position ``start`` on, see :meth:`ClientSession.keep`.
-
-        Raises:
-            LocalProtocolError: see :meth:`ClientSession.keep`.
-        """
+        """Replace the answer from position ``start`` on by ``tokens``; raises as :meth:`ClientSession.keep` does."""
         self._forget_rows(start)
         self._tell(*self._session.keep(start, tokens))
         self._in_flight.begin()
@@ -229,7 +193,7 @@ class DraftingLoop:
         """Note that a connection is established; the Hello is among the :meth:`frames_to_send`.
 
         Raises:
-            LocalProtocolError: there is a connection already.
+            LocalProtocolError: if there is a connection already.
         """
         self._session.connect()
 
@@ -237,8 +201,8 @@ class DraftingLoop:
         """Note that the connection is gone, or could not be made.
 
         Args:
-            retry_in_s: seconds until the next attempt, None if there will be none.
-            on_purpose: the user works offline.
+            retry_in_s: seconds until the next attempt; None for no attempt.
+            on_purpose: whether the user works offline.
         """
         if self._session.link is not LinkState.DOWN:
             self._tell(LinkLost())
@@ -264,7 +228,7 @@ class DraftingLoop:
             self._tell(event)
 
     def frames_to_send(self, now: float) -> list[bytes]:
-        """Take the frames that have to be sent, in order."""
+        """Remove and return the frames to send, in order."""
         frames = self._session.frames_to_send()
         self._timeouts.stamped(self._session.stamp, now)
         if not self._session.awaiting_verdict:
@@ -274,10 +238,10 @@ class DraftingLoop:
         return frames
 
     def resend(self) -> None:
-        """Send once more what awaits a verdict."""
+        """Send the frame that awaits a verdict again."""
         self._session.resend()
 
-    # -- what the device does ----------------------------------------------------------------------
+    # -- the device's tasks ------------------------------------------------------------------------
 
     def next(self, now: float) -> Draft | Wait:
         """Return what the host has to do now."""
@@ -300,7 +264,7 @@ class DraftingLoop:
         """Take the ``tree`` that the drafter proposed for ``draft``, in ``seconds``.
 
         Raises:
-            ValueError: it has more tokens than the budget's nodes.
+            ValueError: if it has more tokens than the budget allows nodes.
         """
         if len(tree.tokens) > draft.budget.nodes:
             raise ValueError(f"the drafter proposed {len(tree.tokens)} tokens where {draft.budget.nodes} were allowed")
@@ -309,15 +273,14 @@ class DraftingLoop:
             self._shadow.begin(start, tree, seconds)
             return
         extension = self._in_flight.drafted(start, tree)
-        # With no levels or nodes to spend, an empty draft says nothing of the drafter.
+        # Without levels or nodes to spend, an empty draft does not mean that the drafter is exhausted.
         nothing = not tree.tokens and draft.budget.levels > 0 and draft.budget.nodes > 0
         self._policy.exhausted = draft.by if nothing else None
         if self._policy.round_due:
             stem = session.tentative
-            self._in_flight.took(tree.steps, seconds)
             whole = tree.prepended(stem, self._in_flight.logprobs(start - len(stem), start))
             session.extend(extension, draft.origin)
-            self._send(whole)
+            self._send(whole, seconds)
         else:
             session.extend(extension, draft.origin)
         if extension:
@@ -337,7 +300,7 @@ class DraftingLoop:
         if was_late:
             self._set_link(LinkStatus.ONLINE)
         if self._session.awaiting_verdict:
-            self._timeouts.sent(now, prefill=False)  # the server goes on: from here on silence is late
+            self._timeouts.sent(now, prefill=False)  # the server continues: from now on silence is late
         if self._session.rows_coming:
             self._timeouts.await_rows(now)
         outcome = self._record_outcome(verdict, waited_s)
@@ -354,7 +317,7 @@ class DraftingLoop:
             return  # the server closes a silent connection; the transport makes another
         if fault.retry_after_ms:
             self._timeouts.resend(now + fault.retry_after_ms / 1000)
-        self._tell(Problem(MoaError(fault.text), final=not fault.retry_after_ms))
+        self._tell(Problem(MoaError(fault.text, code=fault.code.lower()), final=not fault.retry_after_ms))
 
     def _add_rows(self, received: RowsReceived) -> Faulted | None:
         """Give memory rows to the drafter; return a fault if it cannot read them."""
@@ -372,17 +335,17 @@ class DraftingLoop:
         """Feed a verdict's outcome to the controller and to the selection of the drafter.
 
         Args:
-            waited_s: seconds since what it answers was sent; for a pushed verdict, since the verdict before.
+            waited_s: seconds since its frame was sent; for a pushed verdict, since the verdict before.
 
         Returns:
-            The event that describes it; None for a verdict that ends no round of this device.
+            the event that describes it; None for a verdict that ends no round of this device.
         """
         self._selection.drafts_wanted = verdict.drafts_wanted
         if verdict.cause is Cause.PUSHED:
             return self._record_pushed(verdict, waited_s)
         outcome, in_flight = self._in_flight.ended(verdict, waited_s), self._in_flight
         asked = verdict.cause is Cause.ASKED
-        # The verdict on a draft from before the connection says nothing of a round's time.
+        # The verdict on a draft from before the connection does not show a round's time.
         if asked and not (in_flight.resumed and verdict.drafted):
             self._controller.observe(outcome)
             self._selection.round_ended(outcome, verdict.accepted + 1)
@@ -412,15 +375,15 @@ class DraftingLoop:
             self._tell(Drafted(0.0))
 
     def _select_drafter(self) -> None:
-        """Have the server draft and stream, or the device take over."""
+        """Grant the server credit to draft and stream, or revoke it."""
         if self._policy.device_due:
             self._session.revoke_credit()
         elif (credit := self._policy.credit_due) is not None:
             self._session.grant_credit(credit)
 
-    def _send(self, tree: DraftTree) -> None:
-        """Have the tentative tokens verified, with the branches of ``tree``."""
-        self._in_flight.sent(len(self._session.tentative), tree)
+    def _send(self, tree: DraftTree, seconds: float = 0.0) -> None:
+        """Have the tentative tokens verified, with the branches of ``tree``, which was drafted in ``seconds``."""
+        self._in_flight.sent(len(self._session.tentative), tree, seconds)
         self._session.propose(tree=tree if tree.tokens else None)
 
     def _note_pause(self) -> None:
@@ -430,7 +393,7 @@ class DraftingLoop:
         self._paused = reason
 
     def _begin_at(self, kept: int) -> None:
-        """Forget what was under way; the first ``kept`` committed tokens stay."""
+        """Drop everything after the first ``kept`` committed tokens."""
         self._forget_rows(kept)
         self._in_flight.begin()
         self._timeouts.idle()
@@ -450,6 +413,6 @@ class DraftingLoop:
 
     def _set_link(self, status: LinkStatus, detail: str = "", retry_in_s: float | None = None) -> None:
         changed = LinkChanged(status, detail, retry_in_s)
-        if changed != self._link:
-            self._link = changed
+        if changed != self.link:
+            self.link = changed
             self._tell(changed)

@@ -9,31 +9,23 @@ from moa_runtime.options import LoopSettings
 
 #: Seconds that a draft waits for the memory rows that follow a verdict, before it is made without them.
 _ROWS_PATIENCE_S = 0.25
-#: Sent frames whose times are remembered until the server echoes their stamps.
+#: Number of sent frames whose times are kept until the server echoes their stamps.
 _STAMPS = 32
 
 
 class Alarm(enum.Enum):
     """A timer that has run out."""
 
-    LATE = "the verdict is late"
-    OUTAGE = "the link is down for good"
-    RESEND = "what is in flight has to be sent again"
+    LATE = "the verdict is late"  # some time after a frame was sent, until its verdict
+    OUTAGE = "the link is down for good"  # some time after the link went down, until a Welcome
+    RESEND = "the frame in flight has to be sent again"  # at the time that the server asked for
 
 
 class Timeouts:
     """Keep the timers of one link. Times are in seconds of any monotonic clock.
 
-    ========  =====================================  ======================================
-    alarm     begins                                 ends
-    ========  =====================================  ======================================
-    LATE      a while after a frame was sent         with its verdict, or with the link
-    OUTAGE    a while after the link went down       with a Welcome
-    RESEND    at the time that the server asked for  at once, or with the link
-    ========  =====================================  ======================================
-
     Attributes:
-        late, outage: whether these alarms have begun and not ended. A link that was never up is an outage.
+        late, outage: whether these alarms have begun and not ended; a link that was never up is an outage.
     """
 
     def __init__(self, settings: LoopSettings) -> None:

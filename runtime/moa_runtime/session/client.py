@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from moa_runtime.bundle import Fingerprints
@@ -24,6 +25,7 @@ from moa_runtime.session.events import (
     Cause,
     Committed,
     Decided,
+    Faulted,
     Finished,
     FinishReason,
     Origin,
@@ -77,6 +79,7 @@ class ClientSession:
         limits: limits of the verifier, as of the last Welcome.
         committed: tokens that the target has confirmed.
         answering: whether an answer is running.
+        sampling: sampling of the last answer.
         rows: number of memory rows that the device holds, for the first tokens of the conversation.
         link: state of the connection.
         wants_rows: whether the next connection asks for memory rows.
@@ -106,7 +109,7 @@ class ClientSession:
         # The answer.
         self.answering = False
         self._answer_start: int | None = None  # committed length at which the last answer began
-        self._sampling = Sampling()
+        self.sampling = Sampling()
         self._max_length = 0
         self._while_away = True
         # The connection.
@@ -150,11 +153,6 @@ class ClientSession:
         return (*((token, Origin.KEPT) for token in kept), *zip(self._tentative, self._origins, strict=True))
 
     @property
-    def sampling(self) -> Sampling:
-        """Sampling of the last answer."""
-        return self._sampling
-
-    @property
     def answer_start(self) -> int:
         """Position at which the last answer began; 0 if there is none."""
         return self._answer_start or 0
@@ -177,11 +175,6 @@ class ClientSession:
         if self._tentative and self._tentative[-1] in self._stop_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.room == 0 else None
-
-    @property
-    def tentatively_finished(self) -> bool:
-        """Whether the tentative suffix is complete, so that nothing is left to draft."""
-        return self.tentative_finish is not None
 
     # -- the state ---------------------------------------------------------------------------------
 
@@ -286,7 +279,7 @@ class ClientSession:
         if not tokens:
             raise LocalProtocolError("a prompt needs at least one token")
         self._supplied, self._kept = list(tokens), 0
-        self._sampling = sampling
+        self.sampling = sampling
         self._answer_start = len(self.committed) + len(tokens)
         self._max_length = self._answer_start + max_new_tokens if max_new_tokens else 0
         self._while_away = while_away
@@ -317,7 +310,7 @@ class ClientSession:
         if not 0 < answer_start < len(self.committed) + len(tokens):
             raise LocalProtocolError(f"can't continue an answer from {answer_start} on: it has no tokens")
         self.committed += tokens
-        self._sampling, self._while_away = sampling, while_away
+        self.sampling, self._while_away = sampling, while_away
         self._answer_start = answer_start
         self._max_length = len(self.committed) + max_new_tokens if max_new_tokens else 0
         self.answering = True
@@ -488,7 +481,7 @@ class ClientSession:
             action = transition(classify(message, self._outgoing.epoch), self.state).action
             return [*parse_echo(message), *self._do(action, message)]
         except BrokenFrameError as error:
-            return [error.event]
+            return [Faulted(error.code, str(error), 0)]
 
     def _do(self, action: Action, message: wire.ServerMessage) -> list[SessionEvent]:
         match action:
@@ -625,15 +618,16 @@ class ClientSession:
     def _send_prompt(self) -> None:
         """Send a Prompt with all tokens that the server lacks: lost committed ones and the supplied ones."""
         base_len = min(self._server_length, len(self.committed))
-        self._outgoing.prompt(
-            base_len,
-            self.committed[base_len:] + self._supplied,
+        prompt = wire.Prompt(
+            base_len=base_len,
+            tokens=self.committed[base_len:] + self._supplied,
             rows_from=self.rows,
-            sampling=self._sampling,
+            sampling=wire.Sampling(**asdict(self.sampling)),
             max_length=self._max_length,
             while_away=self._while_away,
             answer_from=self.answer_start,
         )
+        self._outgoing.prompt(prompt)
 
     # -- tokens ------------------------------------------------------------------------------------------
 
@@ -720,7 +714,7 @@ class ClientSession:
             origins=list(self._origins),
             answering=self.answering,
             answer_start=self._answer_start,
-            sampling=self._sampling,
+            sampling=self.sampling,
             max_length=self._max_length,
             while_away=self._while_away,
         ).to_json(self.fingerprints)
@@ -762,8 +756,8 @@ class ClientSession:
         session._supplied, session._kept = saved.supplied, saved.kept
         session._tentative, session._origins = saved.tentative, saved.origins
         session._answer_start = saved.answer_start
-        session._sampling, session._max_length = saved.sampling, saved.max_length
+        session.sampling, session._max_length = saved.sampling, saved.max_length
         session._while_away = saved.while_away
         session._resume_token = saved.resume_token
-        session._outgoing = OutgoingFrames.restored(saved.epoch, saved.connection)
+        session._outgoing = OutgoingFrames(saved.epoch, saved.connection, restored=True)
         return session

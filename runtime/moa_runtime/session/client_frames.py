@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client_table import Event
-from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, Sampling, SessionEvent
+from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, SessionEvent
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits
 from moa_runtime.session.memory_rows import RowsError, decode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -53,11 +53,6 @@ class BrokenFrameError(Exception):
     def __init__(self, text: str, code: str = "PROTOCOL") -> None:
         super().__init__(text)
         self.code = code
-
-    @property
-    def event(self) -> Faulted:
-        """The event that reports the error to the application."""
-        return Faulted(self.code, str(self), 0)
 
 
 def parse_server_message(data: bytes) -> wire.ServerMessage:
@@ -107,18 +102,9 @@ def parse_limits(welcome: wire.Welcome) -> Limits:
     if welcome.protocol_version != PROTOCOL_VERSION:
         text = f"the verifier speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
         raise BrokenFrameError(text, "VERSION_MISMATCH")
-    limits = welcome.limits
-    if not 0 < limits.max_context <= _MAX_CONTEXT:
-        raise BrokenFrameError(f"the server reports a context of {limits.max_context} tokens")
-    return Limits(
-        limits.max_context,
-        limits.max_draft_tokens,
-        limits.max_frame_bytes,
-        limits.idle_seconds,
-        trees=not limits.chains_only,
-        away_seconds=limits.away_seconds,
-        keep_seconds=limits.keep_seconds,
-    )
+    if not 0 < welcome.limits.max_context <= _MAX_CONTEXT:
+        raise BrokenFrameError(f"the server reports a context of {welcome.limits.max_context} tokens")
+    return Limits.from_message(welcome.limits)
 
 
 def check_verdict(verdict: wire.Verdict, vocab_size: int) -> None:
@@ -197,6 +183,8 @@ class OutgoingFrames:
 
     Args:
         epoch, connection: counters to continue from.
+        restored: whether they are those of a snapshot. Its process may have used later epochs, so the next one skips
+            ahead by 2^20, unless a Welcome names the server's epoch before.
 
     Attributes:
         epoch: epoch of new frames; every Prompt and Cancel begins one.
@@ -210,25 +198,14 @@ class OutgoingFrames:
         round_trip_us: round trip time of the link for the next Credit, microseconds; 0 if unknown.
     """
 
-    def __init__(self, epoch: int = 0, connection: int = 0) -> None:
+    def __init__(self, epoch: int = 0, connection: int = 0, *, restored: bool = False) -> None:
         self.epoch, self.connection = epoch, connection
         self.in_flight: InFlight | None = None
         self.credit = self.serial = self.stamp = self.round_trip_us = 0
         self.awaits_revocation = self.repeated = False
         self._truncations: list[tuple[int, int]] = []  # of this connection: epoch, and length left at its begin
-        self._epoch_step = 1
+        self._epoch_step = _EPOCH_LEAP if restored else 1
         self._frames: list[bytes] = []
-
-    @classmethod
-    def restored(cls, epoch: int, connection: int) -> OutgoingFrames:
-        """Restore from a snapshot.
-
-        The old process may have used later epochs, so the next epoch skips ahead by 2^20 unless a Welcome names the
-        server's epoch before.
-        """
-        outgoing = cls(epoch, connection)
-        outgoing._epoch_step = _EPOCH_LEAP
-        return outgoing
 
     def take(self) -> list[bytes]:
         """Remove and return the frames built since the last call, in order."""
@@ -286,38 +263,16 @@ class OutgoingFrames:
         hello = wire.Hello(
             protocol_version=PROTOCOL_VERSION,
             newest_version=PROTOCOL_VERSION,
-            fingerprints=wire.Fingerprints(
-                target=fingerprints.target, tokenizer=fingerprints.tokenizer, drafter=fingerprints.drafter
-            ),
+            fingerprints=wire.Fingerprints(**asdict(fingerprints)),
             row_encoding=wire.RowEncoding.Name(row_encoding),
             resume=resume,
         )
         self._send(wire.ClientMessage(hello=hello))
 
-    def prompt(
-        self,
-        base_len: int,
-        tokens: Sequence[int],
-        *,
-        rows_from: int,
-        sampling: Sampling,
-        max_length: int,
-        while_away: bool,
-        answer_from: int,
-    ) -> None:
-        """Send Prompt; the arguments are its fields."""
-        prompt = wire.Prompt(
-            epoch=self.epoch,
-            base_len=base_len,
-            tokens=tokens,
-            rows_from=rows_from,
-            sampling=wire.Sampling(**asdict(sampling)),
-            max_length=max_length,
-            while_away=while_away,
-            answer_from=answer_from,
-            stamp=self._next_stamp(),
-        )
-        self._send_awaited(wire.ClientMessage(prompt=prompt), supplied=len(tokens))
+    def prompt(self, prompt: wire.Prompt) -> None:
+        """Send a Prompt, whose epoch and stamp are filled in here."""
+        prompt.epoch, prompt.stamp = self.epoch, self._next_stamp()
+        self._send_awaited(wire.ClientMessage(prompt=prompt), supplied=len(prompt.tokens))
 
     def draft(self, base_len: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """Send Draft; without ``parents`` the tokens are a chain."""

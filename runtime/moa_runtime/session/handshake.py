@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -36,6 +36,19 @@ class Limits:
     trees: bool = True
     away_seconds: int = 0
     keep_seconds: int = 0
+
+    @classmethod
+    def from_message(cls, message: wire.Limits) -> Limits:
+        """Parse the limits of a Welcome."""
+        return cls(trees=not message.chains_only, **{name: getattr(message, name) for name in NUMERIC_LIMITS})
+
+    def to_message(self) -> wire.Limits:
+        """Build the limits of a Welcome."""
+        return wire.Limits(chains_only=not self.trees, **{name: getattr(self, name) for name in NUMERIC_LIMITS})
+
+
+#: Names of the limits that are numbers.
+NUMERIC_LIMITS = tuple(field.name for field in fields(Limits) if field.name != "trees")
 
 
 def fault(code: int, text: str, *, retry_after_ms: int = 0, committed_length: int = 0) -> wire.ServerMessage:

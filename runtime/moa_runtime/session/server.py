@@ -155,7 +155,7 @@ class ServerSession:
 
     @property
     def _makes_rows(self) -> bool:
-        """Skip idle connections: rebuilding an evicted cache for them would be wasted work."""
+        """Whether rows are made now; not for idle connections, because rebuilding an evicted cache would be wasted."""
         return self._rows.wanted and self._active and not self._paused
 
     @property
@@ -196,15 +196,7 @@ class ServerSession:
         welcome = wire.Welcome(
             protocol_version=PROTOCOL_VERSION,
             resume_token=token,
-            limits=wire.Limits(
-                max_context=self.limits.max_context,
-                max_draft_tokens=self.limits.max_draft_tokens,
-                max_frame_bytes=self.limits.max_frame_bytes,
-                idle_seconds=self.limits.idle_seconds,
-                chains_only=not self.limits.trees,
-                away_seconds=self.limits.away_seconds,
-                keep_seconds=self.limits.keep_seconds,
-            ),
+            limits=self.limits.to_message(),
             committed_length=agreed,
             epoch=self._epoch,
             connection=self.connection,
@@ -360,8 +352,7 @@ class ServerSession:
         if len(draft.tokens) > self.limits.max_draft_tokens:
             text = f"a draft of {len(draft.tokens)} tokens; this verifier takes {self.limits.max_draft_tokens}"
             return fault(wire.FAULT_CODE_TOO_LARGE, text)
-        problem = self._token_problem(draft.tokens)
-        if problem is not None:
+        if (problem := self._token_problem(draft.tokens)) is not None:
             return problem
         try:
             parents = check_parents(draft.parents, len(draft.tokens))
@@ -372,8 +363,7 @@ class ServerSession:
         return None
 
     def _token_problem(self, tokens: Sequence[int]) -> wire.ServerMessage | None:
-        worst = max(tokens, default=0)
-        if worst < self._vocab_size:
+        if (worst := max(tokens, default=0)) < self._vocab_size:
             return None
         return fault(wire.FAULT_CODE_PROTOCOL, f"token {worst} is outside the vocabulary of {self._vocab_size}")
 
@@ -495,17 +485,9 @@ class ServerSession:
 def _until_end(
     tokens: list[int], base_len: int, stop_tokens: Collection[int], max_length: int, max_context: int
 ) -> tuple[list[int], int]:
-    """Cut off tokens at the end of the answer.
+    """Cut off the tokens from position ``base_len`` on at the end of the answer; return them and the wire's ``Finish``.
 
-    Args:
-        tokens: tokens after ``base_len`` others.
-        base_len: position of the first token.
-        stop_tokens: tokens that end the answer.
-        max_length: position at which the answer ends, 0 for none.
-        max_context: position at which the context ends.
-
-    Returns:
-        the tokens of the answer, and the ``Finish`` of the wire.
+    The answer ends with a stop token, at position ``max_length`` (if it is not 0), or at position ``max_context``.
     """
     for count, token in enumerate(tokens, 1):
         if token in stop_tokens:

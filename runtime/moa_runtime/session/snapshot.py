@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import LARGEST_REAL, Origin, Policy, Sampling
-from moa_runtime.session.handshake import Limits
+from moa_runtime.session.handshake import NUMERIC_LIMITS, Limits
 
 SNAPSHOT_VERSION = 3
 
@@ -66,7 +67,8 @@ class Snapshot:
         if version != SNAPSHOT_VERSION:
             raise SnapshotError(
                 f"the snapshot has version {version}, this program reads version {SNAPSHOT_VERSION}: restore it with "
-                "the version of moa-edge that made it, or begin a new conversation"
+                "the version of moa-edge that made it, or begin a new conversation",
+                code="wrong_version",
             )
         made_for = top.inner("fingerprints")
         for name in ("target", "tokenizer"):
@@ -74,20 +76,14 @@ class Snapshot:
             if theirs != ours:
                 raise SnapshotError(
                     f"the snapshot was made with {name} {_shown(theirs)}, this bundle is for {_shown(ours)}: "
-                    "restore it with the bundle that it was made with, or begin a new conversation"
+                    "restore it with the bundle that it was made with, or begin a new conversation",
+                    code=f"other_{name}",
                 )
         limits = top.inner("limits")
+        numbers = {name: limits.number(name, _UINT32) for name in NUMERIC_LIMITS}
         snapshot = cls(
             policy=top.choice("policy", Policy),
-            limits=Limits(
-                max_context=limits.number("max_context", _UINT32),
-                max_draft_tokens=limits.number("max_draft_tokens", _UINT32),
-                max_frame_bytes=limits.number("max_frame_bytes", _UINT32),
-                idle_seconds=limits.number("idle_seconds", _UINT32),
-                trees=limits.flag("trees"),
-                away_seconds=limits.number("away_seconds", _UINT32),
-                keep_seconds=limits.number("keep_seconds", _UINT32),
-            ),
+            limits=Limits(trees=limits.flag("trees"), **numbers),
             resume_token=top.text("resume_token"),
             epoch=top.number("epoch", _UINT64 // 2),  # the session counts on from it
             connection=top.number("connection", _UINT64 // 2),
@@ -109,13 +105,13 @@ class Snapshot:
         """Raise SnapshotError if values contradict each other."""
         known = len(self.committed) + len(self.supplied)
         if len(self.origins) != len(self.tentative):
-            raise _broken(f"{len(self.tentative)} tentative tokens have {len(self.origins)} origins")
+            raise _damaged(f"{len(self.tentative)} tentative tokens have {len(self.origins)} origins")
         if self.kept > len(self.supplied):
-            raise _broken(f"{self.kept} of {len(self.supplied)} supplied tokens are kept ones")
+            raise _damaged(f"{self.kept} of {len(self.supplied)} supplied tokens are kept ones")
         if not self.answering and (self.supplied or self.tentative):
-            raise _broken("no answer is running, but tokens await the target")
+            raise _damaged("no answer is running, but tokens await the target")
         if self.answering and (self.answer_start is None or not 0 < self.answer_start <= known):
-            raise _broken(f"an answer runs from position {self.answer_start} of {known} tokens")
+            raise _damaged(f"an answer runs from position {self.answer_start} of {known} tokens")
 
 
 def sampling_from_json(data: object) -> Sampling:
@@ -125,13 +121,8 @@ def sampling_from_json(data: object) -> Sampling:
         SnapshotError: if a value is missing or invalid.
     """
     sampling = _Reader(data, "sampling")
-    return Sampling(
-        temperature=sampling.real("temperature"),
-        top_p=sampling.real("top_p"),
-        seed=sampling.number("seed", _UINT64),
-        top_k=sampling.number("top_k", _UINT32),
-        min_p=sampling.real("min_p"),
-    )
+    temperature, top_p, min_p = map(sampling.real, ("temperature", "top_p", "min_p"))
+    return Sampling(temperature, top_p, sampling.number("seed", _UINT64), sampling.number("top_k", _UINT32), min_p)
 
 
 class _Reader:
@@ -144,12 +135,12 @@ class _Reader:
 
     def __init__(self, data: object, name: str) -> None:
         if not isinstance(data, dict):
-            raise _broken(f"{name} must be an object, not {_shown(data)}")
+            raise _damaged(f"{name} must be an object, not {_shown(data)}")
         self._data = data
 
-    def get(self, key: str) -> object:
+    def get(self, key: str) -> Any:
         if key not in self._data:
-            raise _broken(f"{key} is missing")
+            raise _damaged(f"{key} is missing")
         return self._data[key]
 
     def inner(self, key: str) -> _Reader:
@@ -158,35 +149,26 @@ class _Reader:
     def text(self, key: str) -> str:
         value = self.get(key)
         # JSON strings may contain lone surrogates, which are no text.
-        if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):
-            raise _broken(f"{key} must be a text, not {_shown(ascii(value))}")
-        return value
+        return str(_valid(key, value, "a text", isinstance(value, str) and not re.search("[\ud800-\udfff]", value)))
 
     def flag(self, key: str) -> bool:
         value = self.get(key)
-        if not isinstance(value, bool):
-            raise _broken(f"{key} must be true or false, not {_shown(value)}")
-        return value
+        return bool(_valid(key, value, "true or false", isinstance(value, bool)))
 
     def number(self, key: str, most: int) -> int:
         value = self.get(key)
-        if not _is_whole(value, most):
-            raise _broken(f"{key} must be a whole number from 0 to {most}, not {_shown(value)}")
-        return value
+        return int(_valid(key, value, f"a whole number from 0 to {most}", _is_whole(value, most)))
 
     def real(self, key: str) -> float:
         value = self.get(key)
-        # Negated, so that NaN is refused too.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_REAL:
-            raise _broken(f"{key} must be a number from 0 to {LARGEST_REAL:g}, not {_shown(value)}")
-        return float(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(
+            _valid(key, value, f"a number from 0 to {LARGEST_REAL:g}", is_number and 0 <= value <= LARGEST_REAL)
+        )
 
     def tokens(self, key: str, vocab_size: int) -> list[int]:
-        value = self._list(key)
-        wrong = [token for token in value if not _is_whole(token, vocab_size - 1)]
-        if wrong:
-            raise _broken(f"{key} must be token ids, whole numbers from 0 to {vocab_size - 1}, not {_shown(wrong[0])}")
-        return list(value)
+        expected = f"token ids, whole numbers from 0 to {vocab_size - 1}"
+        return [_valid(key, token, expected, _is_whole(token, vocab_size - 1)) for token in self._list(key)]
 
     def choice(self, key: str, kind: type[_AnyEnum]) -> _AnyEnum:
         return _member(key, self.get(key), kind)
@@ -196,26 +178,29 @@ class _Reader:
 
     def _list(self, key: str) -> list[Any]:
         value = self.get(key)
-        if not isinstance(value, list):
-            raise _broken(f"{key} must be a list, not {_shown(value)}")
-        return value
+        return list(_valid(key, value, "a list", isinstance(value, list)))
 
 
-def _is_whole(value: object, most: int) -> TypeGuard[int]:
+def _valid(key: str, value: Any, expected: str, valid: bool) -> Any:
+    """Return the value; raise SnapshotError if it is not valid."""
+    if not valid:
+        raise _damaged(f"{key} must be {expected}, not {_shown(value)}")
+    return value
+
+
+def _is_whole(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def _member(key: str, value: object, kind: type[_AnyEnum]) -> _AnyEnum:
-    for member in kind:
-        if member.value == value:
-            return member
-    raise _broken(f"{key} knows {', '.join(member.value for member in kind)}, not {_shown(value)}")
+    members = {member.value: member for member in kind}
+    return members[_valid(key, value, f"one of {', '.join(members)}", isinstance(value, str) and value in members)]
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if not isinstance(value, str) else value or "none"
+    text = ascii(value)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
 
-def _broken(what: str) -> SnapshotError:
-    return SnapshotError(f"the snapshot is broken: {what}; begin a new conversation")
+def _damaged(problem: str) -> SnapshotError:
+    return SnapshotError(f"the snapshot is broken: {problem}; begin a new conversation", code="damaged")

@@ -239,7 +239,7 @@ class Pair:
     def write(self, count: int, right: bool, origin: Origin = Origin.DRAFTED) -> None:
         """Draft ``count`` tokens: those of the target, or the same with the last one wrong."""
         for step in range(count):
-            if self.client.tentatively_finished:
+            if self.client.tentative_finish is not None:
                 return
             token = choice(self.client.tokens)
             if not right and step == count - 1:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moa_runtime.backends.base import StepInputs, StepResult
-from moa_runtime.drafters import moa
+from moa_runtime.drafters import moa, ngram
 from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
 from moa_runtime.drafters.ngram import WORTH_COPYING, NgramMixture
@@ -192,9 +192,9 @@ def test_where_every_candidate_ends_the_turn_the_best_is_drafted() -> None:
     assert draft_of(drafter, [5], 1)[0].token == 1
 
 
-def copying(memory: int, **options) -> MoaDrafter:
-    """The ranking 1 (0.4), 2 (0.2), 3 (0.1), and what the conversation says."""
-    drafter = MoaDrafter(RankedBackend(0.4), max_context=100, mixture=NgramMixture(**options))
+def copying(memory: int) -> MoaDrafter:
+    """The ranking 1 (0.4), 2 (0.2), 3 (0.1), and copies of the conversation."""
+    drafter = MoaDrafter(RankedBackend(0.4), max_context=100, mixture=NgramMixture())
     drafter.add_rows(0, *rows(0, memory))
     return drafter
 
@@ -202,11 +202,12 @@ def copying(memory: int, **options) -> MoaDrafter:
 REPEATED = [50, 51, 52, 53, 54, 55, 50, 51, 52]
 
 
-def test_a_chain_copies_what_was_said_before_and_goes_on_alone() -> None:
+def test_a_chain_copies_what_was_said_before_and_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 52 to 55 and round to 50: tokens that the backend does not know."""
     assert written(draft_of(copying(8), REPEATED, 4)) == [53, 54, 55, 50]
     assert written(draft_of(copying(8), [50, 51, 52], 3)) == [1, 1, 1]
-    assert written(draft_of(copying(8, reach=2), REPEATED, 4)) == [53, 54, 1, 1]
+    monkeypatch.setattr(ngram, "REACH", 2)
+    assert written(draft_of(copying(8), REPEATED, 4)) == [53, 54, 1, 1]
 
 
 def test_a_chain_is_the_same_token_by_token() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from moa_runtime.datastore import Datastore, write_datastore
+from moa_runtime.drafters import ngram
 from moa_runtime.drafters.base import Budget, DraftToken, Prices
 from moa_runtime.drafters.ngram import WEIGHTS, WORTH_COPYING, Match, NgramDrafter, NgramIndex, NgramMixture
 from support.drafted import draft_of
@@ -133,8 +134,8 @@ def test_behind_the_levels_only_likely_copies_follow_and_dear_ones_nowhere_but_f
 CANDIDATES = [DraftToken(7, math.log(0.6)), DraftToken(8, math.log(0.3))]
 
 
-def mixture_of(text: list[int], **options) -> NgramMixture:
-    mixture = NgramMixture(**options)
+def mixture_of(text: list[int]) -> NgramMixture:
+    mixture = NgramMixture()
     mixture.confirm(text)
     return mixture
 
@@ -174,9 +175,10 @@ def test_nothing_matches_nothing_changes() -> None:
     assert mixture_of([1, 2, 3]).mix(CANDIDATES, [4, 5]) is CANDIDATES
 
 
-def test_beyond_its_reach_the_drafter_is_alone() -> None:
+def test_beyond_its_reach_the_drafter_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "REACH", 3)
     text = [1, 2, 1]
-    mixture = mixture_of(text, reach=3)
+    mixture = mixture_of(text)
     assert mixture.mix(CANDIDATES, [*text, 9, 1]) is not CANDIDATES
     assert mixture.mix(CANDIDATES, [*text, 9, 9, 1]) is CANDIDATES
 
@@ -207,18 +209,13 @@ def test_a_copy_is_as_likely_as_it_followed_often() -> None:
     assert copy is not None and copy.token == 8 and math.exp(copy.logprob) == pytest.approx(WEIGHTS[1] / 1.7)
 
 
-def test_copies_in_a_row_go_beyond_the_reach_a_single_one_does_not() -> None:
+def test_copies_in_a_row_go_beyond_the_reach_a_single_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "REACH", 2)
     text = [1, 2, 3, 4, 5, 1]
-    mixture = mixture_of(text, reach=2)
+    mixture = mixture_of(text)
     assert mixture.copy([*text, 2]) == DraftToken(3, math.log(WEIGHTS[2]))
     assert mixture.copy([*text, 2, 3]) is None
     assert [copy.token for copy in islice(mixture.copies([*text, 2, 3]), 5)] == [4, 5, 1, 2, 3]
-
-
-@pytest.mark.parametrize("weights", [{}, {2: 0.5}, {1: 0.5, 2: 1.0}, {1: 0.0}])
-def test_weights_are_checked(weights) -> None:
-    with pytest.raises(ValueError, match="expected weights above 0 and below 1, the first for a length of 1"):
-        NgramMixture(weights=weights)
 
 
 # -- a datastore beside the conversation -------------------------------------------------------------

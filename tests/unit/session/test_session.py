@@ -135,7 +135,7 @@ def test_keep_drops_end_of_turn_tokens() -> None:
     pair = asked(policy=Policy.KEEP)
     pair.cut()
     pair.client.extend([3, STOP], Origin.OFFLINE)
-    assert pair.client.tentatively_finished
+    assert pair.client.tentative_finish is not None
     pair.connect()
     pair.settle()
     assert pair.client.committed[4:6] == [3, choice([*pair.client.committed[:5]])]
@@ -198,7 +198,7 @@ def test_the_target_chooses_the_last_token_after_kept_ones(written: int) -> None
     before = list(pair.client.committed)
     pair.cut()
     pair.client.extend([3] * written, Origin.OFFLINE)
-    assert pair.client.tentatively_finished
+    assert pair.client.tentative_finish is not None
     pair.connect()
     pair.settle()
     kept = [*before, *[3] * (written - 1)]
