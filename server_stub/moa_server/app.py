@@ -76,16 +76,14 @@ class Verifier:
         files: Mapping[str, WebFile] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.engine, self.timeline, self.drafts = settings, engine, timeline, drafts
+        self.settings, self.engine, self.timeline, self.drafts, self.clock = settings, engine, timeline, drafts, clock
         self.metrics = Metrics()
         self.worker = Worker(engine, self.metrics, settings.step_tokens, clock)
-        self.background_answers = BackgroundAnswers(self.worker, self.metrics, settings)
         self.authenticator = Authenticator(settings.token, settings.token_file, clock)
-        self.store = SessionStore(
-            engine, self.worker, settings, self.background_answers, self.authenticator, clock, drafts
-        )
-        self.plain = PlainDecodingEndpoint(engine, self.worker, self.authenticator, settings, self.metrics)
-        self._clock, self._began = clock, clock()
+        self.background_answers = BackgroundAnswers(self)
+        self.store = SessionStore(self)
+        self.plain = PlainDecodingEndpoint(self)
+        self._began = clock()
         self._connections: set[Connection] = set()
         self._leaving = False
         self._watch()
@@ -155,7 +153,7 @@ class Verifier:
                 "capabilities": asdict(self.engine.capabilities),
                 "sessions": len(self.store),
                 "forwards": self.engine.forwards,
-                "uptime_s": round(self._clock() - self._began, 3),
+                "uptime_s": round(self.clock() - self._began, 3),
             }
         )
 
@@ -340,11 +338,9 @@ class PlainDecodingEndpoint:
         running: requests that are being answered.
     """
 
-    def __init__(
-        self, engine: Engine, worker: Worker, authenticator: Authenticator, settings: Settings, metrics: Metrics
-    ) -> None:
-        self._engine, self._worker, self._authenticator = engine, worker, authenticator
-        self._settings, self._metrics = settings, metrics
+    def __init__(self, verifier: Verifier) -> None:
+        self._engine, self._worker, self._authenticator = verifier.engine, verifier.worker, verifier.authenticator
+        self._settings, self._metrics = verifier.settings, verifier.metrics
         self.running = 0
 
     async def answer(self, request: Request, bearer: Bearer) -> Response:

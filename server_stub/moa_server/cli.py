@@ -25,8 +25,7 @@ from moa_server.web.setup import WebSetup, check_web_options
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM. Exit status 0 after either, else as :func:`run_program` says:
-    130 after SIGINT while the model loads."""
+    """Serve until SIGINT or SIGTERM. Return the exit status: 0 after either, otherwise that of :func:`run_program`."""
     options = parser().parse_args(argv)
     configure(options.log_format, options.log_level)
     return run_program("moa-serve", lambda: _serve(options), complain=complain)
@@ -37,7 +36,7 @@ def _serve(options: argparse.Namespace) -> int:
         token, entry = new_token(options.new_token)
         print(f"token: {token}\nentry: {entry}")
         return 0
-    # Imported late, so that --help needs no web server; before torch, see ProcessEnd.
+    # Imported late, so that --help needs no web server; before torch, see ProcessExit.
     from moa_server.process import ProcessExit, end_with_stdin
 
     if options.until_stdin_ends:
@@ -50,7 +49,9 @@ def _serve(options: argparse.Namespace) -> int:
     if options.doctor:
         _diagnose(settings, options)
         return 0
-    _check_exposure(options, authenticator)
+    if authenticator.open and not (is_loopback(options.host) or options.insecure):
+        text = f"--host {options.host} is open to other machines: set a token with --token or MOA_TOKEN, "
+        raise ServeError(f"{text}more of them with --token-file, or pass --insecure", code="token_missing")
     if settings.token_file and hasattr(signal, "pthread_sigmask"):
         # It would end the process while the model loads: VerifierServer takes it when it listens for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -59,7 +60,7 @@ def _serve(options: argparse.Namespace) -> int:
     # The port first: loading a model only to find the port taken would waste the user's time.
     with (
         _bind(options.host, options.port) as listening,
-        contextlib.closing(_timeline(options)) as timeline,
+        contextlib.closing(Timeline("verifier", options.timeline) if options.timeline else NO_TIMELINE) as timeline,
     ):
         if web:
             web.find_bundle()
@@ -69,38 +70,26 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_exposure(options: argparse.Namespace, authenticator: Authenticator) -> None:
-    """Refuse to serve the whole network without a token unless told to."""
-    if authenticator.open and not (is_loopback(options.host) or options.insecure):
-        raise ServeError(
-            f"--host {options.host} is open to other machines: set a token with --token or MOA_TOKEN, "
-            "more of them with --token-file, or pass --insecure"
-        )
-
-
 def _check_tls(options: argparse.Namespace) -> tuple[Path, Path] | None:
     if not options.tls_cert and not options.tls_key:
         return None
     if not (options.tls_cert and options.tls_key):
-        raise ServeError("--tls-cert and --tls-key belong together; pass both")
+        raise ServeError("--tls-cert and --tls-key belong together; pass both", code="incomplete")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise ServeError(f"cannot use {options.tls_cert} with {options.tls_key}: {error}") from error
+        text = f"cannot use {options.tls_cert} with {options.tls_key}: {error}"
+        raise ServeError(text, code="bad_certificate") from error
     return options.tls_cert, options.tls_key
 
 
 def _bind(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
-        raise ServeError(f"--port must lie in 0..65535, not {port}")
+        raise ServeError(f"--port must lie in 0..65535, not {port}", code="out_of_range")
     try:
         return listen(host, port)
     except MoaError as error:
-        raise ServeError(f"{error}; choose another with --host and --port") from error
-
-
-def _timeline(options: argparse.Namespace) -> Timeline:
-    return Timeline("verifier", options.timeline) if options.timeline else NO_TIMELINE
+        raise ServeError(f"{error}; choose another with --host and --port", code=error.code) from error
 
 
 def _diagnose(settings: Settings, options: argparse.Namespace) -> None:
@@ -153,7 +142,7 @@ def _run(
 
 
 def ready_line(url: str, host: str, port: int, engine: Engine, web: WebSetup | None, *, as_json: bool) -> str:
-    """The line on stdout that says that clients may connect."""
+    """Return the line on stdout that says that clients may connect."""
     prints = engine.fingerprints
     if as_json:
         fingerprints = {"target": prints.target, "tokenizer": prints.tokenizer, "drafter": prints.drafter}

@@ -111,9 +111,8 @@ async def measure(engine: Engine) -> list[StepTiming]:
             seconds = statistics.median([await trial.verify(several[:count]) for _ in range(_REPEATS)])
             timed.append(StepTiming(what, count, 1, short, seconds))
     with TimedSteps(engine, StepCost()) as trial:
-        timed.append(
-            StepTiming(f"prefill of {prefill} tokens", 1, prefill, 0, await trial.prefill(trial.open(), prefill))
-        )
+        seconds = await trial.prefill(trial.open(), prefill)
+        timed.append(StepTiming(f"prefill of {prefill} tokens", 1, prefill, 0, seconds))
     return timed
 
 
@@ -217,6 +216,7 @@ _ROWS, _SIZE, _PRODUCT_REPEATS = (1, 16), 4096, 5
 
 
 def this_machine() -> Machine:
+    """Gather the facts about this machine and process."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     if not gpu and torch.backends.mps.is_available():
         gpu = "Apple (mps)"

@@ -31,6 +31,7 @@ _COMPLAINTS, _EVENTS = 10, 1000
 #: Characters of a text, of whose middle the rest is left out, and lines of a traceback, of which the last ones stay.
 _LONGEST, _LAST = 1000, 200
 _MOST_LINES = 100
+_MOST_KEYS = 1000
 
 _FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("log_fields", default=None)
 
@@ -78,6 +79,7 @@ class TextLines(logging.Formatter):
     """``moa-serve: warning: what happened [session 3, connection 1, alice]``, one line but for tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
         named = {"session": "session ", "connection": "connection ", "bearer": ""}
         fields = _FIELDS.get() or {}
         about = ", ".join(f"{named[name]}{fields[name]}" for name in named if fields.get(name))
@@ -92,30 +94,16 @@ class JsonLines(logging.Formatter):
     ``session``, ``connection``, ``bearer``, ``traceback``, and what the line gives as ``extra={"data": {...}}``."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the JSON of a record."""
         time = datetime.fromtimestamp(record.created, timezone.utc)
-        line: dict[str, Any] = {
-            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
+        line: dict[str, Any] = {"time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
+        line |= {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         line |= {name: value for name, value in (_FIELDS.get() or {}).items() if value != ""}
         line |= getattr(record, "data", {})
         line = {name: value if isinstance(value, int | float) else _clean(str(value)) for name, value in line.items()}
         if lines := _traceback_lines(self, record):
             line["traceback"] = "\n".join(lines)
         return json.dumps(line)
-
-
-class _Limit(logging.Filter):
-    """:class:`LogLimit`, strict for warnings and errors, generous for info and debug."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._complaints, self._events = LogLimit(_COMPLAINTS), LogLimit(_EVENTS)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return (self._complaints if record.levelno >= logging.WARNING else self._events).filter(record)
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -134,7 +122,7 @@ def configure(form: str = "text", level: str = "warning", stream: TextIO | None 
         root.removeHandler(earlier)
     handler = _Handler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    handler.addFilter(_Limit())
+    handler.addFilter(LogLimit(_COMPLAINTS, events=_EVENTS))
     root.addHandler(handler)
     root.setLevel(logging.ERROR if level == "error" else logging.WARNING)
     for name in _OWN:
@@ -167,19 +155,24 @@ def _place(error: BaseException) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
-_MOST_KEYS = 1000
-
-
 class LogLimit(logging.Filter):
-    """Lets through ``lines`` records of each message in ``seconds``; the next one after tells how many were left out.
+    """Lets through ``lines`` records of each message in ``seconds``, or ``events`` of a message below WARNING; the next
+    one after tells how many were left out.
 
     A message is a logger, a level, a format string and the type of the exception, so arguments make no new one. As a
     filter of a handler it limits every logger that the handler serves.
     """
 
-    def __init__(self, lines: int = 10, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        lines: int,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        events: int | None = None,
+    ) -> None:
         super().__init__()
         self._lines, self._seconds, self._clock = lines, seconds, clock
+        self._events = lines if events is None else events
         self._spans: dict[object, list[float]] = {}  # each: when it began, lines let through, lines left out
         self._lock = threading.Lock()
 
@@ -192,10 +185,10 @@ class LogLimit(logging.Filter):
             left_out = 0
             if span is None or now - span[0] >= self._seconds:
                 left_out = int(span[2]) if span else 0
-                if span is None and len(self._spans) >= _MOST_KEYS:  # a format string that is none
+                if span is None and len(self._spans) >= _MOST_KEYS:  # of messages that are no format strings
                     self._spans.pop(next(iter(self._spans)))
                 span = self._spans[key] = [now, 0, 0]
-            if span[1] >= self._lines:
+            if span[1] >= (self._lines if record.levelno >= logging.WARNING else self._events):
                 span[2] += 1
                 return False
             span[1] += 1

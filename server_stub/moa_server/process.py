@@ -103,11 +103,10 @@ class VerifierServer(EdgeServer):
             gc.freeze()
         await super().startup(sockets)
         slots, metrics, website = self.slots, self.verifier.metrics, self.verifier.website
-        if slots is not None:
-            if website is not None:  # a connection that downloads is busy, and most of those are for sessions
-                website.downloads.most = min(website.downloads.most, max(1, slots.ceiling // 4))
-            metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(slots))
-            metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: slots.ceiling)
+        if website is not None:  # a connection that downloads is busy, and most of those are for sessions
+            website.downloads.most = min(website.downloads.most, max(1, slots.ceiling // 4))
+        metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(slots))
+        metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: slots.ceiling)
         self._loop = loop
         if self._renew_tls is not None:
             self._renewing = asyncio.ensure_future(self._keep_renewed(self._renew_tls))
@@ -150,21 +149,18 @@ class VerifierServer(EdgeServer):
 
     async def _drain(self) -> None:
         try:
-            await self._answer_and_close()
+            await self.verifier.drain(self._drain_seconds, self._hurry)
+            self._hurry.clear()  # one more signal does not wait for the peers either
+            # Let written data go out and peers close. uvicorn would log the tasks of peers that do not.
+            deadline = time.monotonic() + 2 * self._limits.close_seconds
+            while self.server_state.tasks and time.monotonic() < deadline and not self._hurry.is_set():
+                await asyncio.sleep(0.02)
+            if self.server_state.tasks:
+                for connection in list(self.server_state.connections):
+                    connection.transport.abort()
+                await asyncio.sleep(0.1)
         finally:
             self.should_exit = True
-
-    async def _answer_and_close(self) -> None:
-        await self.verifier.drain(self._drain_seconds, self._hurry)
-        self._hurry.clear()  # one more signal does not wait for the peers either
-        # Let written data go out and peers close. uvicorn would log the tasks of peers that do not.
-        deadline = time.monotonic() + 2 * self._limits.close_seconds
-        while self.server_state.tasks and time.monotonic() < deadline and not self._hurry.is_set():
-            await asyncio.sleep(0.02)
-        if self.server_state.tasks:
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
-            await asyncio.sleep(0.1)
 
 
 class ProcessExit:
@@ -202,7 +198,8 @@ def end_with_stdin() -> None:
     try:
         descriptor = sys.stdin.fileno()
     except (AttributeError, OSError, ValueError) as error:  # None, or closed
-        raise ServeError("--until-stdin-ends needs a standard input to read: give it a pipe") from error
+        text = "--until-stdin-ends needs a standard input to read: give it a pipe"
+        raise ServeError(text, code="no_stdin") from error
     threading.Thread(target=_watch, args=(descriptor,), name="moa-stdin", daemon=True).start()
 
 

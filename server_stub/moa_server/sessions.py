@@ -15,24 +15,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moa_runtime.session.handshake import Limits, fault
+from moa_runtime.session.handshake import fault
 from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.auth import Authenticator, Bearer
-from moa_server.drafting.server_drafting import Proposal, ServerDrafting
+from moa_server.auth import Bearer
+from moa_server.drafting.server_drafting import Proposal
 from moa_server.edge.rate_limits import Budgets, Kind
-from moa_server.engine.base import Engine, new_sequence
+from moa_server.engine.base import new_sequence
 from moa_server.logging import log_unexpected
-from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
-from moa_server.scheduling.worker import Worker
 from moa_server.settings import Settings
 
 if TYPE_CHECKING:
     from moa_server.app import Verifier
 
-
 _log = logging.getLogger(__name__)
+
+#: Most microseconds that a message can tell.
+MOST_US = (1 << 32) - 1
 
 
 class OlderConnectionError(Exception):
@@ -48,8 +48,7 @@ class Conversation:
         bearer: of its newest connection; the conversation belongs to its name, and is forgotten with its token.
         sequence: the engine's number of it.
         lock: held from taking a frame to its verdict.
-        taken_over: set when another connection took over, a new event for each connection; None while
-            there is no connection.
+        taken_over: set when another connection took over, a new event for each connection; None without a connection.
         connections: number of connections so far.
         last_used: clock reading in seconds.
         unwatch: ends the watch of the bearer's token.
@@ -65,28 +64,10 @@ class Conversation:
 
 
 class SessionStore:
-    """Conversations by resume token. All methods belong to the event loop's thread.
+    """Conversations by resume token. All methods belong to the event loop's thread."""
 
-    Args:
-        clock: seconds, monotonic.
-
-    Attributes:
-        background_answers: continues the answers of conversations without a connection.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        worker: Worker,
-        settings: Settings,
-        background_answers: BackgroundAnswers,
-        authenticator: Authenticator,
-        clock: Callable[[], float] = time.monotonic,
-        drafts: ServerDrafting | None = None,
-    ) -> None:
-        self._engine, self._worker, self._settings, self._clock = engine, worker, settings, clock
-        self.background_answers, self._authenticator, self._drafts = background_answers, authenticator, drafts
-        self.limits: Limits = settings.limits(engine.max_context, engine.capabilities)
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier, self._settings = verifier, verifier.settings
         self._conversations: dict[str, Conversation] = {}
         self._numbers = itertools.count(1)
 
@@ -103,39 +84,39 @@ class SessionStore:
         others = [c for c in self._conversations.values() if c.taken_over is not None and c.session.runs]
         if len(others) <= self._settings.ask_from or not conversation.session.client_takes_rows:
             return False
-        able = {
-            c.number: c.session.round_trip_us for c in others if c.session.client_takes_rows and c.session.round_trip_us
-        }
-        return conversation.number in asked_to_draft(able, len(others), self._settings.ask_from)
+        able = [c for c in others if c.session.client_takes_rows and c.session.round_trip_us]
+        trips = {c.number: c.session.round_trip_us for c in able}
+        return conversation.number in asked_to_draft(trips, len(others), self._settings.ask_from)
 
     def attach(
         self, resume_token: str, bearer: Bearer, connection: int = 1
     ) -> tuple[Conversation, asyncio.Event] | None:
         """Connect to the conversation of a token, or to a new one if the token is empty, unknown or another owner's.
 
-        The event of the previous connection is set. When the store is full, the conversation
-        without a connection for the longest time is removed.
+        The event of the previous connection is set. If the store is full, a conversation without a connection is
+        removed: of the bearer with the most of them, the one that was left longest ago.
 
         Args:
             connection: the number of this connection within its conversation, as the client counts.
 
         Returns:
-            the conversation and the event that ends this connection's claim; None when every
-            conversation held has a connection.
+            the conversation and the event that ends this connection's claim; None if every conversation held has a
+            connection.
 
         Raises:
             OlderConnectionError: the conversation has a newer one.
         """
-        conversation = self._conversations.get(resume_token)
+        verifier, conversation = self._verifier, self._conversations.get(resume_token)
         if conversation is None or conversation.bearer.name != bearer.name:
             if len(self) >= self._settings.max_sessions and not self._make_room():
                 return None
             # Guessing a token is hopeless, so knowing it is the only proof of ownership there is.
-            token = secrets.token_urlsafe(24)
-            session = ServerSession(self.limits, self._engine.vocab_size, self._engine.stop_tokens)
+            token, engine = secrets.token_urlsafe(24), verifier.engine
+            limits = self._settings.limits(engine.max_context, engine.capabilities)
+            session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
             conversation = Conversation(next(self._numbers), token, bearer, session, new_sequence())
             self._conversations[token] = conversation
-        self.background_answers.end(conversation)
+        verifier.background_answers.end(conversation)
         if conversation.taken_over is not None:
             if connection < conversation.session.connection:
                 raise OlderConnectionError
@@ -143,10 +124,10 @@ class SessionStore:
         conversation.session.connection = max(conversation.session.connection, connection)
         claim = conversation.taken_over = asyncio.Event()
         conversation.connections += 1
-        conversation.last_used = self._clock()
+        conversation.last_used = verifier.clock()
         conversation.unwatch()
         conversation.bearer = bearer
-        conversation.unwatch = self._authenticator.watch(bearer, lambda: self._withdrawn(conversation))
+        conversation.unwatch = verifier.authenticator.watch(bearer, lambda: self._withdrawn(conversation))
         return conversation, claim
 
     def detach(self, conversation: Conversation, claim: asyncio.Event) -> None:
@@ -154,21 +135,24 @@ class SessionStore:
         forget it if its bearer's token was withdrawn."""
         if conversation.taken_over is claim:
             conversation.taken_over = None
-            conversation.last_used = self._clock()
-            if self._authenticator.valid(conversation.bearer):
-                self.background_answers.begin(conversation)
+            conversation.last_used = self._verifier.clock()
+            if self._verifier.authenticator.valid(conversation.bearer):
+                self._verifier.background_answers.begin(conversation)
             else:
                 self._forget(conversation)
 
     def sweep(self) -> None:
         """Forget conversations that have been without a connection for too long."""
-        now = self._clock()
-        for conversation in [c for c in self._conversations.values() if c.taken_over is None]:
-            if now - conversation.last_used >= self._settings.keep_seconds:
+        oldest = self._verifier.clock() - self._settings.keep_seconds
+        for conversation in self._abandoned():
+            if conversation.last_used <= oldest:
                 self._forget(conversation)
 
+    def _abandoned(self) -> list[Conversation]:
+        return [conversation for conversation in self._conversations.values() if conversation.taken_over is None]
+
     def _make_room(self) -> bool:
-        abandoned = [c for c in self._conversations.values() if c.taken_over is None]
+        abandoned = self._abandoned()
         if abandoned:  # of the bearer with the most: no client can push out the conversations of others
             counts = Counter(conversation.bearer.name for conversation in abandoned)
             self._forget(min(abandoned, key=lambda c: (-counts[c.bearer.name], c.last_used)))
@@ -181,10 +165,10 @@ class SessionStore:
     def _forget(self, conversation: Conversation) -> None:
         del self._conversations[conversation.token]
         conversation.unwatch()
-        self.background_answers.end(conversation)
-        self._worker.release(conversation.sequence)
-        if self._drafts is not None:
-            self._drafts.release(conversation.sequence)
+        self._verifier.background_answers.end(conversation)
+        self._verifier.worker.release(conversation.sequence)
+        if self._verifier.drafts is not None:
+            self._verifier.drafts.release(conversation.sequence)
 
 
 def asked_to_draft(trips: Mapping[int, float], answers: int, ask_from: int) -> list[int]:
@@ -238,8 +222,7 @@ class SessionWork:
             await asyncio.wait({self._doing})
             return None if self._doing.cancelled() else self._doing.result()
         except ExpiredError:
-            text = f"the verifier is too busy: no verdict within {settings.answer_seconds:g} seconds"
-            return busy(text, settings)
+            return busy(f"the verifier is too busy: no verdict within {settings.answer_seconds:g} seconds", settings)
         except EngineFailedError:
             text = "the verifier failed on this frame; sending it again may help"
             return fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=settings.retry_after_ms)
@@ -267,19 +250,30 @@ class SessionWork:
             raise
         draft_s = 0.0 if proposal is None else proposal.seconds
         sharing = verifier.worker.serving
-        verdict = verdict_of(conversation.session, work, job, job.seconds, draft_s, sharing)
-        verdict.verdict.drafts_wanted = verifier.store.asks(conversation)
-        if proposal is not None:
-            self._learn(conversation, work, proposal, job, time.monotonic() - began, sharing)
-        if verdict.verdict.finish:
+        message = verdict_of(conversation.session, work, job, job.seconds, draft_s, sharing)
+        verdict = message.verdict
+        verdict.drafts_wanted = verifier.store.asks(conversation)
+        if proposal is not None and verifier.drafts is not None:
+            waited_s = max(0.0, time.monotonic() - began - draft_s)
+            verifier.drafts.observe(
+                conversation.sequence,
+                proposal,
+                len(job.path),
+                waited_s=waited_s,
+                compute_s=job.seconds,
+                sharing=sharing,
+            )
+            tokens = [*work.prefix, *(work.draft[index] for index in job.path)]
+            verifier.drafts.add_rows(conversation.sequence, tokens, job.rows)
+        if verdict.finish:
             verifier.worker.rest(conversation.sequence)
-        counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
-        verifier.timeline.span("verify", began_ns, time.time_ns(), self.track, **counts, steps=job.steps)
-        committed = len(verdict.verdict.tokens)
-        verifier.metrics.decided(drafted=len(work.draft), accepted=verdict.verdict.accepted, committed=committed)
+        drafted, accepted, committed = len(work.draft), verdict.accepted, len(verdict.tokens)
+        counts = {"drafted": drafted, "accepted": accepted, "prefill": work.supplied, "steps": job.steps}
+        verifier.timeline.span("verify", began_ns, time.time_ns(), self.track, **counts)
+        verifier.metrics.decided(drafted=drafted, accepted=accepted, committed=committed)
         self.verdicts += 1
         self.committed += committed
-        return verdict
+        return message
 
     async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, Proposal | None]:
         """Add a draft of the server to pushed work, unless its bearer is over the rate limit."""
@@ -287,37 +281,10 @@ class SessionWork:
         if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
             return work, None
         start = drafts.rows_from(sequence, work.prefix)
-        room = conversation.session.room
         with self._verifier.worker.coming():
-            proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=room)
+            proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=conversation.session.room)
         tree = proposal.tree
         return replace(work, draft=tree.tokens, parents=tree.parents, rows_from=start), proposal
-
-    def _learn(
-        self,
-        conversation: Conversation,
-        work: Verify,
-        proposal: Proposal,
-        job: Job,
-        seconds: float,
-        sharing: int,
-    ) -> None:
-        """Report the outcome to the server's drafter; ``seconds`` is the time of draft and verdict together."""
-        drafts, sequence = self._verifier.drafts, conversation.sequence
-        assert drafts is not None
-        waited_s = max(0.0, seconds - proposal.seconds)
-        drafts.observe(
-            sequence,
-            proposal,
-            len(job.path),
-            waited_s=waited_s,
-            compute_s=job.seconds,
-            sharing=sharing,
-        )
-        drafts.add_rows(sequence, [*work.prefix, *(work.draft[index] for index in job.path)], job.rows)
-
-
-_MOST_US = (1 << 32) - 1
 
 
 def job_of(work: Verify | RowsWork, sequence: int) -> Job:
@@ -334,12 +301,11 @@ def verdict_of(
 
     Args:
         job: of :func:`job_of`, done.
-        seconds: time of the target, for the verdict.
-        draft_s: time of the server's own draft, for the verdict.
+        seconds, draft_s: time of the target and of the server's own draft, for the verdict.
         sharing: see :meth:`moa_runtime.session.server.ServerSession.decide`.
     """
     assert job.token is not None
-    compute_us, draft_us = (min(int(1e6 * each), _MOST_US) for each in (seconds, draft_s))
+    compute_us, draft_us = (min(int(1e6 * each), MOST_US) for each in (seconds, draft_s))
     verdict = session.decide(work, job.path, job.token, compute_us, draft_us, sharing)
     if work.rows_from is not None:
         take_rows(session, job)
@@ -348,24 +314,23 @@ def verdict_of(
 
 def take_rows(session: ServerSession, job: Job) -> None:
     """Give a session its job's memory rows; disable rows if the engine made none."""
-    rows = job.rows
-    if rows is None:
+    if job.rows is None:
         session.disable_rows()
     else:
-        session.add_rows(rows.start, rows.keys, rows.values)
+        session.add_rows(job.rows.start, job.rows.keys, job.rows.values)
 
 
 class BackgroundAnswers:
     """Continues each answer from the loss of its connection until it ends, its client reconnects, or it reaches a limit
-    of :class:`~moa_server.settings.Settings` (seconds, tokens).
+    of :class:`~moa_server.settings.Settings` (seconds, tokens); in steps that no other job wants.
     """
 
-    def __init__(self, worker: Worker, metrics: Metrics, settings: Settings) -> None:
-        self._worker, self._metrics, self._settings = worker, metrics, settings
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier, self._settings = verifier, verifier.settings
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by number of the conversation
 
     def __len__(self) -> int:
-        """Number of answers that are continued."""
+        """Return the number of answers that are continued."""
         return len(self._tasks)
 
     def begin(self, conversation: Conversation) -> None:
@@ -377,9 +342,8 @@ class BackgroundAnswers:
 
     def end(self, conversation: Conversation) -> None:
         """Stop: the client is back, or its conversation is removed."""
-        task = self._tasks.get(conversation.number)
-        if task is not None:
-            task.cancel()
+        if conversation.number in self._tasks:
+            self._tasks[conversation.number].cancel()
 
     async def close(self) -> None:
         """Stop all."""
@@ -397,16 +361,16 @@ class BackgroundAnswers:
                     if work is None:
                         return
                     job = job_of(work, conversation.sequence)
-                    await self._worker.run(job, left, background=True)
+                    await self._verifier.worker.run(job, left, background=True)
                     assert job.token is not None
                     conversation.session.decide(work, job.path, job.token, sent=False)
                 written += 1
-                self._metrics.decided(drafted=0, accepted=0, committed=1)
+                self._verifier.metrics.decided(drafted=0, accepted=0, committed=1)
         except (EngineFailedError, ExpiredError, GivenUpError):
             return
         finally:
-            self._worker.rest(conversation.sequence)
-            _log.info("the answer of session %d went on without its client: %d tokens", conversation.number, written)
+            self._verifier.worker.rest(conversation.sequence)
+            _log.info("the answer of session %d continued without its client: %d tokens", conversation.number, written)
 
     def _ended(self, conversation: Conversation, task: asyncio.Task[None]) -> None:
         if self._tasks.get(conversation.number) is task:

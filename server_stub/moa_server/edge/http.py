@@ -191,9 +191,9 @@ class EdgeHttp(SlotProtocol, H11Protocol):
             self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body, headers = _answer(text)
-            if status == 503:
-                headers.append(_RETRY_AFTER)
+            body = json.dumps({"error": text}).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), _CLOSE]
+            headers += [_RETRY_AFTER] if status == 503 else []
             response = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
             head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
             for event in (response, *([] if head else [h11.Data(data=body)]), h11.EndOfMessage()):
@@ -212,13 +212,6 @@ class EdgeHttp(SlotProtocol, H11Protocol):
         self._slot.half_close()
         self.flow.resume_reading()
         self._slot.on_deadline = self._slot.end
-
-
-def _answer(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """Return a JSON body and its headers, for the last answer on a connection."""
-    body = json.dumps({"error": text}).encode()
-    length = str(len(body)).encode()
-    return body, [(b"content-type", b"application/json"), (b"content-length", length), _CLOSE]
 
 
 def _well_formed(subprotocols: bytes) -> bool:

@@ -64,7 +64,7 @@ class TokenBucket:
         self._level = min(self._burst, self._level + amount)
 
     def wait_s(self, amount: float) -> float:
-        """Charge ``amount`` units. Returns the seconds the caller must wait before going on, 0.0 when free.
+        """Charge ``amount`` units. Returns the seconds to wait before the work, 0.0 when free.
 
         Raises:
             ValueError: a negative amount.
@@ -79,47 +79,37 @@ class TokenBucket:
 
 
 class Budgets:
-    """Usage of one bearer: its open sessions, and a token bucket for each rate."""
+    """Usage of one bearer: a token bucket for each rate, and ``sessions``, the number of its open sessions."""
 
     def __init__(self, budget: Budget, clock: Clock) -> None:
         self._clock = clock
-        self._sessions = 0
+        self.sessions = 0
         self.change(budget)
 
     def change(self, budget: Budget) -> None:
         """Apply new limits: buckets start full, open sessions stay."""
         self.budget = budget
-        rates = {kind: getattr(budget, kind.value) for kind in Kind}
-        self._buckets = {
-            kind: TokenBucket(rate, rate * BURST_SECONDS, self._clock)
-            for kind, rate in rates.items()
-            if rate is not None
-        }
-
-    @property
-    def sessions(self) -> int:
-        """Number of open sessions."""
-        return self._sessions
+        rates = [(kind, getattr(budget, kind.value)) for kind in Kind]
+        self._buckets = {kind: TokenBucket(r, r * BURST_SECONDS, self._clock) for kind, r in rates if r is not None}
 
     def open_session(self) -> bool:
         """Open a session; return False if the limit is reached. Each True needs one :meth:`close_session`."""
-        if self.budget.sessions is not None and self._sessions >= self.budget.sessions:
+        if self.budget.sessions is not None and self.sessions >= self.budget.sessions:
             return False
-        self._sessions += 1
+        self.sessions += 1
         return True
 
     def close_session(self) -> None:
-        if not self._sessions:
+        """Close a session."""
+        if not self.sessions:
             raise RuntimeError("no session is open")
-        self._sessions -= 1
+        self.sessions -= 1
 
     def give_back(self, kind: Kind, amount: float) -> None:
         """Refund a charge."""
-        bucket = self._buckets.get(kind)
-        if bucket:
-            bucket.give_back(amount)
+        if kind in self._buckets:
+            self._buckets[kind].give_back(amount)
 
     def wait_s(self, kind: Kind, amount: float) -> float:
-        """Charge ``amount``. Returns the seconds the caller must wait before going on, 0.0 when free."""
-        bucket = self._buckets.get(kind)
-        return bucket.wait_s(amount) if bucket else 0.0
+        """Charge ``amount``. Returns the seconds to wait before the work, 0.0 when free."""
+        return self._buckets[kind].wait_s(amount) if kind in self._buckets else 0.0

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import logging
 import socket
+from collections.abc import Coroutine
 
 import uvicorn
 
@@ -60,10 +61,8 @@ def ceiling(connections: int, descriptors: int | None) -> int:
         return connections
     room = descriptors - _RESERVE
     if room < 2:
-        raise MoaError(
-            f"this process may open only {descriptors} files and connections, moa-serve needs more than {_RESERVE}; "
-            "raise the limit, such as with ulimit -n 4096"
-        )
+        text = f"this process may open only {descriptors} files and connections, moa-serve needs more than {_RESERVE}; "
+        raise MoaError(f"{text}raise the limit, such as with ulimit -n 4096", code="too_few_descriptors")
     return min(connections, room)
 
 
@@ -72,20 +71,23 @@ class EdgeServer(uvicorn.Server):
 
     The fields ``http`` and ``ws`` of the configuration have no effect.
 
-    Raises:
-        MoaError: from ``startup``: the descriptor limit leaves no room for connections.
+    Attributes:
+        slots: the open connections; set by :meth:`startup`.
     """
 
     def __init__(self, config: uvicorn.Config, limits: EdgeLimits | None = None) -> None:
         super().__init__(config)
         self._limits = limits or EdgeLimits()
-        self.slots: ConnectionSlots | None = None
+        self.slots: ConnectionSlots
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the app, then accept connections.
 
         Args:
             sockets: listening sockets; None binds the address of the configuration.
+
+        Raises:
+            MoaError: the descriptor limit leaves no room for connections.
         """
         self.slots = ConnectionSlots(self._limits, ceiling(self._limits.connections, raise_descriptor_limit()))
         if sockets is None:
@@ -115,8 +117,8 @@ class _Acceptor:
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, *self._tasks, return_exceptions=True)
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -143,19 +145,19 @@ class _Acceptor:
             await asyncio.sleep(0)  # sock_accept does not let others run while connections wait
 
     async def _connect(self, connected: socket.socket, slot: ConnectionSlot) -> None:
-        config, server = self._server.config, self._server
-
-        def protocol() -> EdgeHttp:
-            return EdgeHttp(config, server.server_state, server.lifespan.state, slot)
-
+        config, state, app_state = self._server.config, self._server.server_state, self._server.lifespan.state
         timeout = self._slots.limits.header_seconds if config.ssl else None
         try:
             if connected.family in (socket.AF_INET, socket.AF_INET6):
                 # asyncio sets it only if the listening socket was made with a protocol number. A small frame must not
                 # wait for the client's acknowledgement of the previous one.
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(protocol, connected, ssl=config.ssl, ssl_handshake_timeout=timeout)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: EdgeHttp(config, state, app_state, slot),
+                connected,
+                ssl=config.ssl,
+                ssl_handshake_timeout=timeout,
+            )
         except OSError as error:  # no TLS, or the client has left
             _log.debug("a connection was lost before its first request: %s", error)
         finally:

@@ -88,9 +88,10 @@ class WebFile:
         try:
             found = self.content.stat()
         except OSError as error:
-            raise ChangedError(f"{self.content} cannot be read: {error.strerror}; start moa-serve again") from error
+            text = f"{self.content} cannot be read: {error.strerror}; start moa-serve again"
+            raise ChangedError(text, code="unreadable") from error
         if any(getattr(found, each) != getattr(self._stat, each) for each in ("st_size", "st_mtime_ns", "st_ino")):
-            raise ChangedError(f"{self.content} has changed since moa-serve started: start it again")
+            raise ChangedError(f"{self.content} has changed since moa-serve started: start it again", code="changed")
 
 
 def zipped(data: bytes) -> bytes | None:
@@ -167,14 +168,10 @@ class Downloads:
     def begin(self, network: str, end: Callable[[], None]) -> Download | None:
         """Start a download, to be ended with :meth:`over`; return None if none may start."""
         now = self._clock()
-        own = [each for each in self._running if each.network == network]
-        if len(own) >= max(1, self.most // 2):
-            rivals = own
-        elif len(self._running) >= self.most:
-            rivals = list(self._running)
-        else:
-            rivals = None
-        if rivals is not None:
+        rivals = [each for each in self._running if each.network == network]
+        if len(rivals) < max(1, self.most // 2):
+            rivals = list(self._running) if len(self._running) >= self.most else []
+        if rivals:
             slow = next((each for each in rivals if each.slow(now)), None)
             if slow is None:
                 return None
@@ -195,6 +192,7 @@ class Downloads:
 
 
 _RETRY_AFTER_S = 5
+
 
 #: Returns the refusal of a request; None if it is allowed.
 Refusal = Callable[[Headers], Response | None]
@@ -234,7 +232,7 @@ class Website(BaseRoute):
                 response = Response(None, response.status_code, response.headers)
             elif int(response.headers.get("content-length", 0)) > PIECE_BYTES:
                 host = scope["client"][0] if scope.get("client") else ""
-                download = self.downloads.begin(network_of(host), scope.get(END_KEY, _nothing))
+                download = self.downloads.begin(network_of(host), scope.get(END_KEY, lambda: None))
                 if download is None:
                     self._metrics.refused("downloads")
                     response = self._unavailable("the verifier sends as many files as it can; try again later")
@@ -268,13 +266,9 @@ class Website(BaseRoute):
             await response(scope, receive, paced)
         except ChangedError as error:
             _log.warning("%s", error)
-            scope.get(END_KEY, _nothing)()
+            scope.get(END_KEY, lambda: None)()  # some servers have no function to end a connection
             while (await receive())["type"] != "http.disconnect":
                 pass
 
     def _unavailable(self, text: str) -> Response:
         return JSONResponse({"error": text}, 503, headers={"Retry-After": str(_RETRY_AFTER_S)})
-
-
-def _nothing() -> None:
-    """Do nothing: for servers that offer no function to end a connection."""

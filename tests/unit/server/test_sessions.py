@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from moa_runtime.session.events import Sampling
-from moa_server.auth import Authenticator, Bearer
+from moa_server.app import Verifier
+from moa_server.auth import Bearer
 from moa_server.engine.base import StepRequest
-from moa_server.metrics import Metrics
-from moa_server.scheduling.worker import Worker
-from moa_server.sessions import BackgroundAnswers, Conversation, SessionStore
+from moa_server.sessions import Conversation
 from moa_server.settings import Settings
 from support.toy_engine import ToyEngine
 
@@ -20,9 +19,7 @@ class Held:
     def __init__(self, **settings) -> None:
         self.now = 0.0
         self.engine = ToyEngine()
-        chosen, worker, metrics = Settings(**settings), Worker(self.engine, Metrics()), Metrics()
-        away = BackgroundAnswers(worker, metrics, chosen)
-        self.store = SessionStore(self.engine, worker, chosen, away, Authenticator(), lambda: self.now)
+        self.store = Verifier(self.engine, Settings(**settings), clock=lambda: self.now).store
 
     def attach(self, token: str = "", owner: str = "") -> Conversation | None:
         attached = self.store.attach(token, Bearer(owner))
