@@ -324,15 +324,8 @@ class _Events(StreamingResponse):
 class PlainDecodingEndpoint:
     """``POST /v1/decode``: the server's own plain decoding, to compare a session's text and speed with.
 
-    Answers ``{"tokens": [...], "max_new_tokens", "temperature", "top_p", "seed", "stream"}``, all but the tokens
-    optional, with ``{"tokens": [...], "forwards": n, "finish": "stop"}``: the new tokens, the number of steps, and why
-    they end there: a stop token, the requested "length", or the end of the "context".
-
-    With ``"stream": true`` the answer is a stream of server-sent events: ``{"token": n}`` for each as it is
-    chosen, and at the end ``{"done": true, "forwards": n, "finish": "stop"}``; or ``{"error": "..."}`` if the
-    verifier fails meanwhile. Refusals come before the first event.
-
-    A request is the same kind of work as a session's frames, and is dropped as soon as its client leaves.
+    Its fields and events stand in docs/serving.md. A request is the same kind of work as a session's frames, and is
+    dropped as soon as its client leaves. Refusals come before the first event of a stream.
 
     Attributes:
         running: requests that are being answered.

@@ -33,17 +33,11 @@ class TokenFileError(MoaError):
 
 @dataclass(frozen=True)
 class Bearer:
-    """The owner of a token, authenticated by a request.
+    """The owner of a token, authenticated by a request."""
 
-    Attributes:
-        name: of the entry in the token file; empty for the single token, and if no token is required.
-        budget: its rate limits.
-        sha256: hex of its token's hash; empty if no token is required.
-    """
-
-    name: str = ""
-    budget: Budget = field(default_factory=Budget)
-    sha256: str = field(default="", repr=False)
+    name: str = ""  # of the entry in the token file; empty for the single token, and if no token is required
+    budget: Budget = field(default_factory=Budget)  # its rate limits
+    sha256: str = field(default="", repr=False)  # hex of its token's hash; empty if no token is required
 
 
 class Authenticator:

@@ -58,8 +58,14 @@ def _serve(options: argparse.Namespace) -> int:
     tls = (web.tls if web else None) or _check_tls(options)
     end = ProcessExit()
     # The port first: loading a model only to find the port taken would waste the user's time.
+    if not 0 <= options.port <= 65535:
+        raise ServeError(f"--port must lie in 0..65535, not {options.port}", code="out_of_range")
+    try:
+        listening = listen(options.host, options.port)
+    except MoaError as error:
+        raise ServeError(f"{error}; choose another with --host and --port", code=error.code) from error
     with (
-        _bind(options.host, options.port) as listening,
+        listening,
         contextlib.closing(Timeline("verifier", options.timeline) if options.timeline else NO_TIMELINE) as timeline,
     ):
         if web:
@@ -83,15 +89,6 @@ def _check_tls(options: argparse.Namespace) -> tuple[Path, Path] | None:
     return options.tls_cert, options.tls_key
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise ServeError(f"--port must lie in 0..65535, not {port}", code="out_of_range")
-    try:
-        return listen(host, port)
-    except MoaError as error:
-        raise ServeError(f"{error}; choose another with --host and --port", code=error.code) from error
-
-
 def _diagnose(settings: Settings, options: argparse.Namespace) -> None:
     with contextlib.closing(load_engine(options)) as engine:
         from moa_server.doctor import facts, measure, report, table, this_machine
@@ -111,43 +108,32 @@ def _run(
     timeline: Timeline,
     web: WebSetup | None,
 ) -> None:
-    from moa_server.app import SESSION_PATH
+    from moa_server.app import SESSION_PATH, Verifier
     from moa_server.process import VerifierServer
 
-    files = web.files(engine.fingerprints) if web else None
-    host, port = listening.getsockname()[:2]
+    prints, (host, port) = engine.fingerprints, listening.getsockname()[:2]
+    url = url_of("wss" if tls else "ws", listening, SESSION_PATH)
 
     def ready() -> None:
-        print(ready_line(url, host, port, engine, web, as_json=options.json), flush=True)
-        if web and not options.json:
-            print(web.invitation(port), flush=True)
+        line = f"moa-serve: ready on {url} (target {prints.target}, drafter {prints.drafter or 'none'})"
+        if options.json:
+            fingerprints = {"target": prints.target, "tokenizer": prints.tokenizer, "drafter": prints.drafter}
+            event = {"event": "ready", "url": url, "host": host, "port": port, "fingerprints": fingerprints}
+            line = json.dumps(event | ({"pages": web.urls(port), "authority": web.fingerprint} if web else {}))
+        elif web:
+            line += f"\n{web.invitation(port)}"
+        print(line, flush=True)
 
-    url = url_of("wss" if tls else "ws", listening, SESSION_PATH)
+    files = web.files(prints) if web else None
     server = VerifierServer(
-        engine,
-        settings,
+        Verifier(engine, settings, timeline, server_drafts(engine, settings, options), files),
         limits=EdgeLimits(connections=options.max_connections),
         drain_seconds=options.drain_seconds,
         on_ready=ready,
         tls=tls,
         renew_tls=web.renew if web and web.tls else None,
-        timeline=timeline,
-        drafts=server_drafts(engine, settings, options),
-        files=files,
         warm=True,
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # what uvicorn puts back when it ends: one more signal is too late
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listening])
-
-
-def ready_line(url: str, host: str, port: int, engine: Engine, web: WebSetup | None, *, as_json: bool) -> str:
-    """Return the line on stdout that says that clients may connect."""
-    prints = engine.fingerprints
-    if as_json:
-        fingerprints = {"target": prints.target, "tokenizer": prints.tokenizer, "drafter": prints.drafter}
-        line = {"event": "ready", "url": url, "host": host, "port": port, "fingerprints": fingerprints}
-        if web is not None:
-            line |= {"pages": web.urls(port), "authority": web.fingerprint}
-        return json.dumps(line)
-    return f"moa-serve: ready on {url} (target {prints.target}, drafter {prints.drafter or 'none'})"

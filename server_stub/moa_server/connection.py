@@ -21,7 +21,7 @@ from moa_server.edge.connection_limits import ALL_BUSY, FULL_KEY
 from moa_server.edge.rate_limits import Kind
 from moa_server.logging import add_log_fields, log_unexpected
 from moa_server.scheduling.verify_job import GivenUpError
-from moa_server.sessions import Conversation, OlderConnectionError, SessionWork, busy
+from moa_server.sessions import MOST_US, Conversation, OlderConnectionError, SessionWork, busy
 from moa_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds of silence after which an answer continues without its client; most rounds take less.
 _SILENCE_S = 2.0
-_MOST_US = (1 << 32) - 1
 
 
 class _CloseError(Exception):
@@ -61,19 +60,14 @@ class Connection:
         self._pings = PingResponder(self._send)
         # A track for each connection: the last send of one that hangs may last into the next one's work.
         self._track = self._work.track = "no session"
-        self._reader = FrameReader(
-            websocket,
-            on_message=self._note,
-            on_end=self._work.abandon,
-            most_waiting=self._settings.max_waiting_frames,
-            max_frame_bytes=self._settings.max_frame_bytes,
-        )
+        self._reader = FrameReader(websocket, self._settings, self._note, self._work.abandon)
 
     def leave(self) -> None:
         """Answer the received frames, then close: the verifier is shutting down."""
         self._reader.end(CloseReason.LEAVING)
 
     async def serve(self) -> None:
+        """Serve until the connection has ended."""
         counted = self._budgets.open_session()
         unwatch = self._verifier.authenticator.watch(self._bearer, lambda: self._reader.end(CloseReason.WITHDRAWN))
         why = "the verifier ended"
@@ -148,11 +142,11 @@ class Connection:
             text = f"a connection begins with Hello, not with {message.WhichOneof('event')}"
             await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED)
         hello = message.hello
-        refused = check_hello(hello, fingerprints)
-        if refused is None and hello.row_encoding not in wire.RowEncoding.values():
-            refused = fault(wire.FAULT_CODE_PROTOCOL, f"this verifier knows no row encoding {hello.row_encoding}")
-        if refused is not None:
+        if (refused := check_hello(hello, fingerprints)) is not None:
             await self._refuse(refused, REFUSED)
+        if hello.row_encoding not in wire.RowEncoding.values():
+            text = f"this verifier knows no row encoding {hello.row_encoding}"
+            await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED)
         try:
             attached = store.attach(hello.resume.token, self._bearer, hello.resume.connection)
         except OlderConnectionError:
@@ -269,7 +263,7 @@ class Connection:
         event = message.WhichOneof("event")
         if self._stamped is not None and event in ("verdict", "standing", "pong"):
             (stamp, came), self._stamped = self._stamped, None
-            held_us = min(int(1e6 * (time.monotonic() - came)), _MOST_US)
+            held_us = min(int(1e6 * (time.monotonic() - came)), MOST_US)
             getattr(message, event).echo.CopyFrom(wire.Echo(stamp=stamp, held_us=held_us))
         await self._send(message)
 
@@ -320,8 +314,7 @@ class PingResponder:
         send: sends a message to the client.
 
     Attributes:
-        lost: whether the client turned out to be gone. Its WebSocket reports that once; sending again would be an
-            error.
+        lost: whether the client turned out to be gone. Its WebSocket reports that once; sending again is an error.
     """
 
     def __init__(self, send: Callable[[wire.ServerMessage], Awaitable[None]]) -> None:
@@ -332,12 +325,11 @@ class PingResponder:
 
     def take(self, message: wire.ClientMessage) -> bool:
         """Answer a Ping, unless another was answered just before; return whether it was answered."""
-        busy = self._sending is not None and not self._sending.done()
-        if message.WhichOneof("event") != "ping" or busy or time.monotonic() < self._next:
+        sending = self._sending is not None and not self._sending.done()
+        if message.WhichOneof("event") != "ping" or sending or time.monotonic() < self._next:
             return False
         self._next = time.monotonic() + _INTERVAL_S
-        stamp = message.ping.stamp
-        echo = wire.Echo(stamp=stamp) if stamp else None
+        echo = wire.Echo(stamp=message.ping.stamp) if message.ping.stamp else None
         self._sending = asyncio.create_task(self._answer(wire.ServerMessage(pong=wire.Pong(echo=echo))))
         return True
 
@@ -366,19 +358,19 @@ def refusal_of(end: CloseReason, seconds: float, settings: Settings) -> tuple[wi
     Args:
         seconds: of silence, if that is the reason.
     """
-    if end is CloseReason.REPLACED:
-        return fault(wire.FAULT_CODE_REPLACED, end.value), REFUSED
-    if end is CloseReason.FLOODED:
-        most, size = settings.max_waiting_frames, 2 * settings.max_frame_bytes
-        text = f"more than {most} frames or {size} bytes wait: a client awaits its verdicts"
-        return fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED
-    if end is CloseReason.WITHDRAWN:
-        return fault(wire.FAULT_CODE_PROTOCOL, end.value), REFUSED
+    if end in (CloseReason.LEFT, CloseReason.LEAVING):
+        return None
     if end is CloseReason.FULL:
         return busy(end.value, settings), TRY_AGAIN_LATER
     if end is CloseReason.SILENT:
         return fault(wire.FAULT_CODE_IDLE, f"nothing was received for {seconds:g} seconds"), GOING_AWAY
-    return None
+    text, code = end.value, wire.FAULT_CODE_PROTOCOL
+    if end is CloseReason.REPLACED:
+        code = wire.FAULT_CODE_REPLACED
+    elif end is CloseReason.FLOODED:
+        most, size = settings.max_waiting_frames, 2 * settings.max_frame_bytes
+        text = f"more than {most} frames or {size} bytes wait: a client awaits its verdicts"
+    return fault(code, text), REFUSED
 
 
 #: Largest first frame; a Hello has less than 300 bytes.
@@ -400,12 +392,12 @@ class CloseReason(enum.Enum):
 class FrameReader:
     """Parsed frames of one WebSocket, in order.
 
+    A frame of more than ``max_frame_bytes``, or a first one of more than :data:`MAX_HELLO_BYTES`, is answered with a
+    fault. More than ``max_waiting_frames`` queued frames, or twice ``max_frame_bytes``, end the connection.
+
     Args:
         on_message: called with each message on arrival; returns True if the message needs no further handling.
         on_end: called when the connection ends for any reason but LEAVING: no answer can be delivered.
-        most_waiting: frames that may be queued; one more ends the connection.
-        max_frame_bytes: a larger frame is answered with a fault, as is a first one of more than
-            :data:`MAX_HELLO_BYTES`. Twice as many bytes may wait.
 
     Attributes:
         taken_at: arrival time (``time.monotonic``) of the last frame that :meth:`next` returned.
@@ -414,15 +406,12 @@ class FrameReader:
     def __init__(
         self,
         websocket: WebSocket,
-        *,
+        settings: Settings,
         on_message: Callable[[wire.ClientMessage], bool],
         on_end: Callable[[], None],
-        most_waiting: int,
-        max_frame_bytes: int,
     ) -> None:
-        self._websocket, self._on_message, self._on_end = websocket, on_message, on_end
-        self._most_waiting, self._max_frame_bytes = most_waiting, max_frame_bytes
-        self._most_bytes = min(MAX_HELLO_BYTES, max_frame_bytes)  # of the next frame
+        self._websocket, self._settings, self._on_message, self._on_end = websocket, settings, on_message, on_end
+        self._most_bytes = min(MAX_HELLO_BYTES, settings.max_frame_bytes)  # of the next frame
         self._frames: deque[tuple[wire.ClientMessage | wire.ServerMessage, int, float]] = deque()
         self.taken_at = 0.0
         self._changed = asyncio.Event()
@@ -498,38 +487,35 @@ class FrameReader:
 
     async def _read(self) -> None:
         try:
-            await self._read_frames()
+            while self._end is None:
+                await self._read_frame()
         except Exception as error:  # raised by next()
             self._failure = error
             self._changed.set()
             self._on_end()
 
-    async def _read_frames(self) -> None:
-        while self._end is None:
-            received = await self._websocket.receive()
-            if received["type"] == "websocket.disconnect":
-                self.end(CloseReason.LEFT)
-                return
-            if FULL_KEY in received:
-                self.end(CloseReason.FULL)
-                return
-            data = received.get("bytes")
-            waiting = sum(size for _, size, _ in self._frames)
-            if len(self._frames) >= self._most_waiting or waiting > 2 * self._max_frame_bytes:
-                self.end(CloseReason.FLOODED)
-                return
+    async def _read_frame(self) -> None:
+        received = await self._websocket.receive()
+        data, waiting = received.get("bytes"), sum(size for _, size, _ in self._frames)
+        most = self._settings.max_waiting_frames
+        if received["type"] == "websocket.disconnect":
+            self.end(CloseReason.LEFT)
+        elif FULL_KEY in received:
+            self.end(CloseReason.FULL)
+        elif len(self._frames) >= most or waiting > 2 * self._settings.max_frame_bytes:
+            self.end(CloseReason.FLOODED)
+        else:
             message = self._parse(data)
-            self._most_bytes = self._max_frame_bytes
-            if isinstance(message, wire.ClientMessage) and self._on_message(message):
-                continue
-            self._frames.append((message, len(data or b""), time.monotonic()))
-            self._changed.set()
+            self._most_bytes = self._settings.max_frame_bytes
+            if not (isinstance(message, wire.ClientMessage) and self._on_message(message)):
+                self._frames.append((message, len(data or b""), time.monotonic()))
+                self._changed.set()
 
     def _parse(self, frame: bytes | None) -> wire.ClientMessage | wire.ServerMessage:
         if frame is None:
             return fault(wire.FAULT_CODE_PROTOCOL, "a text frame; this protocol is binary")
         if len(frame) > self._most_bytes:
-            which = "frame" if self._most_bytes == self._max_frame_bytes else "first frame"
+            which = "frame" if self._most_bytes == self._settings.max_frame_bytes else "first frame"
             text = f"a {which} of {len(frame)} bytes; this verifier takes {self._most_bytes}"
             return fault(wire.FAULT_CODE_TOO_LARGE, text)
         return parse_client_message(frame)

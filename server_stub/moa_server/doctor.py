@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
-import time
+import timeit
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,45 +54,29 @@ class SessionCapacity:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts about the machine and this process.
+    """Facts about the machine and this process."""
 
-    Attributes:
-        cores: number that this process may use.
-        threads: number that torch uses.
-        gpu: its name; empty without one.
-        bfloat16: whether the processor has bfloat16 instructions; None if unknown.
-        resident_bytes: memory of this process; None if unknown.
-    """
-
-    cores: int
-    threads: int
-    gpu: str
-    bfloat16: bool | None
-    resident_bytes: int | None
+    cores: int  # number that this process may use
+    threads: int  # number that torch uses
+    gpu: str  # its name; empty without one
+    bfloat16: bool | None  # whether the processor has bfloat16 instructions; None if unknown
+    resident_bytes: int | None  # memory of this process; None if unknown
 
 
 @dataclass(frozen=True)
 class Facts(EngineFacts):
-    """Facts about the engine and the options, for the report.
+    """Facts about the engine and the options, for the report."""
 
-    Attributes:
-        descriptors: open files and connections that the system allows; None for any number.
-        connections: that are held at once.
-        max_sessions: see :class:`moa_server.settings.Settings`.
-        bfloat16_share: time of products in bfloat16 relative to float32; None if not measured.
-    """
-
-    descriptors: int | None
-    connections: int
-    max_sessions: int
-    bfloat16_share: float | None = None
+    descriptors: int | None  # open files and connections that the system allows; None for any number
+    connections: int  # held at once
+    max_sessions: int  # see :class:`moa_server.settings.Settings`
+    bfloat16_share: float | None = None  # time of products in bfloat16 relative to float32; None if not measured
 
 
 async def measure(engine: Engine) -> list[StepTiming]:
     """Time the steps that everything else follows from; the engine is warm and empty-handed afterwards."""
     await warm_up(engine, StepCost())
-    most = engine.capabilities.max_draft_tokens
-    tokens = [count for count in _TOKENS if count - 1 <= most]
+    tokens = [count for count in _TOKENS if count - 1 <= engine.capabilities.max_draft_tokens]
     context = max(1, min(_CONTEXT, engine.max_context - max(tokens)))
     short = min(_SHORT_CONTEXT, context)
     prefill = min(_PREFILL, engine.max_context)
@@ -140,7 +124,7 @@ def sessions(timed: Sequence[StepTiming], most: int) -> SessionCapacity:
 
 
 def advice(facts: Facts, machine: Machine, able: SessionCapacity) -> list[str]:
-    """Sentences that an operator can act on."""
+    """Return sentences that an operator can act on."""
     said = []
     if machine.gpu and facts.device == "cpu":
         said.append(f"there is a GPU, {machine.gpu}, and the target runs on the CPU: see --device")
@@ -158,6 +142,7 @@ def advice(facts: Facts, machine: Machine, able: SessionCapacity) -> list[str]:
 def report(facts: Facts, machine: Machine, engine: Engine, timed: Sequence[StepTiming]) -> dict[str, Any]:
     """Return the report as a dictionary, for JSON."""
     able = sessions(timed, facts.max_sessions)
+    assumed = {"least_tokens_per_second": LEAST_RATE, "drafted_tokens": DRAFTED, "committed_tokens": COMMITTED}
     return {
         "target": engine.fingerprints.target,
         "drafter": engine.fingerprints.drafter,
@@ -166,18 +151,13 @@ def report(facts: Facts, machine: Machine, engine: Engine, timed: Sequence[StepT
         "machine": asdict(machine),
         **asdict(facts),
         "steps": [asdict(step) for step in timed],
-        "sessions": {
-            **asdict(able),
-            "least_tokens_per_second": LEAST_RATE,
-            "drafted_tokens": DRAFTED,
-            "committed_tokens": COMMITTED,
-        },
+        "sessions": {**asdict(able), **assumed},
         "advice": advice(facts, machine, able),
     }
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """Return the report for people."""
     machine, able = found["machine"], found["sessions"]
     descriptors = found["descriptors"] or "any number of"
     native = {True: "yes", False: "no", None: "not known"}[machine["bfloat16"]]
@@ -248,12 +228,7 @@ def bfloat16_share() -> float:
 def _seconds(dtype: torch.dtype, rows: int, size: int) -> float:
     multiply = product(torch.ones(size, size, dtype=dtype))
     values = torch.ones(rows, size, dtype=dtype)
-    times = []
-    for _ in range(_PRODUCT_REPEATS):
-        began = time.perf_counter()
-        multiply(values)
-        times.append(time.perf_counter() - began)
-    return max(min(times), 1e-9)
+    return max(min(timeit.repeat(lambda: multiply(values), number=1, repeat=_PRODUCT_REPEATS)), 1e-9)
 
 
 def _native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:

@@ -148,9 +148,9 @@ def _traceback_lines(formatter: logging.Formatter, record: logging.LogRecord) ->
 def _place(error: BaseException) -> str:
     """File and line of ours where an exception came from, or of a library where ours has no part in it."""
     frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent.name in _OWN]
     if not frames:
         return "no place known"
-    own = [frame for frame in frames if Path(frame.filename).parent.name in _OWN]
     frame = (own or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,23 +33,22 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=registry)
+
         ProcessCollector(registry=registry)  # memory, processor time, open files
         self._steps = Counter("moa_steps", "Steps of the engine.", registry=registry)
         self._tokens = Counter("moa_tokens", "Tokens by kind.", ["kind"], registry=registry)
         self._rounds = Counter("moa_rounds", "Verdicts on drafts, prompts not counted.", registry=registry)
         self._refusals = Counter("moa_refusals", "What was refused, by reason.", ["reason"], registry=registry)
-        self._dropped = Counter(
-            "moa_jobs_dropped", "Frames and requests without a result, by reason.", ["reason"], registry=registry
-        )
-        self._batch = Histogram("moa_step_sequences", "Sequences in a step.", buckets=_COUNTS, registry=registry)
-        self._sizes = Histogram("moa_step_tokens", "Tokens in a step.", buckets=_TOKENS, registry=registry)
-        self._took = Histogram("moa_step_seconds", "Seconds that a step takes.", buckets=_SECONDS, registry=registry)
-        self._queued = Histogram(
-            "moa_queue_seconds", "Seconds from a frame to its first step.", buckets=_SECONDS, registry=registry
-        )
-        self._tau = Histogram(
-            "moa_round_tokens", "Tokens that a round commits; sum by count is tau.", buckets=_COUNTS, registry=registry
-        )
+        dropped = "Frames and requests without a result, by reason."
+        self._dropped = Counter("moa_jobs_dropped", dropped, ["reason"], registry=registry)
+        self._batch = histogram("moa_step_sequences", "Sequences in a step.", _COUNTS)
+        self._sizes = histogram("moa_step_tokens", "Tokens in a step.", _TOKENS)
+        self._took = histogram("moa_step_seconds", "Seconds that a step takes.", _SECONDS)
+        self._queued = histogram("moa_queue_seconds", "Seconds from a frame to its first step.", _SECONDS)
+        self._tau = histogram("moa_round_tokens", "Tokens that a round commits; sum by count is tau.", _COUNTS)
         # Make the counters visible before the first event.
         for kind in ("prefill", "verified", "accepted", "committed"):
             self._tokens.labels(kind)
@@ -65,7 +64,7 @@ class Metrics:
         self._registry.register(_Watched(CounterMetricFamily, name, text, value))
 
     def stepped(self, step: Step, began: float, ended: float) -> None:
-        """A step was run; clock readings in seconds."""
+        """Record a step; clock readings in seconds."""
         self._steps.inc()
         self._batch.observe(len(step.pieces))
         self._sizes.observe(step.tokens)
@@ -90,6 +89,7 @@ class Metrics:
         self._dropped.labels(reason).inc()
 
     def refused(self, reason: str) -> None:
+        """Record a refusal."""
         self._refusals.labels(reason).inc()
 
     def text(self) -> bytes:

@@ -14,23 +14,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from moa_runtime.errors import MoaError
-from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.app import Verifier
-from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.server import EdgeServer
-from moa_server.engine.base import Engine
 from moa_server.engine.load import warm_up
 from moa_server.logging import handle_loop_error
-from moa_server.settings import ServeError, Settings
-from moa_server.web.site import WebFile
+from moa_server.settings import ServeError
 
 _log = logging.getLogger(__name__)
 
@@ -48,32 +44,27 @@ class VerifierServer(EdgeServer):
         on_ready: called when clients may connect.
         tls: certificate and key files.
         renew_tls: called from time to time, in a thread; rewrites these files if necessary.
-        drafts, files: see :class:`moa_server.app.Verifier`.
         warm: run some steps before clients may connect, see :func:`moa_server.engine.load.warm_up`.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        settings: Settings,
+        verifier: Verifier,
         *,
         limits: EdgeLimits | None = None,
         drain_seconds: float = 10.0,
         on_ready: Callable[[], None] = lambda: None,
         tls: tuple[Path, Path] | None = None,
         renew_tls: Callable[[], object] | None = None,
-        timeline: Timeline = NO_TIMELINE,
-        drafts: ServerDrafting | None = None,
-        files: Mapping[str, WebFile] | None = None,
         warm: bool = False,
     ) -> None:
         limits = limits or EdgeLimits()
-        self.verifier = Verifier(engine, settings, timeline, drafts, files)
+        self.verifier = verifier
         secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
         config = uvicorn.Config(
-            self.verifier.app,
+            verifier.app,
             # The app answers a frame that is too large with a fault; far larger ones never reach it.
-            ws_max_size=2 * settings.max_frame_bytes,
+            ws_max_size=2 * verifier.settings.max_frame_bytes,
             ws_ping_interval=_PING_SECONDS,
             ws_ping_timeout=_PING_SECONDS,
             ws_per_message_deflate=False,
@@ -85,8 +76,7 @@ class VerifierServer(EdgeServer):
             **secure,
         )
         super().__init__(config, limits)
-        self._engine, self._warm = engine, warm
-        self._tls, self._renew_tls = tls, renew_tls
+        self._warm, self._tls, self._renew_tls = warm, tls, renew_tls
         self._renewing: asyncio.Future[None] | None = None
         self._on_ready, self._drain_seconds = on_ready, drain_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,7 +87,7 @@ class VerifierServer(EdgeServer):
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(handle_loop_error)
         if self._warm:
-            await warm_up(self._engine, self.verifier.worker.cost)
+            await warm_up(self.verifier.engine, self.verifier.worker.cost)
             # Exclude loaded objects from garbage collection: a full collection would take a second.
             gc.collect()
             gc.freeze()
@@ -200,12 +190,12 @@ def end_with_stdin() -> None:
     except (AttributeError, OSError, ValueError) as error:  # None, or closed
         text = "--until-stdin-ends needs a standard input to read: give it a pipe"
         raise ServeError(text, code="no_stdin") from error
-    threading.Thread(target=_watch, args=(descriptor,), name="moa-stdin", daemon=True).start()
 
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(descriptor, 4096):
+                pass
+        # At once: no client waits for a verdict any more, and signals are not handled while a model is loading.
+        os._exit(0)
 
-def _watch(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(descriptor, 4096):
-            pass
-    # At once: no client waits for a verdict any more, and signals are not handled while a model is loading.
-    os._exit(0)
+    threading.Thread(target=watch, name="moa-stdin", daemon=True).start()

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moa_runtime.session.handshake import fault
@@ -39,28 +39,20 @@ class OlderConnectionError(Exception):
     """A Hello arrived after one of a newer connection of the same conversation."""
 
 
+@dataclass(eq=False)
 class Conversation:
-    """A session, the engine's sequence for it, and the connection that speaks for it.
+    """A session, the engine's sequence for it, and the connection that speaks for it."""
 
-    Attributes:
-        number: counts the store's conversations, from 1; for people.
-        token: resume token; knowing it proves ownership of the conversation.
-        bearer: of its newest connection; the conversation belongs to its name, and is forgotten with its token.
-        sequence: the engine's number of it.
-        lock: held from taking a frame to its verdict.
-        taken_over: set when another connection took over, a new event for each connection; None without a connection.
-        connections: number of connections so far.
-        last_used: clock reading in seconds.
-        unwatch: ends the watch of the bearer's token.
-    """
-
-    def __init__(self, number: int, token: str, bearer: Bearer, session: ServerSession, sequence: int) -> None:
-        self.number, self.token, self.bearer, self.session, self.sequence = number, token, bearer, session, sequence
-        self.lock = asyncio.Lock()
-        self.taken_over: asyncio.Event | None = None
-        self.connections = 0
-        self.last_used = 0.0
-        self.unwatch: Callable[[], None] = lambda: None
+    number: int  # counts the store's conversations, from 1; for people
+    token: str  # resume token; knowing it proves ownership of the conversation
+    bearer: Bearer  # of its newest connection; the conversation belongs to its name, and is forgotten with its token
+    session: ServerSession
+    sequence: int  # the engine's number of it
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held from taking a frame to its verdict
+    taken_over: asyncio.Event | None = None  # of its connection, None without one; set when another one took over
+    connections: int = 0  # number of connections so far
+    last_used: float = 0.0  # clock reading in seconds
+    unwatch: Callable[[], None] = lambda: None  # ends the watch of the bearer's token
 
 
 class SessionStore:

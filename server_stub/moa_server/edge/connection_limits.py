@@ -29,39 +29,24 @@ END_KEY = "moa_server.end"
 
 @dataclass(frozen=True)
 class EdgeLimits:
-    """Limits on each connection, and on all of them together.
+    """Limits on each connection, and on all of them together."""
 
-    Attributes:
-        connections: held at once, if the descriptor limit allows.
-        per_address: connections of one address, or one IPv6 /64 network, that have never been busy, see
-            :class:`ConnectionSlot`.
-        header_bytes: of a request header.
-        header_seconds: from the connection or the previous answer to the whole request header, TLS included.
-        body_seconds: from the header to the end of the body.
-        send_seconds: in which a peer must read 64 KiB, or all that waits for it beyond what the system and asyncio
-            buffer. A slow link is no offence: a large message may take much longer.
-        close_seconds: that a peer has to close as well, once all that was written for it is sent.
-        discard_bytes: bytes of a body that are read and dropped after an answer that came before its end.
-        write_buffer_bytes: that may wait for a peer besides the largest message.
-        control_frames_per_second: WebSocket pings and pongs, sustained.
-        control_frames_burst: and at once.
-        fragments: frames of one WebSocket message.
-        first_message_bytes: that a WebSocket may send until its first message is whole.
-    """
-
-    connections: int = 2048
+    connections: int = 2048  # held at once, if the descriptor limit allows
+    # connections of one address, or one IPv6 /64 network, that have never been busy, see :class:`ConnectionSlot`
     per_address: int = 256
-    header_bytes: int = 64 << 10
-    header_seconds: float = 10.0
-    body_seconds: float = 30.0
+    header_bytes: int = 64 << 10  # of a request header
+    header_seconds: float = 10.0  # from the connection or the previous answer to the whole request header, TLS included
+    body_seconds: float = 30.0  # from the header to the end of the body
+    # in which a peer must read 64 KiB, or all that waits for it beyond what the system and asyncio buffer; a large
+    # message may take much longer, for a slow link is no offence
     send_seconds: float = 30.0
-    close_seconds: float = 5.0
-    discard_bytes: int = 64 << 20
-    write_buffer_bytes: int = 4 << 20
-    control_frames_per_second: float = 50.0
-    control_frames_burst: int = 100
-    fragments: int = 1024
-    first_message_bytes: int = 8 << 10
+    close_seconds: float = 5.0  # that a peer has to close as well, once all that was written for it is sent
+    discard_bytes: int = 64 << 20  # bytes of a body that are read and dropped after an answer that came before its end
+    write_buffer_bytes: int = 4 << 20  # that may wait for a peer besides the largest message
+    control_frames_per_second: float = 50.0  # WebSocket pings and pongs, sustained
+    control_frames_burst: int = 100  # WebSocket pings and pongs at once
+    fragments: int = 1024  # frames of one WebSocket message
+    first_message_bytes: int = 8 << 10  # that a WebSocket may send until its first message is whole
 
     @property
     def sweep_seconds(self) -> float:

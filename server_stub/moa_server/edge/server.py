@@ -81,19 +81,14 @@ class EdgeServer(uvicorn.Server):
         self.slots: ConnectionSlots
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the app, then accept connections.
-
-        Args:
-            sockets: listening sockets; None binds the address of the configuration.
+        """Start the app, then accept connections of the listening sockets.
 
         Raises:
             MoaError: the descriptor limit leaves no room for connections.
         """
         self.slots = ConnectionSlots(self._limits, ceiling(self._limits.connections, raise_descriptor_limit()))
-        if sockets is None:
-            sockets = [self.config.bind_socket()]
         await super().startup([])  # uvicorn's accept loop gives up at the descriptor limit, with a traceback each time
-        self.servers.append(_Acceptor(self, self.slots, sockets))  # type: ignore[arg-type]
+        self.servers.append(_Acceptor(self, self.slots, sockets or []))  # type: ignore[arg-type]
 
 
 class _Acceptor:

@@ -100,16 +100,12 @@ class EdgeWebSocket(SlotProtocol, WebSocketsSansIOProtocol):
             part = bytes(self._unparsed[:_SLICE])
             del self._unparsed[:_SLICE]
             super().data_received(part)
-            self._limit_first(len(part))
+            if self._before_first is not None:
+                self._before_first += len(part)
+                if self._before_first > self._slot.limits.first_message_bytes:
+                    self._fail(_TOO_BIG, f"no whole message in the first {self._slot.limits.first_message_bytes} bytes")
             if self._discarding:
                 self._unparsed.clear()
-
-    def _limit_first(self, count: int) -> None:
-        """Count parsed bytes until the first message is complete."""
-        if self._before_first is not None:
-            self._before_first += count
-            if self._before_first > self._slot.limits.first_message_bytes:
-                self._fail(_TOO_BIG, f"no whole message in the first {self._slot.limits.first_message_bytes} bytes")
 
     async def receive(self) -> Any:
         message: Any = await self.queue.get()

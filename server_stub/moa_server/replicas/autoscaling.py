@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
 
 #: Metric of a replica: running mean of the queueing time in seconds; 0 if it serves no answer.
 QUEUE = "queue_s"
 _MOST_GROWTH = 2.0
-
-
-class Context(Protocol):
-    """The used part of Ray's ``AutoscalingContext``."""
-
-    current_num_replicas: int
-    target_num_replicas: int
-
-    @property
-    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
-        """Values by metric and replica."""
 
 
 def stats_of(load: wire.Load) -> dict[str, float]:
@@ -43,7 +34,7 @@ class QueuePolicy:
     def __init__(self, longest_s: float = 0.25, shortest_s: float = 0.05) -> None:
         self._longest_s, self._shortest_s = longest_s, shortest_s
 
-    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Return the wanted number of replicas, and no state."""
         waits = list((context.aggregated_metrics or {}).get(QUEUE, {}).values())
         running = context.current_num_replicas

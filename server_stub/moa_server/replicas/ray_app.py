@@ -21,10 +21,11 @@ from moa_server.app import Verifier
 from moa_server.engine.load import load_engine, server_drafts, warm_up
 from moa_server.logging import configure
 from moa_server.replicas.autoscaling import stats_of
-from moa_server.settings import ServeError, Settings, options_of, require_ray, settings_of
+from moa_server.settings import ServeError, options_of, require_ray, settings_of
 
 _ROUTER = "moa_server.replicas.router.SessionRouter"
-#: Requests beyond sessions and plain decodings that a replica takes: the verifier says itself that it is full.
+#: Requests beyond sessions and plain decodings that a replica takes. There are never that many: at Ray's limit a
+#: connection would go to a replica that does not have its conversation; the verifier itself refuses what is too much.
 _OTHER_REQUESTS = 64
 #: Seconds that a replica has to end in beyond its frames under way: to notice, and to close.
 _END_S = 10.0
@@ -82,25 +83,17 @@ def build(args: Mapping[str, Any]) -> Application:
     options = options_of(args)
     settings = settings_of(options)
     if not (settings.token or settings.token_file or options.insecure):
-        raise ServeError(
-            "whoever reaches Ray's proxy could use the replicas: set MOA_TOKEN in the env_vars of the runtime_env, or "
-            "token-file or insecure: true in the args"
-        )
-
+        text = "everyone that reaches Ray's proxy could use the replicas: set MOA_TOKEN in the env_vars of the "
+        raise ServeError(f"{text}runtime_env, or token-file or insecure: true in the args", code="token_missing")
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="Verifier",
-        max_ongoing_requests=_most_requests(settings),
+        max_ongoing_requests=2 * settings.max_sessions + _OTHER_REQUESTS,
         graceful_shutdown_timeout_s=options.drain_seconds + _END_S,
         graceful_shutdown_wait_loop_s=1.0,
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
     )
     return deployment.bind(options)
-
-
-def _most_requests(settings: Settings) -> int:
-    """More than there can be: at Ray's limit a connection would go to a replica that does not have its conversation."""
-    return 2 * settings.max_sessions + _OTHER_REQUESTS
 
 
 #: Ray's proxies learn of it at about the same time: clients that reconnect after that find another replica.

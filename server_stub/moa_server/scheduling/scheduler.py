@@ -94,18 +94,10 @@ class Scheduler:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
         cache_tokens: tokens that the engine's caches hold together. Only prompts that fit together are read at once:
             otherwise they would evict each other in turns for ever.
-        most_sequences: in one step.
     """
 
-    def __init__(
-        self,
-        cost: StepCost,
-        step_tokens: int | None = None,
-        cache_tokens: int = 1 << 60,
-        most_sequences: int = MOST_SEQUENCES,
-    ) -> None:
+    def __init__(self, cost: StepCost, step_tokens: int | None = None, cache_tokens: int = 1 << 60) -> None:
         self._cost, self._step_tokens, self._cache_tokens = cost, step_tokens, cache_tokens
-        self._most_sequences = most_sequences
         self._queue: list[Waiting] = []  # those served least recently first
         self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
 
@@ -118,6 +110,7 @@ class Scheduler:
         return len(self._served.keys() | {waiting.job.sequence for waiting in self._queue if not waiting.background})
 
     def add(self, waiting: Waiting) -> None:
+        """Add a job to the queue."""
         self._queue.append(waiting)
 
     def drop(self, job: Job) -> None:
@@ -145,11 +138,12 @@ class Scheduler:
                 step.failed.append((waiting.job, error))
         for job, _ in step.failed:
             self.drop(job)
-        rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][: self._most_sequences]
+        rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][:MOST_SEQUENCES]
         prefills = [entry for entry in queue if entry[0].job.prefills(entry[1])]
         if self._served and not wanted:
             rounds = rounds[: self._few(rounds)]
-        self._add_rounds(step, rounds, alone=self._alone([entry[0] for entry in queue]))
+        alone = len({waiting.job.sequence for waiting, _ in queue} | self._served.keys()) <= 1
+        self._add_rounds(step, rounds, alone=alone)
         self._add_prefills(step, self._admitted(prefills, rounds))
         return step
 
@@ -169,10 +163,6 @@ class Scheduler:
         context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
         base = self._cost.seconds(1, context, context)
         return 1 + self._cost.fitting((ASIDE_STRETCH - 1) * base, context)
-
-    def _alone(self, queue: Sequence[Waiting]) -> bool:
-        """Whether only one sequence waits or was served lately."""
-        return len({waiting.job.sequence for waiting in queue} | self._served.keys()) <= 1
 
     def _add_rounds(self, step: Step, rounds: Sequence[tuple[Waiting, int]], *, alone: bool) -> None:
         """Give each round what it lacks and an equal share of what drafts may have."""
@@ -205,7 +195,7 @@ class Scheduler:
         turns += [entry for entry in prefills[1:] if entry is not shortest]
         for number, (waiting, held) in enumerate(turns):
             room = self._prefill_room(step, waiting, held)
-            if room < 1 or len(step.pieces) >= self._most_sequences + 1:
+            if room < 1 or len(step.pieces) >= MOST_SEQUENCES + 1:
                 return
             half = number == 0 and shortest is not prefills[0]
             step.pieces.append(Piece(waiting, waiting.job.request(held, max(1, room // 2) if half else room), held))
@@ -241,11 +231,8 @@ class Scheduler:
 
 def _rounds_of(step: Step) -> list[Piece]:
     """Return the pieces of a step that are no prefill."""
-    return [
-        piece
-        for piece in step.pieces
-        if piece.request.sampling is not None and not piece.waiting.job.prefills(piece.held)
-    ]
+    verifying = [piece for piece in step.pieces if piece.request.sampling is not None]
+    return [piece for piece in verifying if not piece.waiting.job.prefills(piece.held)]
 
 
 def _room_of(job: Job) -> int:

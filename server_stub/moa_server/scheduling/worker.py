@@ -30,31 +30,29 @@ class BatchWindow:
 
     Args:
         clock: seconds, monotonic.
+
+    Attributes:
+        count: number of jobs that are being prepared.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._count = 0
+        self.count = 0
         self._usual_s = 0.0
         self._none = asyncio.Event()
-
-    @property
-    def any(self) -> bool:
-        """Whether a job is being prepared."""
-        return self._count > 0
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
         """Announce a job: it is prepared in this block and submitted after it."""
         began = self._clock()
-        self._count += 1
+        self.count += 1
         self._none.clear()
         try:
             yield
         finally:
             self._usual_s += (1 - _MEMORY) * (self._clock() - began - self._usual_s)
-            self._count -= 1
-            if not self._count:
+            self.count -= 1
+            if not self.count:
                 self._none.set()
 
     async def wait(self, step_s: float) -> bool:
@@ -64,7 +62,7 @@ class BatchWindow:
             step_s: seconds that a step takes.
         """
         most_s = _PATIENCE * step_s
-        if not self.any or self._usual_s > most_s:
+        if not self.count or self._usual_s > most_s:
             return False
         none = asyncio.ensure_future(self._none.wait())
         await asyncio.wait({none}, timeout=most_s)
@@ -273,7 +271,7 @@ class Worker:
         await _breathe()
         if len(self._scheduler) and await self._batch_window.wait(self._step_s):
             await _breathe()
-        coming = self._batch_window.any
+        coming = self._batch_window.count > 0
         step = self._scheduler.plan(self._clock(), self._engine.held, aside=not coming)
         for job, error in step.failed:
             self._pending.fail(job, error)
@@ -335,19 +333,19 @@ class Worker:
         sequence = waiting.job.sequence
         while (before := self._unscheduled.get(sequence)) is not None:
             await asyncio.wait({before})
+
+        def left(_: object) -> None:  # the engine is done with the job
+            del self._unscheduled[sequence]
+            if sequence in self._released:
+                self._released.remove(sequence)
+                self._engine.release(sequence)
+
         steps = self._unscheduled[sequence] = asyncio.create_task(self._steps(waiting))
-        steps.add_done_callback(lambda _: self._left(sequence))
+        steps.add_done_callback(left)
         try:
             await asyncio.wait({steps})
         finally:
             steps.cancel()
-
-    def _left(self, sequence: int) -> None:
-        """The engine is done with a job of the sequence."""
-        del self._unscheduled[sequence]
-        if sequence in self._released:
-            self._released.remove(sequence)
-            self._engine.release(sequence)
 
     async def _steps(self, waiting: Waiting) -> None:
         job, most = waiting.job, self._engine.max_context

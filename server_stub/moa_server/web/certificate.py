@@ -40,19 +40,12 @@ _PRIVATE_NAMES = ("local", "localhost", "home.arpa")  # and what is below them (
 
 @dataclass(frozen=True)
 class OwnCertificate:
-    """The verifier's certificate, and the authority that a phone must trust.
+    """The verifier's certificate, and the authority that a phone must trust."""
 
-    Attributes:
-        file: certificate and private key in PEM, readable by the user alone.
-        authority: the authority's certificate in PEM; public.
-        fingerprint: SHA-256 of it, as phones and browsers show it: ``AB:CD:...``.
-        ends: expiry of ``file``.
-    """
-
-    file: Path
-    authority: bytes
-    fingerprint: str
-    ends: datetime
+    file: Path  # certificate and private key in PEM, readable by the user alone
+    authority: bytes  # the authority's certificate in PEM; public
+    fingerprint: str  # SHA-256 of it, as phones and browsers show it: ``AB:CD:...``
+    ends: datetime  # expiry of ``file``
 
 
 class _Pair(NamedTuple):

@@ -39,21 +39,15 @@ class ChangedError(MoaError):
 class WebFile:
     """A file that is served.
 
-    Attributes:
-        content: its path, or its bytes.
-        digest: of its bytes, in letters, digits and dashes, for its ETag.
-        headers: of every response, such as ``cache-control``; names in lower case.
-        zipped: its content in gzip; None if that saves too little.
-
     Raises:
         OSError: it cannot be read.
     """
 
-    content: Path | bytes
+    content: Path | bytes  # its path, or its bytes
     media_type: str
-    digest: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    zipped: bytes | None = None
+    digest: str  # of its bytes, in letters, digits and dashes, for its ETag
+    headers: Mapping[str, str] = field(default_factory=dict)  # of every response; names in lower case
+    zipped: bytes | None = None  # its content in gzip; None if that saves too little
     _stat: os.stat_result | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

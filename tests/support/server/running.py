@@ -66,9 +66,10 @@ class Verifier:
 
 @contextlib.contextmanager
 def serving(engine, settings, *, host: str = "127.0.0.1", **options: Any) -> Iterator[Verifier]:
-    """Serve until the block ends; ``options`` are those of :class:`VerifierServer`."""
+    """Serve until the block ends; ``options`` are those of ``Served`` and :class:`VerifierServer`."""
     started = threading.Event()
-    server = VerifierServer(engine, settings, on_ready=started.set, **options)
+    parts = {name: options.pop(name) for name in ("timeline", "drafts", "files") if name in options}
+    server = VerifierServer(Served(engine, settings, **parts), on_ready=started.set, **options)
     with socket.create_server((host, 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -11,6 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
+from moa_server.app import Verifier
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.process import VerifierServer
 from moa_server.settings import Settings
@@ -20,8 +21,7 @@ from support.toy_engine import ToyEngine
 def main(close_seconds: str, *tls: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = VerifierServer(
-            ToyEngine(delay_s=(0.001, 0.0)),
-            Settings(away_seconds=0),
+            Verifier(ToyEngine(delay_s=(0.001, 0.0)), Settings(away_seconds=0)),
             limits=EdgeLimits(close_seconds=float(close_seconds)),
             drain_seconds=60.0,
             tls=(Path(tls[0]), Path(tls[1])) if tls else None,

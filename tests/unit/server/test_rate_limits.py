@@ -72,17 +72,6 @@ def test_a_charge_larger_than_the_burst_is_admitted_and_paid_by_those_behind():
     assert [bucket.wait_s(20), bucket.wait_s(20), bucket.wait_s(20)] == pytest.approx([0, 0, 2])
 
 
-@pytest.mark.parametrize(("rate", "burst"), [(0, 1), (-1, 1), (float("nan"), 1), (1, -1)])
-def test_a_bucket_refuses_what_is_no_rate(rate, burst):
-    with pytest.raises(ValueError, match="rate must be above 0"):
-        TokenBucket(rate, burst, Clock())
-
-
-def test_a_negative_charge_is_refused():
-    with pytest.raises(ValueError, match="at least 0"):
-        TokenBucket(1, 1, Clock()).wait_s(-1)
-
-
 def test_each_kind_has_its_own_bucket_and_none_is_unlimited():
     budgets = Budgets(Budget(frames_per_second=5, row_bytes_per_second=100), Clock())
     assert budgets.wait_s(Kind.FRAMES, 5 * BURST_SECONDS + 5) == 0
@@ -99,9 +88,6 @@ def test_sessions_are_counted():
     budgets.change(Budget(sessions=1))
     budgets.close_session()
     assert not budgets.open_session() and budgets.sessions == 1
-    budgets.close_session()
-    with pytest.raises(RuntimeError, match="no session"):
-        budgets.close_session()
 
 
 def test_what_was_not_done_is_given_back():

@@ -62,13 +62,6 @@ def test_a_round_that_is_alone_gets_all_of_its_draft():
     assert len(held.scheduler) == 0
 
 
-def test_a_step_has_no_more_rounds_than_it_may():
-    held = Held(most_sequences=3)
-    for sequence in range(5):
-        held.add(sequence, 100, held=99)
-    assert held.step().keys() == {0, 1, 2} and held.step().keys() == {3, 4}
-
-
 def test_a_long_prompt_beside_a_round_leaves_the_step_short():
     held = Held()
     held.add(1, 500, held=499)
@@ -115,7 +108,7 @@ def test_prompts_take_turns():
     assert all(sum(sequence in step for step in steps) >= 3 for sequence in (1, 2))
 
 
-def test_no_round_waits_twice_while_others_go_twice():
+def test_a_step_has_a_limit_of_rounds_and_no_round_waits_twice():
     held = Held()
     for sequence in range(MOST_SEQUENCES + 10):
         held.add(sequence, 50, held=49)
