@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -164,9 +165,32 @@ def in_served(
     budget: Budget = NO_BUDGET,
     drafts: Callable[[], ServerDrafting | None] = lambda: None,
 ) -> None:
+    """Run ``scenario(served)`` on a virtual clock."""
+
     async def run(loop: object) -> None:
         served = Served(settings, budget, drafts())
         await asyncio.wait_for(scenario(served), 600)
         await served.end()
 
     run_virtually(run)
+
+
+def with_served(*options: Any, **named: Any) -> Callable[[Any], Callable[..., None]]:
+    """Make a test of an async function whose first argument is a :class:`Served`; options of :func:`in_served`."""
+
+    def decorate(scenario: Any) -> Callable[..., None]:
+        def test(**fixtures: Any) -> None:
+            in_served(lambda served: scenario(served, **fixtures), *options, **named)
+
+        return like(scenario, test)
+
+    return decorate
+
+
+def like(scenario: Any, test: Any, *fixtures: str) -> Any:
+    """Give a test the name and marks of a scenario, and its parameters after the first besides these fixtures."""
+    names = [*fixtures, *list(inspect.signature(scenario).parameters)[1:]]
+    test.__name__, test.__doc__, test.__module__ = scenario.__name__, scenario.__doc__, scenario.__module__
+    test.pytestmark = getattr(scenario, "pytestmark", [])
+    test.__signature__ = inspect.Signature([inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names])
+    return test

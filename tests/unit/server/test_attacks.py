@@ -9,7 +9,7 @@ import pytest
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
-from support.server.in_memory import Served, in_served, receive, rows_of, send, silent
+from support.server.in_memory import Served, receive, rows_of, send, silent, with_served
 from support.server.raw import draft, prompt
 
 LONG = 900
@@ -20,48 +20,44 @@ NARROW = Settings(max_waiting_frames=8, max_frame_bytes=1024)
 
 
 @pytest.mark.parametrize("over", ["session", "http"])
-def test_who_streams_gets_a_token_in_every_step_while_long_prompts_are_read(over):
-    async def scenario(served: Served) -> None:
-        honest = served.stream([7], 400)
-        await served.steps(20)
-        for number in range(3):
-            if over == "http":
-                served.stream([8 + number] * LONG, 1)
-            else:
-                end, _ = await served.session()
-                await send(end, prompt(1, 0, [8 + number] * LONG, most=1))
-        await served.steps(2)  # they may have come in the middle of one
-        while len(served.verifier.worker) > 1:
-            before = len(honest.tokens)
-            await served.steps(1)
-            sizes = [len(request.prefix) for request in served.engine.steps[-1]]
-            assert min(sizes) < LONG // 2 and len(honest.tokens) == before + 1, sizes
-        honest.leave()
-        await honest.answering
-        lengths = [size for step in served.lengths_since(0) for size in step]
-        assert lengths.count(LONG) >= 3  # all were read to their end
-
-    in_served(scenario)
+@with_served()
+async def test_who_streams_gets_a_token_in_every_step_while_long_prompts_are_read(served: Served, over):
+    honest = served.stream([7], 400)
+    await served.steps(20)
+    for number in range(3):
+        if over == "http":
+            served.stream([8 + number] * LONG, 1)
+        else:
+            end, _ = await served.session()
+            await send(end, prompt(1, 0, [8 + number] * LONG, most=1))
+    await served.steps(2)  # they may have come in the middle of one
+    while len(served.verifier.worker) > 1:
+        before = len(honest.tokens)
+        await served.steps(1)
+        sizes = [len(request.prefix) for request in served.engine.steps[-1]]
+        assert min(sizes) < LONG // 2 and len(honest.tokens) == before + 1, sizes
+    honest.leave()
+    await honest.answering
+    lengths = [size for step in served.lengths_since(0) for size in step]
+    assert lengths.count(LONG) >= 3  # all were read to their end
 
 
-def test_a_drafting_session_waits_for_one_piece_of_a_prompt_at_most():
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, prompt(1, 0, [7] * 4))
-        other, _ = await served.session()
-        await send(other, prompt(1, 0, [8] * LONG, most=1))
-        rounds = 0
-        while LONG not in [size for step in served.lengths_since(0) for size in step]:
-            rounds += 1
-            verdict = (await receive(end)).verdict
-            begun = len(served.engine.steps)
-            await send(end, draft(1, verdict.base_len + len(verdict.tokens), [3, 4, 5]))
-            while not any(len(request.prefix) < LONG // 2 and request.draft for request in served.engine.steps[-1]):
-                await asyncio.sleep(0.001)
-            assert len(served.engine.steps) <= begun + 2
-        assert rounds >= 10
-
-    in_served(scenario)
+@with_served()
+async def test_a_drafting_session_waits_for_one_piece_of_a_prompt_at_most(served: Served):
+    end, _ = await served.session()
+    await send(end, prompt(1, 0, [7] * 4))
+    other, _ = await served.session()
+    await send(other, prompt(1, 0, [8] * LONG, most=1))
+    rounds = 0
+    while LONG not in [size for step in served.lengths_since(0) for size in step]:
+        rounds += 1
+        verdict = (await receive(end)).verdict
+        begun = len(served.engine.steps)
+        await send(end, draft(1, verdict.base_len + len(verdict.tokens), [3, 4, 5]))
+        while not any(len(request.prefix) < LONG // 2 and request.draft for request in served.engine.steps[-1]):
+            await asyncio.sleep(0.001)
+        assert len(served.engine.steps) <= begun + 2
+    assert rounds >= 10
 
 
 # -- work that nobody waits for ----------------------------------------------------------------------
@@ -80,54 +76,46 @@ async def _go(served: Served, end: ClientEnd, token: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "replaced", "cancel", "bye", "another prompt"])
-def test_the_work_of_who_left_or_changed_his_mind_is_gone_within_two_steps(how):
-    async def scenario(served: Served) -> None:
-        streaming = served.stream([7], 400)  # so that the prompt is read in small pieces
-        await served.steps(5)
-        end, token = await served.session()
-        await send(end, prompt(1, 0, [8] * LONG))
-        await served.steps(4)
-        assert max(served.lengths_since(-1)[0]) > 20
-        begun = len(served.engine.steps)
-        await _go(served, end, token, how)
-        await served.steps(10)
-        for step in served.engine.steps[begun + 2 :]:
-            assert not any(list(request.prefix[:6]) == [8] * 6 for request in step)
-        streaming.leave()
-        await streaming.answering
-
-    in_served(scenario)
+@with_served()
+async def test_the_work_of_who_left_or_changed_his_mind_is_gone_within_two_steps(served: Served, how):
+    streaming = served.stream([7], 400)  # so that the prompt is read in small pieces
+    await served.steps(5)
+    end, token = await served.session()
+    await send(end, prompt(1, 0, [8] * LONG))
+    await served.steps(4)
+    assert max(served.lengths_since(-1)[0]) > 20
+    begun = len(served.engine.steps)
+    await _go(served, end, token, how)
+    await served.steps(10)
+    for step in served.engine.steps[begun + 2 :]:
+        assert not any(list(request.prefix[:6]) == [8] * 6 for request in step)
+    streaming.leave()
+    await streaming.answering
 
 
 @pytest.mark.parametrize("overruling", [CANCEL, BYE, prompt(2, 0, [9] * 5)], ids=["cancel", "bye", "prompt"])
-def test_a_prompt_that_is_overruled_at_once_costs_no_step(overruling):
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, prompt(1, 0, [8] * LONG), overruling)
-        await asyncio.sleep(5)
-        worked_on = [request for step in served.engine.steps for request in step]
-        assert not any(request.prefix[0] == 8 for request in worked_on)
-        assert sum(request.sampling is not None for request in worked_on) == overruling.HasField("prompt")
-
-    in_served(scenario)
+@with_served()
+async def test_a_prompt_that_is_overruled_at_once_costs_no_step(served: Served, overruling):
+    end, _ = await served.session()
+    await send(end, prompt(1, 0, [8] * LONG), overruling)
+    await asyncio.sleep(5)
+    worked_on = [request for step in served.engine.steps for request in step]
+    assert not any(request.prefix[0] == 8 for request in worked_on)
+    assert sum(request.sampling is not None for request in worked_on) == overruling.HasField("prompt")
 
 
-def test_four_who_send_long_prompts_and_hang_up_delay_nobody():
-    async def scenario(served: Served) -> None:
-        streams = [served.stream([8 + number] * LONG, 100) for number in range(4)]
-        await served.steps(3)
-        for stream in streams:
-            stream.leave()
-        begun = len(served.engine.steps)
-        honest = served.stream([7] * 20, 1)
-        await honest.answering
-        assert len(honest.tokens) == 1 and len(served.engine.steps) <= begun + 3
-        await asyncio.gather(*(stream.answering for stream in streams))
-        assert (
-            not served.verifier.plain.running and not len(served.verifier.worker) and not served.engine.sequences_open
-        )
-
-    in_served(scenario)
+@with_served()
+async def test_four_who_send_long_prompts_and_hang_up_delay_nobody(served: Served):
+    streams = [served.stream([8 + number] * LONG, 100) for number in range(4)]
+    await served.steps(3)
+    for stream in streams:
+        stream.leave()
+    begun = len(served.engine.steps)
+    honest = served.stream([7] * 20, 1)
+    await honest.answering
+    assert len(honest.tokens) == 1 and len(served.engine.steps) <= begun + 3
+    await asyncio.gather(*(stream.answering for stream in streams))
+    assert not served.verifier.plain.running and not len(served.verifier.worker) and not served.engine.sequences_open
 
 
 # -- floods ------------------------------------------------------------------------------------------
@@ -136,46 +124,40 @@ def test_four_who_send_long_prompts_and_hang_up_delay_nobody():
 @pytest.mark.parametrize(
     "frames", [[prompt(1, 0, [8] * 100)] * 10, [prompt(1, 0, [8] * LONG)] * 5], ids=["many", "large"]
 )
-def test_a_flood_of_frames_ends_the_connection_and_its_work(frames):
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, *frames)
-        answers = [wire.ServerMessage.FromString(answer) async for answer in end]
-        assert answers[-1].fault.code == wire.FAULT_CODE_PROTOCOL and "wait" in answers[-1].fault.text
-        await served.link.closed()
-        assert not len(served.verifier.worker) and len(served.engine.steps) <= 2
-
-    in_served(scenario, NARROW)
+@with_served(NARROW)
+async def test_a_flood_of_frames_ends_the_connection_and_its_work(served: Served, frames):
+    end, _ = await served.session()
+    await send(end, *frames)
+    answers = [wire.ServerMessage.FromString(answer) async for answer in end]
+    assert answers[-1].fault.code == wire.FAULT_CODE_PROTOCOL and "wait" in answers[-1].fault.text
+    await served.link.closed()
+    assert not len(served.verifier.worker) and len(served.engine.steps) <= 2
 
 
-def test_memory_rows_are_not_sent_again_however_often_they_are_asked_for():
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, prompt(1, 0, [8] * 200))
+@with_served()
+async def test_memory_rows_are_not_sent_again_however_often_they_are_asked_for(served: Served):
+    end, _ = await served.session()
+    await send(end, prompt(1, 0, [8] * 200))
+    verdict = (await receive(end)).verdict
+    assert verdict.rows_until == 200
+    assert await rows_of(end, 200) == [(0, 64), (64, 64), (128, 64), (192, 8)]
+    for length in range(200, 220):
+        await send(end, draft(1, verdict.base_len + len(verdict.tokens), []))
         verdict = (await receive(end)).verdict
-        assert verdict.rows_until == 200
-        assert await rows_of(end, 200) == [(0, 64), (64, 64), (128, 64), (192, 8)]
-        for length in range(200, 220):
-            await send(end, draft(1, verdict.base_len + len(verdict.tokens), []))
-            verdict = (await receive(end)).verdict
-            assert await rows_of(end, 1) == [(length, 1)]
-        before = len(served.engine.steps)
-        for _ in range(20):  # a copy of the last frame, and of the first
-            await send(end, draft(1, 219 + 1, []), prompt(1, 0, [8] * 200))
-            assert (await receive(end)).verdict.base_len == 220 and (await receive(end)).verdict.base_len == 200
-        assert await silent(end, 10) and len(served.engine.steps) == before
-
-    in_served(scenario)
+        assert await rows_of(end, 1) == [(length, 1)]
+    before = len(served.engine.steps)
+    for _ in range(20):  # a copy of the last frame, and of the first
+        await send(end, draft(1, 219 + 1, []), prompt(1, 0, [8] * 200))
+        assert (await receive(end)).verdict.base_len == 220 and (await receive(end)).verdict.base_len == 200
+    assert await silent(end, 10) and len(served.engine.steps) == before
 
 
-def test_a_rewind_brings_back_only_the_rows_behind_it():
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, prompt(1, 0, [8] * 200))
-        await receive(end)
-        await rows_of(end, 200)
-        await send(end, prompt(2, 190, [9] * 10))
-        assert (await receive(end)).verdict.base_len == 200
-        assert await rows_of(end, 10) == [(190, 10)] and await silent(end, 10)
-
-    in_served(scenario)
+@with_served()
+async def test_a_rewind_brings_back_only_the_rows_behind_it(served: Served):
+    end, _ = await served.session()
+    await send(end, prompt(1, 0, [8] * 200))
+    await receive(end)
+    await rows_of(end, 200)
+    await send(end, prompt(2, 190, [9] * 10))
+    assert (await receive(end)).verdict.base_len == 200
+    assert await rows_of(end, 10) == [(190, 10)] and await silent(end, 10)

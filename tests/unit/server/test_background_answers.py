@@ -10,7 +10,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafting
 from moa_server.settings import Settings
-from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of
+from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of, with_served
 from support.server.raw import draft, prompt
 from support.toy_engine import STOP, ToyEngine, plain
 
@@ -38,56 +38,50 @@ async def left(served: Served, most: int, **options: bool) -> tuple[str, list[in
     return token, tokens
 
 
-def test_the_whole_answer_comes_behind_the_welcome():
-    async def scenario(served: Served) -> None:
-        token, tokens = await left(served, 40)
-        while len(served.verifier.background_answers):
-            await asyncio.sleep(0.1)
-        steps = len(served.engine.steps)
-        end = await served.link.connect("")
-        await send(end, resumed(token, tokens))
-        welcome, verdict = (await receive(end)).welcome, await verdict_of(end)
-        assert welcome.verdict_follows and welcome.committed_length == len(tokens)
-        assert welcome.limits.away_seconds == SETTINGS.away_seconds
-        assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and verdict.base_len == len(tokens)
-        assert len(served.engine.steps) == steps
-
-    in_served(scenario)
+@with_served()
+async def test_the_whole_answer_comes_behind_the_welcome(served: Served):
+    token, tokens = await left(served, 40)
+    while len(served.verifier.background_answers):
+        await asyncio.sleep(0.1)
+    steps = len(served.engine.steps)
+    end = await served.link.connect("")
+    await send(end, resumed(token, tokens))
+    welcome, verdict = (await receive(end)).welcome, await verdict_of(end)
+    assert welcome.verdict_follows and welcome.committed_length == len(tokens)
+    assert welcome.limits.away_seconds == SETTINGS.away_seconds
+    assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and verdict.base_len == len(tokens)
+    assert len(served.engine.steps) == steps
 
 
-def test_the_answer_of_a_client_that_says_nothing_goes_on_too():
+@with_served()
+async def test_the_answer_of_a_client_that_says_nothing_goes_on_too(served: Served):
     """Its link may hang, and nobody knows yet. A draft at what it has is answered without a step."""
 
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, asked(40))
-        tokens = [*PROMPT, *(await verdict_of(end)).tokens]
-        await asyncio.sleep(1)
-        assert not len(served.verifier.background_answers)
-        await asyncio.sleep(60)
-        steps = len(served.engine.steps)
+    end, _ = await served.session()
+    await send(end, asked(40))
+    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
+    await asyncio.sleep(1)
+    assert not len(served.verifier.background_answers)
+    await asyncio.sleep(60)
+    steps = len(served.engine.steps)
+    await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
+    verdict = await verdict_of(end)
+    assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and len(served.engine.steps) == steps
+
+
+@with_served()
+async def test_who_comes_back_in_the_middle_goes_on_there(served: Served):
+    token, tokens = await left(served, 40)
+    await served.steps(10)
+    end = await served.link.connect("")
+    await send(end, resumed(token, tokens))
+    assert (await receive(end)).welcome.verdict_follows
+    tokens += (await verdict_of(end)).tokens
+    assert 10 <= len(tokens) < 20 and not len(served.verifier.background_answers)
+    while len(tokens) < len(own(40)):
         await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
-        verdict = await verdict_of(end)
-        assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and len(served.engine.steps) == steps
-
-    in_served(scenario)
-
-
-def test_who_comes_back_in_the_middle_goes_on_there():
-    async def scenario(served: Served) -> None:
-        token, tokens = await left(served, 40)
-        await served.steps(10)
-        end = await served.link.connect("")
-        await send(end, resumed(token, tokens))
-        assert (await receive(end)).welcome.verdict_follows
         tokens += (await verdict_of(end)).tokens
-        assert 10 <= len(tokens) < 20 and not len(served.verifier.background_answers)
-        while len(tokens) < len(own(40)):
-            await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
-            tokens += (await verdict_of(end)).tokens
-        assert tokens == own(40)
-
-    in_served(scenario)
+    assert tokens == own(40)
 
 
 @pytest.mark.parametrize(
@@ -115,67 +109,59 @@ def test_it_ends_where_client_or_server_want(settings, options, most):
     in_served(scenario, settings)
 
 
-def test_it_takes_no_step_from_who_is_there():
-    async def scenario(served: Served) -> None:
-        await left(served, 100)
-        stream = served.stream([5, 6], 60)
-        await served.steps(5)
-        before = len(served.engine.steps)
-        await served.steps(30)
-        assert {len(step) for step in served.lengths_since(before)} == {1}
-        assert len(stream.tokens) > 30 and len(served.verifier.background_answers) == 1
-        stream.leave()
-        await stream.answering
-        await served.steps(5)
-
-    in_served(scenario)
+@with_served()
+async def test_it_takes_no_step_from_who_is_there(served: Served):
+    await left(served, 100)
+    stream = served.stream([5, 6], 60)
+    await served.steps(5)
+    before = len(served.engine.steps)
+    await served.steps(30)
+    assert {len(step) for step in served.lengths_since(before)} == {1}
+    assert len(stream.tokens) > 30 and len(served.verifier.background_answers) == 1
+    stream.leave()
+    await stream.answering
+    await served.steps(5)
 
 
-def test_a_question_that_nobody_has_read_yet_is_answered():
-    async def scenario(served: Served) -> None:
-        end, token = await served.session()
-        await send(end, asked(10))
-        await served.steps(1)
-        served.link.cut()
-        await served.link.closed()
-        while len(served.verifier.background_answers):
-            await asyncio.sleep(0.1)
-        end = await served.link.connect("")
-        await send(end, resumed(token, PROMPT))
-        assert (await receive(end)).welcome.verdict_follows
-        assert [*PROMPT, *(await verdict_of(end)).tokens] == own(10)
-
-    in_served(scenario)
-
-
-def test_an_engine_that_fails_ends_it():
-    async def scenario(served: Served) -> None:
-        token, tokens = await left(served, 40)
-        served.engine.broken.update(each.sequence for each in served.verifier.store._conversations.values())
-        while len(served.verifier.background_answers):
-            await asyncio.sleep(0.1)
-        served.engine.broken.clear()
-        end = await served.link.connect("")
-        await send(end, resumed(token, tokens))
-        assert (await receive(end)).welcome.committed_length == len(tokens)
-
-    in_served(scenario)
-
-
-def test_a_conversation_that_is_forgotten_is_not_written_on():
-    async def scenario(served: Served) -> None:
-        await left(served, 200)
-        assert len(served.verifier.background_answers) == 1
+@with_served()
+async def test_a_question_that_nobody_has_read_yet_is_answered(served: Served):
+    end, token = await served.session()
+    await send(end, asked(10))
+    await served.steps(1)
+    served.link.cut()
+    await served.link.closed()
+    while len(served.verifier.background_answers):
         await asyncio.sleep(0.1)
-        served.verifier.store.sweep()
-        await asyncio.sleep(0.1)
-        assert (
-            not len(served.verifier.store)
-            and not len(served.verifier.background_answers)
-            and not served.engine.sequences_open
-        )
+    end = await served.link.connect("")
+    await send(end, resumed(token, PROMPT))
+    assert (await receive(end)).welcome.verdict_follows
+    assert [*PROMPT, *(await verdict_of(end)).tokens] == own(10)
 
-    in_served(scenario, Settings(keep_seconds=0.05))
+
+@with_served()
+async def test_an_engine_that_fails_ends_it(served: Served):
+    token, tokens = await left(served, 40)
+    served.engine.broken.update(each.sequence for each in served.verifier.store._conversations.values())
+    while len(served.verifier.background_answers):
+        await asyncio.sleep(0.1)
+    served.engine.broken.clear()
+    end = await served.link.connect("")
+    await send(end, resumed(token, tokens))
+    assert (await receive(end)).welcome.committed_length == len(tokens)
+
+
+@with_served(Settings(keep_seconds=0.05))
+async def test_a_conversation_that_is_forgotten_is_not_written_on(served: Served):
+    await left(served, 200)
+    assert len(served.verifier.background_answers) == 1
+    await asyncio.sleep(0.1)
+    served.verifier.store.sweep()
+    await asyncio.sleep(0.1)
+    assert (
+        not len(served.verifier.store)
+        and not len(served.verifier.background_answers)
+        and not served.engine.sequences_open
+    )
 
 
 class Slow(ServerDrafting):
@@ -189,38 +175,34 @@ class Slow(ServerDrafting):
         return NOTHING
 
 
-def test_it_takes_no_step_while_the_server_drafts_for_who_is_there():
-    async def scenario(served: Served) -> None:
-        for _ in range(5):
-            await left(served, 900)
-        end, _ = await served.session()
-        await send(end, asked(60), wire.ClientMessage(credit=wire.Credit(epoch=1, position=100, serial=1)))
-        tokens = [*PROMPT, *(await verdict_of(end)).tokens]
-        before = len(served.engine.steps)
-        while len(tokens) < 50:
-            tokens += (await verdict_of(end)).tokens
-        assert {len(step) for step in served.lengths_since(before)} == {1} and len(served.engine.steps) - before < 50
-        assert tokens == own(47) and len(served.verifier.background_answers) == 5
-        await served.steps(20)
-
-    in_served(scenario, drafts=Slow)
+@with_served(drafts=Slow)
+async def test_it_takes_no_step_while_the_server_drafts_for_who_is_there(served: Served):
+    for _ in range(5):
+        await left(served, 900)
+    end, _ = await served.session()
+    await send(end, asked(60), wire.ClientMessage(credit=wire.Credit(epoch=1, position=100, serial=1)))
+    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
+    before = len(served.engine.steps)
+    while len(tokens) < 50:
+        tokens += (await verdict_of(end)).tokens
+    assert {len(step) for step in served.lengths_since(before)} == {1} and len(served.engine.steps) - before < 50
+    assert tokens == own(47) and len(served.verifier.background_answers) == 5
+    await served.steps(20)
 
 
-def test_who_drafts_himself_waits_for_a_short_step_at_most():
-    async def scenario(served: Served) -> None:
-        for _ in range(30):
-            await left(served, 900)
-        end, _ = await served.session()
-        await send(end, asked(60))
-        tokens = [*PROMPT, *(await verdict_of(end)).tokens]
-        before = len(served.engine.steps)
-        while len(tokens) < 20:
-            await asyncio.sleep(0.1)
-            await send(end, draft(1, len(tokens), []))
-            tokens += (await verdict_of(end)).tokens
-        sizes = [len(step) for step in served.lengths_since(before)]
-        assert len(sizes) > 40 and max(sizes) <= 6
-        await asyncio.sleep(3)
-        assert len(served.lengths_since(before)[-1]) > 30  # he says nothing any more
-
-    in_served(scenario)
+@with_served()
+async def test_who_drafts_himself_waits_for_a_short_step_at_most(served: Served):
+    for _ in range(30):
+        await left(served, 900)
+    end, _ = await served.session()
+    await send(end, asked(60))
+    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
+    before = len(served.engine.steps)
+    while len(tokens) < 20:
+        await asyncio.sleep(0.1)
+        await send(end, draft(1, len(tokens), []))
+        tokens += (await verdict_of(end)).tokens
+    sizes = [len(step) for step in served.lengths_since(before)]
+    assert len(sizes) > 40 and max(sizes) <= 6
+    await asyncio.sleep(3)
+    assert len(served.lengths_since(before)[-1]) > 30  # he says nothing any more

@@ -17,7 +17,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import Proposal, ServerDrafting
 from moa_server.edge.rate_limits import Budget
 from support.memory_link import ClientEnd
-from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, silent
+from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, silent, with_served
 from support.server.raw import draft, prompt
 from support.toy_engine import STOP, ToyEngine, plain
 
@@ -91,158 +91,142 @@ def token_of(served: Served) -> str:
     return token
 
 
-def test_it_goes_on_up_to_the_position_and_no_further():
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 20)
-        await followed.pushed_until(20)
-        assert followed.tokens == own(17)
-        await followed.rows_until(19)
-        steps = len(served.engine.steps)
-        assert await silent(followed.end, 100) and len(served.engine.steps) == steps
-        await send(followed.end, credit(25, 2))
-        await followed.pushed_until(25)
-        await send(followed.end, draft(1, 25, [own(23)[25]]))
-        verdict = await followed.until("verdict")
-        assert (verdict.pushed, verdict.accepted) == (False, 1) and followed.tokens == own(24)
-
-    in_served(scenario, replace(SETTINGS, idle_seconds=1000))
+@with_served(replace(SETTINGS, idle_seconds=1000))
+async def test_it_goes_on_up_to_the_position_and_no_further(served: Served):
+    followed = await begun(served, 20)
+    await followed.pushed_until(20)
+    assert followed.tokens == own(17)
+    await followed.rows_until(19)
+    steps = len(served.engine.steps)
+    assert await silent(followed.end, 100) and len(served.engine.steps) == steps
+    await send(followed.end, credit(25, 2))
+    await followed.pushed_until(25)
+    await send(followed.end, draft(1, 25, [own(23)[25]]))
+    verdict = await followed.until("verdict")
+    assert (verdict.pushed, verdict.accepted) == (False, 1) and followed.tokens == own(24)
 
 
-def test_the_answer_ends_within_its_credit():
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 500, most=12)
-        await followed.pushed_until(15)
-        await followed.rows_until(14)
-        assert followed.tokens == own(12) and await silent(followed.end, 5) and not len(served.verifier.worker)
-
-    in_served(scenario)
+@with_served()
+async def test_the_answer_ends_within_its_credit(served: Served):
+    followed = await begun(served, 500, most=12)
+    await followed.pushed_until(15)
+    await followed.rows_until(14)
+    assert followed.tokens == own(12) and await silent(followed.end, 5) and not len(served.verifier.worker)
 
 
-def test_a_credit_is_taken_back_in_the_middle_and_lent_again():
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 500)
-        await followed.pushed_until(8)
-        await send(followed.end, credit(0, 2))
-        standing = await followed.until("standing")
-        stands = len(followed.tokens)
-        assert (standing.epoch, standing.serial) == (1, 2) and stands <= 8 + 2
-        await asyncio.sleep(5)
-        assert len(session_of(served).committed) == stands
-        await send(followed.end, draft(1, stands, own(stands)[stands : stands + 3]))
-        verdict = await followed.until("verdict")
-        assert (verdict.pushed, verdict.accepted) == (False, 3)
-        await send(followed.end, credit(40, 3))
-        await followed.pushed_until(40)
-        assert followed.tokens == own(37)
-
-    in_served(scenario)
+@with_served()
+async def test_a_credit_is_taken_back_in_the_middle_and_lent_again(served: Served):
+    followed = await begun(served, 500)
+    await followed.pushed_until(8)
+    await send(followed.end, credit(0, 2))
+    standing = await followed.until("standing")
+    stands = len(followed.tokens)
+    assert (standing.epoch, standing.serial) == (1, 2) and stands <= 8 + 2
+    await asyncio.sleep(5)
+    assert len(session_of(served).committed) == stands
+    await send(followed.end, draft(1, stands, own(stands)[stands : stands + 3]))
+    verdict = await followed.until("verdict")
+    assert (verdict.pushed, verdict.accepted) == (False, 3)
+    await send(followed.end, credit(40, 3))
+    await followed.pushed_until(40)
+    assert followed.tokens == own(37)
 
 
 @pytest.mark.parametrize("how", ["cancel", "another prompt"])
-def test_a_new_epoch_ends_the_credit_and_its_work(how):
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 500)
-        await followed.pushed_until(8)
-        over = wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=6))
-        await send(followed.end, over if how == "cancel" else prompt(2, 6, [5]))
-        await asyncio.sleep(5)
-        kept = own(8)[:6] if how == "cancel" else [*own(8)[:6], 5, served.engine.choice([*own(8)[:6], 5])]
-        assert session_of(served).committed == kept and not len(served.verifier.worker)
-
-    in_served(scenario)
+@with_served()
+async def test_a_new_epoch_ends_the_credit_and_its_work(served: Served, how):
+    followed = await begun(served, 500)
+    await followed.pushed_until(8)
+    over = wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=6))
+    await send(followed.end, over if how == "cancel" else prompt(2, 6, [5]))
+    await asyncio.sleep(5)
+    kept = own(8)[:6] if how == "cancel" else [*own(8)[:6], 5, served.engine.choice([*own(8)[:6], 5])]
+    assert session_of(served).committed == kept and not len(served.verifier.worker)
 
 
-def test_a_credit_that_comes_with_the_hello_goes_on_behind_what_was_lost():
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 30)
-        await followed.pushed_until(12)
-        served.link.cut()
-        await served.link.closed()
-        followed = Followed(await served.link.connect(""), followed.tokens[:10])
-        await send(followed.end, resumed(token_of(served), followed.tokens, credit=30))
-        welcome = (await followed.take()).welcome
-        assert welcome.verdict_follows and welcome.committed_length == 10
-        assert not (await followed.until("verdict")).pushed
-        await followed.pushed_until(30)
-        assert followed.tokens == own(27)
-        await followed.rows_until(29)
-
-    in_served(scenario)
+@with_served()
+async def test_a_credit_that_comes_with_the_hello_goes_on_behind_what_was_lost(served: Served):
+    followed = await begun(served, 30)
+    await followed.pushed_until(12)
+    served.link.cut()
+    await served.link.closed()
+    followed = Followed(await served.link.connect(""), followed.tokens[:10])
+    await send(followed.end, resumed(token_of(served), followed.tokens, credit=30))
+    welcome = (await followed.take()).welcome
+    assert welcome.verdict_follows and welcome.committed_length == 10
+    assert not (await followed.until("verdict")).pushed
+    await followed.pushed_until(30)
+    assert followed.tokens == own(27)
+    await followed.rows_until(29)
 
 
 @pytest.mark.parametrize("most", [20, 60])
-def test_who_hung_behind_his_credit_is_told_what_was_written_meanwhile(most):
+@with_served()
+async def test_who_hung_behind_his_credit_is_told_what_was_written_meanwhile(served: Served, most):
     """The answer went on, or to its end, as if its client were away. The next credit asks for what he lacks."""
 
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        question = asked(most)
-        question.prompt.while_away = True
-        await send(end, question, credit(10))
-        followed = Followed(end, PROMPT)
-        while len(followed.tokens) < 10:
-            await followed.until("verdict")
-        await asyncio.sleep(2.5)  # silent for two seconds, as a link that hangs
-        assert 10 < len(session_of(served).committed) < 63
-        await send(end, credit(200, 2))
-        while not (await followed.until("verdict")).finish:
-            pass
-        assert followed.tokens == own(most)
-        await followed.rows_until(most + 2)
-
-    in_served(scenario)
+    end, _ = await served.session()
+    question = asked(most)
+    question.prompt.while_away = True
+    await send(end, question, credit(10))
+    followed = Followed(end, PROMPT)
+    while len(followed.tokens) < 10:
+        await followed.until("verdict")
+    await asyncio.sleep(2.5)  # silent for two seconds, as a link that hangs
+    assert 10 < len(session_of(served).committed) < 63
+    await send(end, credit(200, 2))
+    while not (await followed.until("verdict")).finish:
+        pass
+    assert followed.tokens == own(most)
+    await followed.rows_until(most + 2)
 
 
-def test_who_takes_his_credit_back_after_he_hung_stands_where_he_is():
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        question = asked(60)
-        question.prompt.while_away = True
-        await send(end, question, credit(10))
-        followed = Followed(end, PROMPT)
-        while len(followed.tokens) < 10:
-            await followed.until("verdict")
-        await asyncio.sleep(2.5)
-        await send(end, credit(0, 2), draft(1, 10, own(60)[10:14]))
-        assert (await followed.until("standing")).serial == 2
-        verdict = await followed.until("verdict")
-        assert verdict.accepted == 4 and followed.tokens == session_of(served).committed
-        await send(end, credit(200, 3))
-        while not (await followed.until("verdict")).finish:
-            pass
-        assert followed.tokens == own(60)
-
-    in_served(scenario)
+@with_served()
+async def test_who_takes_his_credit_back_after_he_hung_stands_where_he_is(served: Served):
+    end, _ = await served.session()
+    question = asked(60)
+    question.prompt.while_away = True
+    await send(end, question, credit(10))
+    followed = Followed(end, PROMPT)
+    while len(followed.tokens) < 10:
+        await followed.until("verdict")
+    await asyncio.sleep(2.5)
+    await send(end, credit(0, 2), draft(1, 10, own(60)[10:14]))
+    assert (await followed.until("standing")).serial == 2
+    verdict = await followed.until("verdict")
+    assert verdict.accepted == 4 and followed.tokens == session_of(served).committed
+    await send(end, credit(200, 3))
+    while not (await followed.until("verdict")).finish:
+        pass
+    assert followed.tokens == own(60)
 
 
-def test_a_connection_that_was_replaced_takes_no_rows_from_the_next():
+@with_served()
+async def test_a_connection_that_was_replaced_takes_no_rows_from_the_next(served: Served):
     """Its last verdict was still on its way into a full socket."""
 
-    async def scenario(served: Served) -> None:
-        old = await begun(served, 400, LONG)
-        socket = served.connections[0]._websocket
-        send_bytes, room = socket.send_bytes, asyncio.Event()
+    old = await begun(served, 400, LONG)
+    socket = served.connections[0]._websocket
+    send_bytes, room = socket.send_bytes, asyncio.Event()
 
-        async def full(data: bytes) -> None:
-            await room.wait()
-            await send_bytes(data)
+    async def full(data: bytes) -> None:
+        await room.wait()
+        await send_bytes(data)
 
-        while old.rows < 16:
-            await old.take()
-        socket.send_bytes = full  # type: ignore[method-assign]
-        await asyncio.sleep(1)
-        end = await served.link.connect("")
-        await send(end, resumed(token_of(served), old.tokens, credit=400))
-        assert (await receive(end)).welcome.committed_length == len(old.tokens)
-        new = Followed(end, old.tokens)
-        while not session_of(served)._rows._waiting:
-            await new.take()
-        room.set()
-        await new.pushed_until(300)
-        await new.rows_until(200)
-        assert new.tokens == own(300, LONG)[: len(new.tokens)]
-
-    in_served(scenario)
+    while old.rows < 16:
+        await old.take()
+    socket.send_bytes = full  # type: ignore[method-assign]
+    await asyncio.sleep(1)
+    end = await served.link.connect("")
+    await send(end, resumed(token_of(served), old.tokens, credit=400))
+    assert (await receive(end)).welcome.committed_length == len(old.tokens)
+    new = Followed(end, old.tokens)
+    while not session_of(served)._rows._waiting:
+        await new.take()
+    room.set()
+    await new.pushed_until(300)
+    await new.rows_until(200)
+    assert new.tokens == own(300, LONG)[: len(new.tokens)]
 
 
 # -- with drafts of the verifier's own ---------------------------------------------------------------
@@ -262,19 +246,17 @@ class Knowing(ServerDrafting):
         return Proposal(DraftTree.chain(drafted, [-0.5] * len(drafted)))
 
 
-def test_a_pushed_verdict_says_what_was_drafted_for_it():
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 500, most=71)
-        verdicts = []
-        while len(followed.tokens) < 74:
-            verdicts.append(await followed.until("verdict"))
-        assert followed.tokens == own(71)
-        assert all(each.pushed for each in verdicts)
-        figures = [(each.drafted, each.accepted, len(each.tokens)) for each in verdicts]
-        assert figures == [(7, 6, 7)] * 9 + [(6, 6, 7)]  # for the last there is no more room
-        await followed.rows_until(73)
-
-    in_served(scenario, drafts=Knowing)
+@with_served(drafts=Knowing)
+async def test_a_pushed_verdict_says_what_was_drafted_for_it(served: Served):
+    followed = await begun(served, 500, most=71)
+    verdicts = []
+    while len(followed.tokens) < 74:
+        verdicts.append(await followed.until("verdict"))
+    assert followed.tokens == own(71)
+    assert all(each.pushed for each in verdicts)
+    figures = [(each.drafted, each.accepted, len(each.tokens)) for each in verdicts]
+    assert figures == [(7, 6, 7)] * 9 + [(6, 6, 7)]  # for the last there is no more room
+    await followed.rows_until(73)
 
 
 def test_a_budget_of_drafted_tokens_holds_back_drafts_and_no_text():
@@ -314,114 +296,102 @@ class Broken(set[int]):
         return {each.sequence for each in self._steps[-1] if each.sampling is None or not self._rows_only}
 
 
-def test_an_engine_that_fails_is_one_fault_and_the_credit_is_lent_again(caplog):
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 40)
-        await followed.pushed_until(8)
-        served.engine.broken = Broken(served, rows_only=False)
-        fault = await followed.until("fault")
-        assert fault.code == wire.FAULT_CODE_INTERNAL and fault.retry_after_ms > 0
-        assert fault.text == "the verifier failed on this frame; sending it again may help"
-        steps = len(served.engine.steps)
-        assert await silent(followed.end, 10) and len(served.engine.steps) == steps
-        assert len(caplog.records) == 1
-        served.engine.broken = set()
-        await send(followed.end, credit(40))  # once more, as a client does that was told to try again
-        await followed.pushed_until(40)
-        assert followed.tokens == own(37)
-        await followed.rows_until(39)
-
-    in_served(scenario)
+@with_served()
+async def test_an_engine_that_fails_is_one_fault_and_the_credit_is_lent_again(served: Served, caplog):
+    followed = await begun(served, 40)
+    await followed.pushed_until(8)
+    served.engine.broken = Broken(served, rows_only=False)
+    fault = await followed.until("fault")
+    assert fault.code == wire.FAULT_CODE_INTERNAL and fault.retry_after_ms > 0
+    assert fault.text == "the verifier failed on this frame; sending it again may help"
+    steps = len(served.engine.steps)
+    assert await silent(followed.end, 10) and len(served.engine.steps) == steps
+    assert len(caplog.records) == 1
+    served.engine.broken = set()
+    await send(followed.end, credit(40))  # once more, as a client does that was told to try again
+    await followed.pushed_until(40)
+    assert followed.tokens == own(37)
+    await followed.rows_until(39)
 
 
-def test_rows_on_which_the_engine_fails_are_no_fault_and_come_with_the_next_frame(caplog):
+@with_served()
+async def test_rows_on_which_the_engine_fails_are_no_fault_and_come_with_the_next_frame(served: Served, caplog):
     """There is no frame to be sent again; and a verifier that tried on and on would fail for ever."""
 
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        served.engine.broken = Broken(served, rows_only=True)
-        await send(end, asked(tokens=LONG))
-        followed = Followed(end, LONG)
+    end, _ = await served.session()
+    served.engine.broken = Broken(served, rows_only=True)
+    await send(end, asked(tokens=LONG))
+    followed = Followed(end, LONG)
+    await followed.until("verdict")
+    assert await silent(end, 10) and not len(served.verifier.worker)
+    assert len(caplog.records) == 1
+    served.engine.broken = set()
+    await send(end, draft(1, 201, []))
+    await followed.until("verdict")
+    await followed.rows_until(201)
+    assert followed.tokens == own(2, LONG)
+
+
+@with_served()
+async def test_rows_on_which_the_engine_fails_while_text_is_pushed_are_one_fault(served: Served, caplog):
+    end, _ = await served.session()
+    served.engine.broken = Broken(served, rows_only=True)
+    await send(end, asked(tokens=LONG), credit(230))
+    followed = Followed(end, LONG)
+    assert (await followed.until("fault")).retry_after_ms > 0
+    assert await silent(end, 10) and len(caplog.records) == 1
+    served.engine.broken = set()
+    await send(end, credit(230))
+    while len(followed.tokens) < 230:
         await followed.until("verdict")
-        assert await silent(end, 10) and not len(served.verifier.worker)
-        assert len(caplog.records) == 1
-        served.engine.broken = set()
-        await send(end, draft(1, 201, []))
-        await followed.until("verdict")
-        await followed.rows_until(201)
-        assert followed.tokens == own(2, LONG)
-
-    in_served(scenario)
+    await followed.rows_until(229)
+    assert followed.tokens == own(30, LONG)
 
 
-def test_rows_on_which_the_engine_fails_while_text_is_pushed_are_one_fault(caplog):
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        served.engine.broken = Broken(served, rows_only=True)
-        await send(end, asked(tokens=LONG), credit(230))
-        followed = Followed(end, LONG)
-        assert (await followed.until("fault")).retry_after_ms > 0
-        assert await silent(end, 10) and len(caplog.records) == 1
-        served.engine.broken = set()
-        await send(end, credit(230))
-        while len(followed.tokens) < 230:
-            await followed.until("verdict")
-        await followed.rows_until(229)
-        assert followed.tokens == own(30, LONG)
-
-    in_served(scenario)
+@with_served(replace(SETTINGS, answer_seconds=5.0, idle_seconds=1000.0))
+async def test_a_verifier_that_is_too_busy_says_so_once(served: Served):
+    followed = await begun(served, 40)
+    await followed.pushed_until(6)
+    served.engine.slow_s = 100.0
+    fault = await followed.until("fault")
+    assert fault.code == wire.FAULT_CODE_BUSY and fault.retry_after_ms > 0
+    assert await silent(followed.end, 300)
+    served.engine.slow_s = 0.0
+    await send(followed.end, credit(40))
+    await followed.pushed_until(40)
+    assert followed.tokens == own(37)
 
 
-def test_a_verifier_that_is_too_busy_says_so_once():
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 40)
-        await followed.pushed_until(6)
-        served.engine.slow_s = 100.0
-        fault = await followed.until("fault")
-        assert fault.code == wire.FAULT_CODE_BUSY and fault.retry_after_ms > 0
-        assert await silent(followed.end, 300)
-        served.engine.slow_s = 0.0
-        await send(followed.end, credit(40))
-        await followed.pushed_until(40)
-        assert followed.tokens == own(37)
-
-    in_served(scenario, replace(SETTINGS, answer_seconds=5.0, idle_seconds=1000.0))
-
-
-def test_who_leaves_while_text_is_pushed_leaves_no_work():
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 500)
-        await followed.pushed_until(8)
-        served.link.cut()
-        await served.link.closed()
-        steps = len(served.engine.steps)
-        await asyncio.sleep(5)
-        assert not len(served.verifier.worker) and len(served.engine.steps) <= steps + 1
-
-    in_served(scenario)
+@with_served()
+async def test_who_leaves_while_text_is_pushed_leaves_no_work(served: Served):
+    followed = await begun(served, 500)
+    await followed.pushed_until(8)
+    served.link.cut()
+    await served.link.closed()
+    steps = len(served.engine.steps)
+    await asyncio.sleep(5)
+    assert not len(served.verifier.worker) and len(served.engine.steps) <= steps + 1
 
 
 # -- the verifier ends -------------------------------------------------------------------------------
 
 
-def test_a_verifier_that_is_leaving_pushes_no_more():
-    async def scenario(served: Served) -> None:
-        followed = await begun(served, 500)
-        await followed.pushed_until(8)
-        served.connections[-1].leave()
-        said = [wire.ServerMessage.FromString(frame) async for frame in followed.end]
-        assert all(message.WhichOneof("event") in ("verdict", "rows") for message in said)
-        tokens = [*followed.tokens, *(token for message in said for token in message.verdict.tokens)]
-        assert len(tokens) <= 8 + 2 and tokens == own(len(tokens) - 3)
-        await served.link.closed()
-        assert served.link.close_codes == [1001] and not len(served.verifier.worker)
-        followed = Followed(await served.link.connect(""), tokens)
-        await send(followed.end, resumed(token_of(served), tokens, credit=30))
-        assert (await followed.take()).welcome.committed_length == len(tokens)
-        await followed.pushed_until(30)
-        assert followed.tokens == own(27)
-
-    in_served(scenario)
+@with_served()
+async def test_a_verifier_that_is_leaving_pushes_no_more(served: Served):
+    followed = await begun(served, 500)
+    await followed.pushed_until(8)
+    served.connections[-1].leave()
+    said = [wire.ServerMessage.FromString(frame) async for frame in followed.end]
+    assert all(message.WhichOneof("event") in ("verdict", "rows") for message in said)
+    tokens = [*followed.tokens, *(token for message in said for token in message.verdict.tokens)]
+    assert len(tokens) <= 8 + 2 and tokens == own(len(tokens) - 3)
+    await served.link.closed()
+    assert served.link.close_codes == [1001] and not len(served.verifier.worker)
+    followed = Followed(await served.link.connect(""), tokens)
+    await send(followed.end, resumed(token_of(served), tokens, credit=30))
+    assert (await followed.take()).welcome.committed_length == len(tokens)
+    await followed.pushed_until(30)
+    assert followed.tokens == own(27)
 
 
 # -- budgets -----------------------------------------------------------------------------------------
@@ -455,12 +425,10 @@ def test_a_budget_of_row_bytes_holds_back_rows_and_no_text():
     assert bound_s < free_s  # no rows are made meanwhile either
 
 
-def test_a_budget_of_frames_is_not_used_up_by_what_the_verifier_says_by_itself():
-    async def scenario(served: Served) -> None:
-        clock = asyncio.get_running_loop().time
-        followed = await begun(served, 100)
-        began = clock()
-        await followed.pushed_until(100)
-        assert clock() - began < 10
-
-    in_served(scenario, budget=Budget(frames_per_second=1))
+@with_served(budget=Budget(frames_per_second=1))
+async def test_a_budget_of_frames_is_not_used_up_by_what_the_verifier_says_by_itself(served: Served):
+    clock = asyncio.get_running_loop().time
+    followed = await begun(served, 100)
+    began = clock()
+    await followed.pushed_until(100)
+    assert clock() - began < 10

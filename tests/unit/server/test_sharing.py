@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ClientEnd
-from support.server.in_memory import CLIENT, Served, in_served, receive, send, verdict_of
+from support.server.in_memory import CLIENT, Served, receive, send, verdict_of, with_served
 from support.server.raw import prompt
 
 PROMPT = [7, 8, 9]
@@ -18,15 +18,13 @@ async def asked(served: Served) -> ClientEnd:
     return end
 
 
-def test_a_verdict_says_how_many_conversations_share_the_target():
-    async def scenario(served: Served) -> None:
-        ends = []
-        for count in (1, 2, 3):
-            ends.append(await asked(served))
-            assert (await verdict_of(ends[-1])).sharing == count == served.verifier.worker.serving
-        for count, end in zip((3, 2, 1), ends, strict=True):  # each answer ends
-            await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(PROMPT) + 1)))
-            verdict = await verdict_of(end)
-            assert verdict.finish and verdict.sharing == count
-
-    in_served(scenario)
+@with_served()
+async def test_a_verdict_says_how_many_conversations_share_the_target(served: Served):
+    ends = []
+    for count in (1, 2, 3):
+        ends.append(await asked(served))
+        assert (await verdict_of(ends[-1])).sharing == count == served.verifier.worker.serving
+    for count, end in zip((3, 2, 1), ends, strict=True):  # each answer ends
+        await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(PROMPT) + 1)))
+        verdict = await verdict_of(end)
+        assert verdict.finish and verdict.sharing == count

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,22 +12,38 @@ from starlette.requests import Request
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import digest
+from moa_server.connection import CloseReason
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
-from support.server.in_memory import CLIENT, Served, Stream, in_served, receive, resumed, send, verdict_of
+from support.server.in_memory import CLIENT, Served, Stream, in_served, like, receive, resumed, send, verdict_of
 from support.server.raw import prompt
 from support.toy_engine import ToyEngine, plain
 
 PROMPT = [7, 8, 9]
-WITHDRAWN = "the bearer token was withdrawn"
+WITHDRAWN = CloseReason.WITHDRAWN.value
+CREDIT = wire.ClientMessage(credit=wire.Credit(epoch=1, position=900, serial=1))
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "tokens.json"
+def alices(scenario: Any) -> Callable[..., None]:
+    """Make a test of a scenario for Alice, whose token is in ``served.file``, as is Bob's. A parameter ``budget`` names
+    a rate that both hardly have."""
+
+    def test(tmp_path, **fixtures: Any) -> None:
+        limits = {fixtures["budget"]: 0.01} if "budget" in fixtures else {}
+        file = tmp_path / "tokens.json"
+        write(file, "alice", "bob", **limits)
+
+        async def run(served: Served) -> None:
+            served.file = file  # type: ignore[attr-defined]
+            be(served, "alice")
+            await scenario(served, **fixtures)
+
+        in_served(run, Settings(token_file=file))
+
+    return like(scenario, test, "tmp_path")
 
 
-def write(file: Path, *names: str, **budget: float) -> None:
+def write(file: Any, *names: str, **budget: float) -> None:
     """Each name has the token ``name-token``."""
     entries = [{"name": name, "sha256": digest(f"{name}-token"), **budget} for name in names]
     file.write_text(json.dumps({"tokens": entries}))
@@ -43,21 +57,11 @@ def be(served: Served, name: str) -> None:
     served.bearer = bearer
 
 
-def run(scenario: Callable[[Served], Any], file: Path, **budget: float) -> None:
-    """Play it for Alice. Bob keeps his token."""
-    write(file, "alice", "bob", **budget)
-
-    async def alices(served: Served) -> None:
-        be(served, "alice")
-        await scenario(served)
-
-    in_served(alices, Settings(token_file=file))
-
-
-def withdraw(served: Served, file: Path) -> None:
-    """Alice's token leaves the file."""
-    write(file, "bob")
+def withdraw(served: Any) -> float:
+    """Alice's token leaves the file; return the time."""
+    write(served.file, "bob")
     served.verifier.authenticator.reload()
+    return asyncio.get_running_loop().time()
 
 
 async def ended(served: Served, end: ClientEnd) -> list[wire.ServerMessage]:
@@ -71,15 +75,10 @@ async def ended(served: Served, end: ClientEnd) -> list[wire.ServerMessage]:
 
 async def nothing_is_left(served: Served) -> None:
     """No step begins any more, and nothing is held."""
-    steps = len(served.engine.steps)
+    steps, verifier = len(served.engine.steps), served.verifier
     await asyncio.sleep(60)
-    assert len(served.engine.steps) <= steps
-    assert (
-        not len(served.verifier.worker)
-        and not len(served.verifier.background_answers)
-        and not len(served.verifier.store)
-    )
-    assert not served.engine.sequences_open and not served.verifier.plain.running
+    assert len(served.engine.steps) <= steps and not served.engine.sequences_open and not verifier.plain.running
+    assert not len(verifier.worker) and not len(verifier.background_answers) and not len(verifier.store)
 
 
 def at_once(began: float) -> bool:
@@ -93,239 +92,177 @@ def asked(most: int, *, while_away: bool = False) -> wire.ClientMessage:
     return message
 
 
+async def answered_and_cut(served: Served, most: int, **options: bool) -> str:
+    """A session whose answer has begun, and whose connection is lost; return its resume token."""
+    end, token = await served.session()
+    await send(end, asked(most, **options))
+    await verdict_of(end)
+    served.link.cut()
+    await served.link.closed()
+    return token
+
+
 # -- sessions ----------------------------------------------------------------------------------------
 
 
-def test_a_stream_on_credit_ends(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, asked(900), wire.ClientMessage(credit=wire.Credit(epoch=1, position=900, serial=1)))
-        for _ in range(5):
-            await verdict_of(end)
-        withdraw(served, file)
-        began = asyncio.get_running_loop().time()
-        late = await ended(served, end)
-        assert at_once(began) and len(late) <= 2  # what was under way to the client
-        await nothing_is_left(served)
-
-    run(scenario, file)
-
-
-def test_the_answer_of_who_has_left_ends(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, asked(900, while_away=True))
+@alices
+async def test_a_stream_on_credit_ends(served: Served):
+    end, _ = await served.session()
+    await send(end, asked(900), CREDIT)
+    for _ in range(5):
         await verdict_of(end)
-        served.link.cut()
-        await served.link.closed()
-        await served.steps(5)
-        assert len(served.verifier.background_answers) == 1
-        withdraw(served, file)
-        await nothing_is_left(served)
-
-    run(scenario, file)
+    began = withdraw(served)
+    late = await ended(served, end)
+    assert at_once(began) and len(late) <= 2  # what was under way to the client
+    await nothing_is_left(served)
 
 
-def test_the_answer_of_who_says_nothing_ends(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, asked(900, while_away=True))
-        await verdict_of(end)
-        while not len(served.verifier.background_answers):
-            await asyncio.sleep(0.1)
-        withdraw(served, file)
-        await ended(served, end)
-        await nothing_is_left(served)
-
-    run(scenario, file)
+@alices
+async def test_the_answer_of_a_disconnected_client_ends(served: Served):
+    await answered_and_cut(served, 900, while_away=True)
+    await served.steps(5)
+    assert len(served.verifier.background_answers) == 1
+    withdraw(served)
+    await nothing_is_left(served)
 
 
-def test_a_connection_that_ends_with_its_token_leaves_no_answer_behind(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        await send(end, asked(900, while_away=True))
-        await verdict_of(end)
-        withdraw(served, file)
-        await ended(served, end)
-        await nothing_is_left(served)
+@alices
+@pytest.mark.parametrize("silent", [True, False])
+async def test_an_answer_does_not_continue_after_its_connection_ends_with_its_token(served: Served, silent):
+    end, _ = await served.session()
+    await send(end, asked(900, while_away=True))
+    await verdict_of(end)
+    while silent and not len(served.verifier.background_answers):
+        await asyncio.sleep(0.1)
+    withdraw(served)
+    await ended(served, end)
+    await nothing_is_left(served)
 
-    run(scenario, file)
 
-
+@alices
 @pytest.mark.parametrize("greeted", [True, False])
-def test_a_connection_that_says_nothing_ends(file: Path, greeted: bool) -> None:
-    async def scenario(served: Served) -> None:
-        end = (await served.session())[0] if greeted else await served.link.connect("")
-        await asyncio.sleep(1)
-        withdraw(served, file)
-        began = asyncio.get_running_loop().time()
-        assert not await ended(served, end) and at_once(began)
-        await nothing_is_left(served)
-
-    run(scenario, file)
+async def test_a_silent_connection_ends(served: Served, greeted):
+    end = (await served.session())[0] if greeted else await served.link.connect("")
+    await asyncio.sleep(1)
+    began = withdraw(served)
+    assert not await ended(served, end) and at_once(began)
+    await nothing_is_left(served)
 
 
-def test_a_connection_that_is_made_meanwhile_ends(file: Path) -> None:
-    """The upgrade was allowed, and the token withdrawn before the session began."""
-
-    async def scenario(served: Served) -> None:
-        withdraw(served, file)
-        end = await served.link.connect("")
-        await send(end, CLIENT.hello())
-        assert not await ended(served, end)
-        await nothing_is_left(served)
-
-    run(scenario, file)
+@alices
+async def test_a_connection_whose_upgrade_was_allowed_before_ends(served: Served):
+    withdraw(served)
+    end = await served.link.connect("")
+    await send(end, CLIENT.hello())
+    assert not await ended(served, end)
+    await nothing_is_left(served)
 
 
-def test_a_prompt_that_is_being_read_is_dropped(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        served.engine.slow_s = 50.0
-        end, _ = await served.session()
-        await send(end, prompt(1, 0, [7] * 900))
-        await served.steps(1)
-        withdraw(served, file)
-        began = asyncio.get_running_loop().time()
-        assert not await ended(served, end) and at_once(began)
-        assert not len(served.verifier.worker)
-        served.engine.slow_s = 0.0
-        await nothing_is_left(served)
-
-    run(scenario, file)
+@alices
+async def test_a_prompt_in_prefill_is_dropped(served: Served):
+    served.engine.slow_s = 50.0
+    end, _ = await served.session()
+    await send(end, prompt(1, 0, [7] * 900))
+    await served.steps(1)
+    began = withdraw(served)
+    assert not await ended(served, end) and at_once(began) and not len(served.verifier.worker)
+    served.engine.slow_s = 0.0
+    await nothing_is_left(served)
 
 
+@alices
 @pytest.mark.parametrize("budget", ["prefill_tokens_per_second", "frames_per_second"])
-def test_a_frame_that_waits_for_its_budget_is_dropped(file: Path, budget: str) -> None:
-    async def scenario(served: Served) -> None:
-        end, _ = await served.session()
-        for epoch in range(1, 8):
-            await send(end, prompt(epoch, 0, [epoch] * 90))
-        await asyncio.sleep(1)
-        withdraw(served, file)
-        began = asyncio.get_running_loop().time()
-        await ended(served, end)
-        assert at_once(began)
-        await nothing_is_left(served)
-
-    run(scenario, file, **{budget: 0.01})
+async def test_a_frame_that_waits_for_its_budget_is_dropped(served: Served, budget):
+    end, _ = await served.session()
+    for epoch in range(1, 8):
+        await send(end, prompt(epoch, 0, [epoch] * 90))
+    await asyncio.sleep(1)
+    began = withdraw(served)
+    await ended(served, end)
+    assert at_once(began)
+    await nothing_is_left(served)
 
 
-def test_a_conversation_without_a_connection_is_forgotten_and_others_are_not(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        tokens = {}
-        for name in ("alice", "bob"):
-            be(served, name)
-            end, tokens[name] = await served.session()
-            await send(end, asked(4))
-            await verdict_of(end)
-            served.link.cut()
-            await served.link.closed()
-        withdraw(served, file)
-        assert len(served.verifier.store) == 1 and served.engine.sequences_open == 1
-        end = await served.link.connect("")
-        await send(end, resumed(tokens["bob"], PROMPT))
-        assert (await receive(end)).welcome.resume_token == tokens["bob"]
-
-    run(scenario, file)
+@alices
+async def test_conversations_of_others_are_kept(served: Served):
+    tokens = {}
+    for name in ("alice", "bob"):
+        be(served, name)
+        tokens[name] = await answered_and_cut(served, 4)
+    withdraw(served)
+    assert len(served.verifier.store) == 1 and served.engine.sequences_open == 1
+    end = await served.link.connect("")
+    await send(end, resumed(tokens["bob"], PROMPT))
+    assert (await receive(end)).welcome.resume_token == tokens["bob"]
 
 
-def test_the_work_of_others_goes_on(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        be(served, "bob")
-        bobs, _ = await served.session()
-        await send(bobs, asked(30), wire.ClientMessage(credit=wire.Credit(epoch=1, position=900, serial=1)))
-        stream = served.stream([5], 30)
-        be(served, "alice")
-        end, _ = await served.session()
-        withdraw(served, file)
-        await ended(served, end)
-        await stream.answering
-        assert stream.tokens == plain(ToyEngine(), [5], 30) and not stream.error
-        tokens: list[int] = []
-        while not (verdict := await verdict_of(bobs)).finish:
-            tokens += verdict.tokens
-        assert [*tokens, *verdict.tokens] == plain(ToyEngine(), PROMPT, 30)
-
-    run(scenario, file)
+@alices
+async def test_the_work_of_others_continues(served: Served):
+    be(served, "bob")
+    bobs, _ = await served.session()
+    await send(bobs, asked(30), CREDIT)
+    stream = served.stream([5], 30)
+    be(served, "alice")
+    end, _ = await served.session()
+    withdraw(served)
+    await ended(served, end)
+    await stream.answering
+    assert stream.tokens == plain(ToyEngine(), [5], 30) and not stream.error
+    tokens: list[int] = []
+    while not (verdict := await verdict_of(bobs)).finish:
+        tokens += verdict.tokens
+    assert [*tokens, *verdict.tokens] == plain(ToyEngine(), PROMPT, 30)
 
 
-def test_a_name_with_a_new_token_begins_anew(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        end, token = await served.session()
-        await send(end, asked(4))
-        await verdict_of(end)
-        served.link.cut()
-        await served.link.closed()
-        file.write_text(file.read_text().replace(digest("alice-token"), digest("new-token")))
-        served.verifier.authenticator.reload()
-        await nothing_is_left(served)
-        be(served, "new")
-        assert served.bearer.name == "alice"
-        end = await served.link.connect("")
-        await send(end, resumed(token, PROMPT))
-        assert (await receive(end)).welcome.resume_token != token
-
-    run(scenario, file)
+@alices
+async def test_a_name_with_a_new_token_begins_anew(served: Any):
+    token = await answered_and_cut(served, 4)
+    served.file.write_text(served.file.read_text().replace(digest("alice-token"), digest("new-token")))
+    served.verifier.authenticator.reload()
+    await nothing_is_left(served)
+    be(served, "new")
+    assert served.bearer.name == "alice"
+    end = await served.link.connect("")
+    await send(end, resumed(token, PROMPT))
+    assert (await receive(end)).welcome.resume_token != token
 
 
 # -- plain decoding ----------------------------------------------------------------------------------
 
 
-def test_a_stream_of_plain_decoding_ends(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        stream = served.stream([7], 900)
-        await served.steps(5)
-        withdraw(served, file)
-        began = asyncio.get_running_loop().time()
-        await stream.answering
-        assert at_once(began) and stream.error == WITHDRAWN and len(stream.tokens) <= 5
-        await nothing_is_left(served)
+@alices
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_decoding_ends(served: Served, streamed):
+    served.engine.slow_s = 0.0 if streamed else 50.0
+    stream = Stream(served, {"tokens": [7], "max_new_tokens": 900, "stream": streamed})
+    await served.steps(5 if streamed else 1)
+    began = withdraw(served)
+    await stream.answering
+    assert at_once(began) and (stream.status, stream.error) == (200 if streamed else 401, WITHDRAWN)
+    assert len(stream.tokens) <= 5
 
-    run(scenario, file)
 
-
+@alices
 @pytest.mark.parametrize("budget", ["prefill_tokens_per_second", "frames_per_second"])
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_request_that_waits_for_its_budget_ends(file: Path, budget: str, streamed: bool) -> None:
-    async def scenario(served: Served) -> None:
-        first = served.stream([7] * 90, 1)
-        await first.answering
-        waiting = Stream(served, {"tokens": [7], "max_new_tokens": 5, "stream": streamed})
-        await asyncio.sleep(1)
-        assert not waiting.answering.done()
-        withdraw(served, file)
-        began = asyncio.get_running_loop().time()
-        await waiting.answering
-        assert at_once(began) and waiting.error == WITHDRAWN and not waiting.tokens
-        await nothing_is_left(served)
-
-    run(scenario, file, **{budget: 0.01})
+async def test_a_request_that_waits_for_its_budget_ends(served: Served, budget, streamed):
+    await served.stream([7] * 90, 1).answering
+    waiting = Stream(served, {"tokens": [7], "max_new_tokens": 5, "stream": streamed})
+    await asyncio.sleep(1)
+    assert not waiting.answering.done()
+    began = withdraw(served)
+    await waiting.answering
+    assert at_once(began) and waiting.error == WITHDRAWN and not waiting.tokens
+    await nothing_is_left(served)
 
 
-def test_a_request_in_a_slow_step_ends(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        served.engine.slow_s = 50.0
-        stream = Stream(served, {"tokens": [7], "max_new_tokens": 5})
-        await served.steps(1)
-        withdraw(served, file)
-        began = asyncio.get_running_loop().time()
-        await stream.answering
-        assert at_once(began) and (stream.status, stream.error) == (401, WITHDRAWN)
-        await nothing_is_left(served)
-
-    run(scenario, file)
-
-
-def test_a_request_whose_body_is_still_coming_ends(file: Path) -> None:
-    async def scenario(served: Served) -> None:
-        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        messages.put_nowait({"type": "http.request", "body": b'{"tokens": [', "more_body": True})
-        request = Request({"type": "http", "method": "POST", "headers": []}, messages.get)
-        answering = asyncio.create_task(served.verifier.plain.answer(request, served.bearer))
-        await asyncio.sleep(1)
-        withdraw(served, file)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(answering), 0.1)
-        assert answering.done() and answering.result().status_code == 401
-
-    run(scenario, file)
+@alices
+async def test_a_request_whose_body_is_still_coming_ends(served: Served):
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": b'{"tokens": [', "more_body": True})
+    request = Request({"type": "http", "method": "POST", "headers": []}, messages.get)
+    answering = asyncio.create_task(served.verifier.plain.answer(request, served.bearer))
+    await asyncio.sleep(1)
+    withdraw(served)
+    await asyncio.wait({answering}, timeout=0.1)
+    assert answering.done() and answering.result().status_code == 401
