@@ -162,7 +162,7 @@ def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
     def refuse(*arguments):
         raise AssertionError("the doctor listens on nothing")
 
-    monkeypatch.setattr("moa_server.cli._bind", refuse)
+    monkeypatch.setattr("moa_server.cli.listen", refuse)
     monkeypatch.setattr("moa_server.doctor._SIZE", 64)
     options = ["--doctor", "--model", str(tiny_target), "--drafter", str(tiny_drafter), "--host", "0.0.0.0"]
     assert main([*options, "--json"]) == 0
