@@ -81,6 +81,8 @@ def test_every_frame_in_every_state_follows_the_table(event: Event, state: State
     assert session.committed == expected
     if row.action is Action.REPEAT:
         assert isinstance(answer, wire.ServerMessage) and list(answer.verdict.tokens) == before[len(PROMPT) :]
+    if event in (Event.CREDIT, Event.CREDIT_REVOKED):
+        assert session.pushes == (event is Event.CREDIT and session.runs)
     if row.action is Action.OUT_OF_SYNC:
         assert isinstance(answer, wire.ServerMessage) and answer.fault.committed_length == len(before)
 
