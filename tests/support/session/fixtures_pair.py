@@ -110,7 +110,7 @@ class Server:
 
     def _greet(self, message: wire.ClientMessage, resume_token: str) -> list[wire.ServerMessage]:
         if message.WhichOneof("event") != "hello":
-            return [fault(wire.FAULT_CODE_PROTOCOL, "a connection begins with Hello")]
+            return [fault(wire.FAULT_CODE_PROTOCOL, "no Hello")]
         refused = check_hello(message.hello, PRINTS)
         self._greeted = refused is None
         return self.session.greet(message.hello, resume_token) if refused is None else [refused]

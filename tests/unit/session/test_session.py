@@ -406,7 +406,7 @@ def hello(**fields: object) -> wire.Hello:
     ("served", "named"),
     [
         (("bbbb", "t", "dddd"), ("aaaa", "bbbb")),
-        (("aaaa", "t", "eeee"), ("dddd", "eeee", "--drafter that moa-chat has", "--drafter sssd")),
+        (("aaaa", "t", "eeee"), ("dddd", "eeee", "moa-serve", "--drafter sssd")),
         (("aaaa", "t", ""), ("dddd", "none", "--drafter sssd")),
     ],
 )
