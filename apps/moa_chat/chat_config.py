@@ -7,6 +7,7 @@ import ssl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.bundle import Bundle
@@ -31,25 +32,17 @@ from moa_runtime.transport import Endpoint
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """Everything that :meth:`connect` needs to open a chat.
-
-    Attributes:
-        drafter: None for the bundle's own.
-        datastore: a file of earlier texts, from which drafts are copied too.
-        store: the file in which the conversation is kept; None to keep it nowhere.
-        must_store: whether the user named that file, so that a chat without it is an error.
-        seed: of the sampling; None draws one for each answer.
-    """
+    """Everything that :meth:`connect` needs to open a chat."""
 
     bundle: Bundle
     endpoint: Endpoint
     system: str | None = None
-    drafter: DrafterName | None = None
+    drafter: DrafterName | None = None  # None for the bundle's own
     backend: str | None = None
     threads: int = 2
     draft_length: DraftLength = "auto"
     ngrams: bool = True
-    datastore: Path | None = None
+    datastore: Path | None = None  # a file of earlier texts, from which drafts are copied too
     offline_limit: int = 256
     drafting: Drafting = "auto"
     offline: Offline = "writer"
@@ -57,9 +50,9 @@ class ChatConfig:
     max_new_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 1.0
-    seed: int | None = None
-    store: Path | None = None
-    must_store: bool = False
+    seed: int | None = None  # of the sampling; None draws one for each answer
+    store: Path | None = None  # the file in which the conversation is kept; None to keep it nowhere
+    must_store: bool = False  # whether the user named that file, so that a chat without it is an error
 
     @property
     def server(self) -> str:
@@ -74,46 +67,38 @@ class ChatConfig:
         """Whether the device answers a question that the verifier has not seen."""
         return self.offline == "writer" and self.bundle.manifest.writer is not None
 
-    def open_datastore(self) -> Datastore | None:
-        """See :func:`open_datastore`."""
-        return open_datastore(self.datastore, self.bundle)
-
-    async def connect(self, *, wait: bool = True) -> Chat:
-        """See :meth:`moa_runtime.chat.Chat.connect`."""
-        return await Chat.connect(
-            self.bundle,
-            self.endpoint,
-            drafter=self.drafter,
-            backend=self.backend,
-            threads=self.threads,
-            ngrams=self.ngrams,
-            datastore=self.open_datastore(),
-            controller=controller_for(self.draft_length),
-            policy=self.policy,
-            settings=LoopSettings(offline_limit=self.offline_limit, drafting=self.drafting, offline=self.offline),
-            system=self.system,
-            store=self.store,
-            wait=wait,
-        )
+    async def connect(self, **others: Any) -> Chat:
+        """Connect a chat; ``others`` replace what the configuration says, see :meth:`moa_runtime.chat.Chat.connect`."""
+        arguments = {
+            "drafter": self.drafter,
+            "backend": self.backend,
+            "threads": self.threads,
+            "ngrams": self.ngrams,
+            "controller": controller_for(self.draft_length),
+            "policy": self.policy,
+            "settings": LoopSettings(self.offline_limit, drafting=self.drafting, offline=self.offline),
+            "system": self.system,
+            "store": self.store,
+            **others,
+        }
+        if "datastore" not in arguments:
+            arguments["datastore"] = open_datastore(self.datastore, self.bundle)
+        return await Chat.connect(self.bundle, self.endpoint, **arguments)
 
     def sampling(self) -> Sampling:
         """Return the sampling of the next answer."""
         return sampling_for(self.temperature, self.top_p, self.seed)
 
 
+#: Options of the command line that a configuration takes as they are.
+_TAKEN = ("system", "drafter", "backend", "threads", "draft_length", "ngrams", "datastore", "offline_limit", "drafting")
+
+
 def chat_config_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -> ChatConfig:
     return ChatConfig(
         bundle,
         endpoint,
-        system=options.system,
-        drafter=options.drafter,
-        backend=options.backend,
-        threads=options.threads,
-        draft_length=options.draft_length,
-        ngrams=options.ngrams,
-        datastore=options.datastore,
-        offline_limit=options.offline_limit,
-        drafting=options.drafting,
+        **{name: getattr(options, name) for name in _TAKEN},
         offline=options.offline or ("writer" if options.serve is None else "off"),
         policy=Policy(options.policy or ("ask" if options.terminal and sys.stdin.isatty() else "rollback")),
         max_new_tokens=options.max_new_tokens,
@@ -133,61 +118,40 @@ def _default_store(options: argparse.Namespace, bundle: Bundle) -> Path | None:
 
 
 def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bundle:
-    """The bundle in ``folder``, or the one for a drafter.
-
-    Raises:
-        MoaError: there is none, it is damaged, or of another drafter than the one that was asked for.
-    """
+    """Return the bundle in ``folder``, or the default one for a drafter. Raises MoaError if it cannot be used."""
     path = expanded(folder or bundle_of_drafter(drafter))
     if not path.exists():
         command = " ".join(("moa-export", "--target", "onnx", *drafter_option(drafter), "--out", str(path)))
         itself = "" if folder else ", and so does moa-chat --local"
-        raise MoaError(f"there is no bundle at {path}: `{command}` writes it{itself}")
+        raise MoaError(f"there is no bundle at {path}: `{command}` writes it{itself}", code="bundle_missing")
     bundle = Bundle.open(path)
-    _check_drafter(bundle, drafter)
+    found = bundle.manifest.architecture
+    if drafter is not None and DRAFTERS[drafter].has_graph and found != drafter:
+        raise OtherDrafterError(bundle.folder, found, drafter)
     return bundle
 
 
-def _check_drafter(bundle: Bundle, name: DrafterName | None) -> None:
-    """Refuse a bundle of another drafter than the one asked for.
-
-    Raises:
-        OtherDrafterError: the message names both.
-    """
-    if name is None or not DRAFTERS[name].has_graph:
-        return
-    found = bundle.manifest.architecture
-    if found != name:
-        raise OtherDrafterError(bundle.folder, found, name)
-
-
 def open_datastore(path: Path | None, bundle: Bundle) -> Datastore | None:
-    """Open a datastore for the tokenizer of a bundle; None without a path.
-
-    Raises:
-        DatastoreError: it cannot be read, or was made with another tokenizer.
-    """
+    """Open a datastore, if one is named. Raises DatastoreError if it is unreadable or of another tokenizer."""
     return None if path is None else Datastore.open(path, bundle.manifest.fingerprints.tokenizer)
 
 
 def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
-    """Return the verifier's address with its token and TLS settings.
-
-    Raises:
-        MoaError: the address, the token or the certificate authority cannot be used.
-    """
+    """Return the verifier's address with token and TLS settings. Raises MoaError if one of them cannot be used."""
     tls = None
     if tls_ca is not None:
         if not Endpoint(server).address.startswith("wss:"):
-            raise MoaError(f"--tls-ca needs an encrypted address (wss://HOST:PORT), not {server}")
+            raise MoaError(f"--tls-ca needs an encrypted address (wss://HOST:PORT), not {server}", code="not_encrypted")
         try:
             tls = ssl.create_default_context(cafile=tls_ca)
         except ssl.SSLError as error:  # a kind of OSError
-            raise MoaError(f"--tls-ca {tls_ca} is not a certificate authority in PEM format") from error
+            text = f"--tls-ca {tls_ca} is not a certificate authority in PEM format"
+            raise MoaError(text, code="certificate_unreadable") from error
         except OSError as error:
-            raise MoaError(f"--tls-ca {tls_ca} cannot be read: {reason_of(error)}") from error
+            raise MoaError(f"--tls-ca {tls_ca} cannot be read: {reason_of(error)}", code="path_refused") from error
     if any(not 32 < ord(char) < 127 for char in token):
-        raise MoaError("the token may only hold visible ASCII characters: check --token or MOA_TOKEN")
+        text = "the token may only hold visible ASCII characters: check --token or MOA_TOKEN"
+        raise MoaError(text, code="not_ascii")
     endpoint = Endpoint(server, token, tls)
     _ = endpoint.address  # raises on what is no address
     return endpoint

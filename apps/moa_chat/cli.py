@@ -90,9 +90,10 @@ def _open_window(options: argparse.Namespace) -> int:
     try:
         require_extra("desktop", "the window")
     except MoaError as error:
-        raise MoaError(f"{error}; or pass --terminal to chat in this terminal") from error
+        raise MoaError(f"{error}; or pass --terminal to chat in this terminal", code=error.code) from error
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"} & set(os.environ):
-        raise MoaError("there is no display for the window: pass --terminal to chat in this terminal")
+        text = "there is no display for the window: pass --terminal to chat in this terminal"
+        raise MoaError(text, code="no_display")
     from moa_chat.desktop.app import run_desktop
 
     return run_desktop(options)

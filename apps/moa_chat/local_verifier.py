@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import secrets
 import subprocess
 import sys
@@ -49,16 +50,11 @@ class LocalVerifier:
         """The error with which it ended by itself; None while it runs."""
         if self._process.poll() is None:
             return None
-        return MoaError(f"the verifier on this machine ended: {_last_words(self._process, self._log)}")
+        return _ended("the verifier on this machine ended", self._process, self._log)
 
 
 def ensure_bundle(drafter: DrafterName | None = None) -> None:
-    """Write the bundle for a drafter, the default one when omitted, if it is not there; the export's progress goes to
-    stderr.
-
-    Raises:
-        MoaError: the export needs packages that are not installed, or failed.
-    """
+    """Export the bundle for a drafter if it is not there, progress on stderr. Raises MoaError if that fails."""
     folder = bundle_of_drafter(drafter)
     if not (folder / MANIFEST_FILE).exists():
         make_bundle(folder, "onnx", "--local", "a minute or more", drafter)
@@ -68,18 +64,16 @@ def ensure_bundle(drafter: DrafterName | None = None) -> None:
 def local_verifier(
     options: Sequence[str] = (), *, cpus: set[int] | None = None, token: str | None = None
 ) -> Iterator[LocalVerifier]:
-    """A verifier on a free port of this machine, while the context is open.
+    """A verifier on a free port of this machine, while the context is open. Raises MoaError if the server's packages
+    are not installed, or it does not start.
 
     Args:
         options: of ``moa-serve``, such as the target; without any it serves the default one.
         cpus: the processors it keeps to; all when omitted.
         token: the bearer token that it asks for; one of its own when omitted.
-
-    Raises:
-        MoaError: the server's packages are not installed, or it does not start.
     """
     require_extra("server", "--local (moa-serve)")
-    _note("starting a verifier on this machine (it fetches the target where that is not here yet)")
+    _note("starting a verifier on this machine (it fetches the target if that is not here yet)")
     token = token or secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -116,16 +110,22 @@ def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             return str(json.loads(line)["url"])
     else:
-        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s")
+        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s", code="timed_out")
     process.wait(_STOP_SECONDS)
-    raise MoaError(f"the verifier did not start: {_last_words(process, log)}")
+    raise _ended("the verifier did not start", process, log)
 
 
-def _last_words(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
-    """Return the last line of a verifier that has ended, or its exit status."""
+def _ended(what: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> MoaError:
     log.seek(0)
-    last = log.read().decode(errors="replace").strip().splitlines()
-    return last[-1] if last else f"exit status {process.returncode}"
+    words, code = last_error(log.read(), process.returncode)
+    return MoaError(f"{what}: {words}", code=code or "verifier_ended")
+
+
+def last_error(stderr: bytes, status: int) -> tuple[str, str | None]:
+    """Return the sentence of :func:`~moa_runtime.cli_main.run_program`, or the exit status, and the code."""
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    found = re.fullmatch(r"(?:.*?error: )?(.*?)(?:  \[(\w+)\])?", lines[-1]) if lines else None
+    return (found[1], found[2]) if found else (f"exit status {status}", None)
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:

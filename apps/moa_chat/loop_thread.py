@@ -6,63 +6,23 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from moa_runtime.conversation import Unconfirmed
 from moa_runtime.errors import MoaError
-from moa_runtime.events import ChatEvent, LinkChanged, LinkStatus
-from moa_runtime.session.events import Sampling
+from moa_runtime.events import ChatEvent
 
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.1  # a wait without end would keep Ctrl-C from the main thread on Windows
 
 
-class ChatLike(Protocol):
-    """The part of :class:`moa_runtime.chat.Chat` that this program uses."""
-
-    @property
-    def status(self) -> LinkStatus: ...
-
-    @property
-    def link(self) -> LinkChanged: ...
-
-    @property
-    def messages(self) -> list[dict[str, str]]: ...
-
-    @property
-    def question(self) -> str: ...
-
-    @property
-    def store_problem(self) -> str: ...
-
-    @property
-    def unconfirmed(self) -> Sequence[Unconfirmed]: ...
-
-    def pending(self) -> AsyncGenerator[ChatEvent, None] | None: ...
-
-    def check(self) -> AsyncGenerator[ChatEvent, None] | None: ...
-
-    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None: ...
-
-    def keep_mine(self) -> AsyncGenerator[ChatEvent, None] | None: ...
-
-    def send(
-        self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None
-    ) -> AsyncGenerator[ChatEvent, None]: ...
-
-    async def work_offline(self, offline: bool) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class LoopThread:
     """Runs coroutines in the background loop.
 
-    The runtime's ``SyncChat`` blocks in the wait for the next event. Here the main thread has other
-    duties meanwhile: the status line, keys, and Ctrl-C at any moment without being torn out of a drawing.
+    The runtime's ``SyncChat`` blocks while it waits for an event. Here the main thread has other duties meanwhile: the
+    status line, keys, and Ctrl-C at any moment without being torn out of a drawing.
     """
 
     def __init__(self) -> None:
@@ -91,9 +51,6 @@ class LoopThread:
         """Begin the coroutine, and do not wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def ask(self, chat: ChatLike, text: str, max_new_tokens: int, sampling: Sampling) -> RunningAnswer:
-        return self.follow(chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling))
-
     def follow(self, events: AsyncGenerator[ChatEvent, None]) -> RunningAnswer:
         """Take an answer's events as they come."""
         return RunningAnswer(events, self._loop)
@@ -120,11 +77,7 @@ class RunningAnswer:
         self._pump: Future[None] = asyncio.run_coroutine_threadsafe(self._take(events), loop)
 
     def events(self, wait: float = _POLL_SECONDS) -> list[ChatEvent]:
-        """Return the events so far; none, if none came within ``wait`` seconds.
-
-        Raises:
-            MoaError: the answer cannot go on.
-        """
+        """Return the events that came within ``wait`` seconds. Raises MoaError if the answer cannot continue."""
         if self._problem is not None:
             raise self._problem
         taken: list[ChatEvent] = []
@@ -147,7 +100,7 @@ class RunningAnswer:
             async for event in events:
                 self._queue.put(event)
         except Exception as error:  # a defect, too: else the answer would seem to have ended
-            failed = error if isinstance(error, MoaError) else MoaError(f"the answer failed: {error!r}")
+            failed = error if isinstance(error, MoaError) else MoaError(f"the answer failed: {error!r}", code="defect")
             self._queue.put(failed)
         finally:
             # Closing the generator is what tells the verifier that the answer was stopped.

@@ -7,9 +7,10 @@ import json
 import sys
 from typing import Any, TextIO
 
+from moa_chat import strings
 from moa_chat.chat_config import ChatConfig
-from moa_chat.loop_thread import ChatLike
 from moa_chat.terminal.renderer import PlainView
+from moa_runtime.chat import Chat
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
 
 
@@ -30,7 +31,7 @@ async def _connect_and_ask(config: ChatConfig, prompt: str, view: PlainView | No
         await chat.close()
 
 
-async def follow(chat: ChatLike, prompt: str, config: ChatConfig, view: PlainView | None) -> AnswerFinished:
+async def follow(chat: Chat, prompt: str, config: ChatConfig, view: PlainView | None) -> AnswerFinished:
     """Ask; show committed text in ``view`` as it comes, and report on stderr that the verifier is away."""
     away = False
     async for event in chat.send(prompt, max_new_tokens=config.max_new_tokens, sampling=config.sampling()):
@@ -43,7 +44,8 @@ async def follow(chat: ChatLike, prompt: str, config: ChatConfig, view: PlainVie
                 view.draw(event.committed)
         elif isinstance(event, LinkChanged) and event.status is (LinkStatus.ONLINE if away else LinkStatus.OFFLINE):
             away = not away
-            print(f"moa-chat: {f'offline: {event.detail}' if away else 'online again'}", file=sys.stderr, flush=True)
+            said = strings.ONCE_OFFLINE.format(event.detail) if away else strings.ONCE_ONLINE
+            print(said, file=sys.stderr, flush=True)
     raise AssertionError("a chat's last event is AnswerFinished")
 
 

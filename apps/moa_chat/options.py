@@ -22,7 +22,7 @@ class UsageError(MoaError):
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise an error of one sentence instead of printing the usage and exiting."""
-        raise UsageError(f"{message} (moa-chat --help lists the options)")
+        raise UsageError(f"{message} (moa-chat --help lists the options)", code="bad_option")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -97,12 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="who drafts while the link is up: this device, the server, which then streams, or whichever is faster "
         "(default: %(default)s)",
     )
-    drafting.add_argument(
-        "--drafter",
-        type=drafter_name_of,
-        choices=offered_names(),
-        help=drafters_help(),
-    )
+    drafting.add_argument("--drafter", type=drafter_name_of, choices=offered_names(), help=drafters_help())
     drafting.add_argument(
         "--draft-length",
         type=draft_length_of,
@@ -157,11 +152,7 @@ def drafters_help() -> str:
 
 
 def drafter_name_of(text: str) -> str:
-    """Parse the name of a drafter.
-
-    Raises:
-        argparse.ArgumentTypeError: a folder; other words are left to argparse, which lists the choices.
-    """
+    """Parse the name of a drafter. Raises ArgumentTypeError if it is a folder; argparse checks other words."""
     if text not in offered_names() and Path(text).is_dir():
         raise argparse.ArgumentTypeError(
             f"{text} is a folder, and a name was expected: {', '.join(offered_names())}; for a checkpoint of your own "
@@ -171,44 +162,47 @@ def drafter_name_of(text: str) -> str:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse invalid combinations of options.
-
-    Raises:
-        UsageError: options that exclude each other, or a value that is out of range.
-    """
-    if options.once is not None and not options.once.strip():
-        raise UsageError("--once needs a prompt, not an empty text")
-    if options.json and options.once is None and options.serve is None:
-        raise UsageError("--json belongs to --once PROMPT or --serve")
-    if options.serve is None and (options.gateway_token is not None or options.allow_origin):
-        raise UsageError("--gateway-token and --allow-origin belong to --serve")
-    if options.serve is not None and options.policy not in (None, "keep"):
-        raise UsageError(f"--serve cannot take back what it has sent: leave out --policy {options.policy}")
-    if options.once is not None and options.policy == "ask":
-        raise UsageError("--once asks nothing: choose --policy rollback or keep")
+    """Raise UsageError if options exclude each other, or a value is out of range."""
+    once, serve = options.once is not None, options.serve is not None
+    if once and not options.once.strip():
+        raise UsageError("--once needs a prompt, not an empty text", code="empty")
+    if options.json and not (once or serve):
+        raise UsageError("--json belongs to --once PROMPT or --serve", code="excluded")
+    if not serve and (options.gateway_token is not None or options.allow_origin):
+        raise UsageError("--gateway-token and --allow-origin belong to --serve", code="excluded")
+    if serve and options.policy not in (None, "keep"):
+        text = f"--serve cannot take back what it has sent: leave out --policy {options.policy}"
+        raise UsageError(text, code="excluded")
+    if once and options.policy == "ask":
+        raise UsageError("--once asks nothing: choose --policy rollback or keep", code="excluded")
     if (options.chat is not None or options.no_save) and not options.terminal:
-        raise UsageError("--chat and --no-save belong to --terminal; the window keeps its chats in its profile")
+        text = "--chat and --no-save belong to --terminal; the window keeps its chats in its profile"
+        raise UsageError(text, code="excluded")
     if options.chat is not None and options.no_save:
-        raise UsageError("--no-save keeps nothing: leave out --chat")
+        raise UsageError("--no-save keeps nothing: leave out --chat", code="excluded")
     if options.local and options.server:
-        raise UsageError("--local starts its own verifier: leave out --server")
+        raise UsageError("--local starts its own verifier: leave out --server", code="excluded")
     if options.local and (options.token or options.tls_ca):
-        raise UsageError("--local makes its own token and needs no TLS: leave out --token and --tls-ca")
+        text = "--local makes its own token and needs no TLS: leave out --token and --tls-ca"
+        raise UsageError(text, code="excluded")
     for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):
         value = getattr(options, name)
         if isinstance(value, int) and value < least:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
+            text = f"--{name.replace('_', '-')} must be at least {least}, not {value}"
+            raise UsageError(text, code="out_of_range")
     if not 0 <= (options.temperature or 0) < float("inf"):
-        raise UsageError(f"--temperature must be 0 (greedy) or larger, not {options.temperature}")
+        text = f"--temperature must be 0 (greedy) or larger, not {options.temperature}"
+        raise UsageError(text, code="out_of_range")
     if options.top_p is not None and not 0 < options.top_p <= 1:
-        raise UsageError(f"--top-p must be above 0 and at most 1, not {options.top_p}")
+        raise UsageError(f"--top-p must be above 0 and at most 1, not {options.top_p}", code="out_of_range")
     if options.seed is not None and not 0 <= options.seed < 1 << 64:
-        raise UsageError(f"--seed must be between 0 and 2^64 - 1, not {options.seed}")
+        raise UsageError(f"--seed must be between 0 and 2^64 - 1, not {options.seed}", code="out_of_range")
     copies = options.drafter is not None and not DRAFTERS[options.drafter].has_graph
     if copies and (options.backend or not options.ngrams):
-        raise UsageError(f"--drafter {options.drafter} has no graph, and copies: leave out --backend and --no-ngrams")
+        text = f"--drafter {options.drafter} has no graph, and copies: leave out --backend and --no-ngrams"
+        raise UsageError(text, code="excluded")
     for name in ("once", "system"):
         try:
             (getattr(options, name) or "").encode()
         except UnicodeEncodeError:
-            raise UsageError(f"--{name} holds bytes that are no valid UTF-8 text") from None
+            raise UsageError(f"--{name} holds bytes that are no valid UTF-8 text", code="not_utf8") from None

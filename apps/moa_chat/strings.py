@@ -1,8 +1,14 @@
-"""Sentences of window and terminal about the origin of text and the link."""
+"""All words that a user of the window or the terminal reads, by the place where they stand.
+
+Values stand in braces, for ``str.format``. Sentences of errors stand beside their codes, where they are raised, and
+those of ``--help`` in :mod:`moa_chat.options`.
+"""
 
 from __future__ import annotations
 
-from moa_runtime.events import LinkChanged, LinkStatus, Origin, PauseReason
+from moa_runtime.events import FinishReason, LinkChanged, LinkStatus, Origin, PauseReason
+
+# -- where text comes from ---------------------------------------------------------------------
 
 #: Short names, for the legend.
 ORIGINS = {
@@ -13,7 +19,6 @@ ORIGINS = {
 }
 DROPPED = "taken back"
 TENTATIVE = "not confirmed"
-
 _CONFIRMED = {
     Origin.DRAFTED: "This device proposed it, and the server accepted it.",
     Origin.CORRECTED: "The server wrote this itself: a correction, or the word after an accepted draft.",
@@ -26,6 +31,9 @@ _UNCONFIRMED = {
     Origin.OFFLINE: "This device wrote it without the server, which may still change it.",
     Origin.KEPT: "You keep it; the server will continue from here.",
 }
+DROPPED_TEXT = "This device wrote “{}”, and the server wrote something else instead."
+
+# -- an answer ---------------------------------------------------------------------------------
 
 #: Shown in place of an answer without text while the device cannot continue it.
 PAUSES = {
@@ -38,24 +46,300 @@ PAUSES = {
     PauseReason.LOW_POWER: "Saving power: this device writes nothing on its own; waiting for the verifier…",
     PauseReason.BACKGROUND: "Paused in the background; it continues when you are back…",
 }
+AWAY = "The verifier is away; this device continues as far as it can…"
+READING = "The verifier reads your text…"
+READING_TOKENS = "The verifier reads your text ({:,} tokens)…"
+FINISH = {
+    FinishReason.STOP: "",
+    FinishReason.LENGTH: "cut off at the length limit",
+    FinishReason.CONTEXT: "the target's context is full",
+}
+STOPPED = "stopped"
+INTERRUPTED = "interrupted"
+#: Of an answer that the device wrote, and that the user kept or the verifier refused.
+AS_WRITTEN = "as this device wrote it, not confirmed"
+PARTLY_AS_WRITTEN = "partly as this device wrote it, not confirmed"
+PARTLY_OFFLINE = "partly written offline"
+CORRECTED = "corrected by the server"
+UNCONFIRMED_WORD = "1 word not confirmed yet"
+UNCONFIRMED_WORDS = "{} words not confirmed yet"
+ALL_CONFIRMED = "The verifier has confirmed what this device wrote."
+CORRECTED_WORD = "1 word that this device wrote was corrected."
+CORRECTED_WORDS = "{} words that this device wrote were corrected."
+UNDO_STAYS = "Answers that have changed since stay as they are."
+OTHER_MODEL = "Another model wrote this answer, and only that one can continue it."
+CHAT_DELETED = "The chat was deleted."
+NEW_CHAT = "New chat"
 
+# -- the terminal ------------------------------------------------------------------------------
 
-def reading_words(tokens: int) -> str:
-    """Return why an answer has no words yet: the target reads the prompt, with ``tokens`` new tokens (0: unknown)."""
-    return f"The verifier reads your text ({tokens:,} tokens)…" if tokens else "The verifier reads your text…"
+TERMINAL_HELP = """\
+/help       this list
+/offline    work without the verifier, or with it again
+/stats      figures of the last answer
+/regen      answer the last question again: another answer with --temperature, the same without
+/new        begin another conversation
+/save FILE  write the conversation as Markdown (.md) or JSON (.json)
+/quit       leave (also Ctrl-D, or Ctrl-C twice)
+While an answer is written: Ctrl-C stops it, Tab switches between offline and online."""
+TERMINAL_FINISH = {**FINISH, FinishReason.LENGTH: "cut off at --max-new-tokens"}
+TERMINAL_WELCOME = "{} at {}; /help lists the commands, Ctrl-C stops an answer"
+KEPT_NOWHERE = "{}; this one is kept nowhere"
+WRITER_ANSWERS = "{}; until then the writer on this device answers"
+HOW_TO_LEAVE = "Ctrl-C again or Ctrl-D leaves; /help lists the commands"
+UNKNOWN_COMMAND = "unknown command {}; /help lists the commands"
+NOW_OFFLINE = "working offline: answers stay tentative; /offline connects again"
+NOW_ONLINE = "connecting again"
+NO_ANSWER_YET = "no answer yet"
+NEW_CONVERSATION = "a new conversation"
+CONTINUES = "the conversation continues; /new begins another"
+EARLIER_MESSAGES = "({} earlier messages; /save FILE writes all)"
+MAY_OVERWRITE = "{} exists: overwrite it? [y/N] "
+NOT_SAVED = "not saved"
+SAVED = "saved as {}"
+CHECKED = "checked by the verifier, after it was written without it:"
+DIFFERS = "The server disagrees with what was written offline. From where they differ:"
+KEEP_MINE_ASKED = "Keep mine, and continue from there? [y/N] "
+KEEP_KEY = "the server disagrees; Ctrl-K: keep the offline text"
+OFFLINE_KEY = "Tab: go offline"
+ONLINE_KEY = "Tab: go online"
+WORDS_ALONE = "({words} written by this device alone{limit}: {later})"
+ONE_WORD = "1 word"
+WORDS = "{} words"
+LIMIT_REACHED = "; no more may be written offline"
+CHECKED_LATER = "the verifier checks that when it is back"
+STAYS = "that stays as it is"
+ONCE_OFFLINE = "moa-chat: offline: {}"
+ONCE_ONLINE = "moa-chat: online again"
+
+# -- the window: link and connection -----------------------------------------------------------
+
+CONNECTION = "Connection"
+CONNECTING = "Connecting…"
+CONNECTING_STATE = "connecting"
+NOT_CONNECTED = "not connected"
+LOCAL_VERIFIER = "a verifier on this machine"
+STARTING = "A verifier is being started on this machine. The first start fetches its model and takes minutes."
+PROGRESS = "Progress"
+IN_PROGRESS = "In progress"
+SECONDS = "{} ({:.0f} s)"
+TRY_AGAIN = "Try again"
+CANCEL = "Cancel"
+
+WELCOME = "Welcome"
+WELCOME_HEADLINE = "Welcome to moa-chat"
+WELCOME_LEAD = (
+    "A small model on this device writes ahead, a large one on a server checks every word. "
+    "The answer continues when the network fails."
+)
+START_CHATTING = "Start chatting"
+VERIFIER = "Verifier"
+ABOUT_VERIFIER = "The server with the large model, which checks what this device writes."
+START_LOCAL = "Start one on this machine, for as long as the window is open"
+USE_REMOTE = "Connect to one at an address"
+ADDRESS = "Address"
+ADDRESS_NAME = "Address of the verifier"
+ADDRESS_EXAMPLE = "wss://host:8765"
+TOKEN = "Token"
+TOKEN_NAME = "Token of the verifier"
+TOKEN_HINT = "leave empty if it asks for none"
+TEST_CONNECTION = "Test the connection"
+CONNECTION_STATE = "State of the connection"
+CONNECTED = "Connected. The verifier serves {}, as this bundle wants it."
+
+CERTIFICATE = "Certificate"
+CERTIFICATE_TRUSTED = "trusted by you"
+CERTIFICATE_CHECKED = "checked by the system"
+CERTIFICATE_FROM_FILE = "From a file…"
+CERTIFICATE_FROM_FILE_NAME = "Trust the certificate in a file"
+CERTIFICATE_FILE = "Certificate of the verifier"
+CERTIFICATE_FILES = "Certificates (*.pem *.crt)"
+NO_CERTIFICATE = "{} is not a certificate in PEM format."
+FORGET = "Forget"
+FORGET_CERTIFICATE = "Forget the trusted certificate"
+TRUST_QUESTION = (
+    "The verifier signed its certificate itself. That is usual for a server of one's own, but it does not "
+    "show who answers. Compare this fingerprint (SHA-256) with the one on the server:"
+)
+TRUST_COMMAND = "On the server: openssl x509 -noout -fingerprint -sha256 -in cert.pem"
+FINGERPRINT = "Fingerprint of the certificate"
+TRUST = "They are the same: trust this certificate"
+
+BUNDLE = "Bundle"
+ABOUT_BUNDLE = "The small model for this device. It has to be made for the verifier's model."
+BUNDLE_CACHED = "The default bundle is in the cache."
+BUNDLE_MISSING = "There is none yet. Making it takes about a minute."
+BUNDLE_FOLDER = "Folder of the bundle"
+EXPORTING = "Exporting…"
+EXPORT_NOW = "Make it now"
+EXPORT_NOW_NAME = "Export the default bundle"
+EXPORT_PROGRESS = "Progress of the export"
+CHOOSE_FOLDER = "Choose a folder…"
+USE_DEFAULT = "Use the default one"
+
+# -- the window: the conversation --------------------------------------------------------------
+
+CONVERSATION = "Conversation"
+EMPTY_CHAT = "Ask something. The answer continues without a network, too."
+SHOW_EARLIER = "Show earlier messages"
+MESSAGE = "Message"
+ASK_ANYTHING = "Ask anything"
+SEND = "Send"
+SEND_KEY = "Send (Enter)"
+STOP_KEY = "Stop (Esc)"
+MESSAGE_TEXT = "Text of a message"
+YOUR_MESSAGE = "Your message"
+COPY = "Copy"
+COPY_MESSAGE = "Copy your message"
+EDIT = "Edit"
+EDIT_MESSAGE = "Edit your message"
+EDIT_AND_SEND = "Edit and send again"
+EDIT_REPLACES = "Everything below this message is replaced."
+ANSWER_STATE = "State of the answer"
+ANSWER_AGAIN = "Answer again"
+AGAIN = "Again"
+CONTINUE = "Continue"
+CONTINUE_ANSWER = "Continue this answer, which was cut off"
+COPY_ANSWER = "Copy the answer as Markdown"
+CODE = "Code"
+CODE_LANGUAGE = "code"
+COPY_CODE = "Copy this code"
+LEGEND = "Colours of the text"
+NOTICE = "Notice"
+CLOSE_NOTICE = "Close this notice"
+UNDO = "Undo"
+DISAGREES = "The server disagrees from here"
+BOTH_VERSIONS = "Both versions"
+VERSIONS = "Mine: “{}”\nServer: “{}”"
+ALWAYS = "Always do this"
+USE_THEIRS = "Use the server's version"
+KEEP_MINE = "Keep mine"
+CONTEXT = "Context of the model"
+CONTEXT_FILLED = "Context {} % full"
+CONTEXT_FULL = "The conversation fills {} % of what the model can read: begin a new chat soon"
+CONTEXT_TOKENS = "{:,} of {:,} tokens (pieces of words) that the model can read are taken."
+FIND = "Find in this chat"
+FIND_PREVIOUS = "The place before"
+FIND_NEXT = "The next place"
+FIND_CLOSE = "Close the search"
+FOUND = "Places found"
+FOUND_PLACE = "{} of {}"
+NOT_FOUND = "not found"
+
+# -- the window: header, list of chats and commands --------------------------------------------
+
+TITLE = "Title of the chat: {}"
+OFFLINE = "Offline"
+COLOURS = "Origins"
+FIGURES = "Figures"
+SAVE = "Save"
+CHATS = "Chats"
+NEW = "New"
+SEARCH_CHATS = "Search chats"
+NO_CHATS_YET = "No chats yet"
+NO_CHAT_FOUND = "No chat contains these words"
+RENAME = "Rename"
+DELETE = "Delete"
+SAVE_AS = "Save this chat"
+SAVE_KINDS = "Markdown (*.md);;JSON (*.json)"
+SAVED_AS = "Saved as {}."
+SAVE_FAILED = "The chat could not be saved as {}: {}."
+HISTORY_DAMAGED = "The history was damaged and a new one was begun. The old file is kept: {}"
+ALREADY_OPEN = "moa-chat is already open with this profile."
+ALREADY_OPEN_WHY = "Two windows would write over each other's settings and chats."
+SHOW_OPEN = "Show the open window"
+CLOSE = "Close"
+OPEN_HANGS = "The open window does not answer. End the program moa-chat, and start it again."
+
+COMMAND_SEARCH = "Search the chats"
+COMMAND_LIST = "Go to the list of chats"
+COMMAND_WRITE = "Write a message"
+COMMAND_FIND_NEXT = "The next place found"
+COMMAND_FIND_PREVIOUS = "The place found before"
+COMMAND_ESCAPE = "Close the search, or stop the answer"
+COMMAND_CONTINUE = "Continue an answer that was cut off"
+COMMAND_EDIT = "Edit the last question"
+COMMAND_COPY = "Copy the last answer"
+COMMAND_JUMP = "Jump to the newest message"
+COMMAND_SAVE = "Save this chat as a file"
+COMMAND_OFFLINE = "Work offline"
+COMMAND_ORIGINS = "Colour the text by origin"
+COMMAND_FIGURES = "Show how the answer is made, in figures"
+COMMAND_SIDEBAR = "Show or hide the chats"
+COMMAND_LARGER = "Larger letters"
+COMMAND_SMALLER = "Smaller letters"
+COMMAND_QUIT = "Quit"
+KEYBOARD = "Keyboard"
+#: Keys that belong to no command.
+OTHER_KEYS = (
+    ("Enter", "Send"),
+    ("Shift+Enter", "Break the line"),
+    ("PgUp, PgDown", "Scroll the conversation"),
+    ("F2, Del", "Rename or delete the chat chosen in the list"),
+    ("Tab", "Next button or field"),
+)
+
+# -- the window: settings ----------------------------------------------------------------------
+
+SETTINGS = "Settings"
+SETTINGS_PARTS = "Parts of the settings"
+CHAT_SETTINGS = "Chat settings"
+ANSWERS = "Answers"
+ABOUT_ANSWERS = "New chats begin with this. A chat in progress has settings of its own."
+ABOUT_CHAT_SETTINGS = (
+    "These settings count from the next question on. What new chats begin with is in Settings, “Answers”."
+)
+WHEN_DISAGREES = "When the server disagrees"
+WHEN_DISAGREES_WITH = "with text that this device wrote offline, in all chats"
+DISAGREEMENTS = {"ask": "Ask", "theirs": "Use the server's version", "mine": "Keep what this device wrote"}
+APPEARANCE = "Appearance"
+THEME = "Theme"
+THEMES = {"system": "As the system", "light": "Light", "dark": "Dark"}
+ZOOM = "Size of the letters"
+INSTRUCTIONS = "Instructions"
+INSTRUCTIONS_NAME = "Instructions to the model"
+NO_INSTRUCTIONS = "none"
+LONGEST_ANSWER = "Longest answer"
+TOKENS = "{} tokens"
+CHOICE_OF_WORDS = "Choice of words"
+RECOMMENDED = "As the model's authors recommend"
+RECOMMENDED_VALUES = "Temperature {:g}, top-p {:g}: small models repeat themselves less."
+NO_RECOMMENDATION = "This bundle names no recommendation: always the likeliest word."
+TEMPERATURE = "Temperature"
+TEMPERATURE_NAME = "Temperature: 0 always takes the likeliest word"
+TOP_P = "Top-p"
+TOP_P_NAME = "Top-p: 1 leaves no word out"
+
+# -- the window: figures of an answer, each with what it means -----------------------------------
+
+FIGURES_NAME = "Figures of the answer"
+FIGURES_LATER = "Figures come with the next answer."
+SPEED = ("{:.1f} words a second", "after the first ones")
+FIRST_WORD = ("first word after {:.2f} s", "from the question to it")
+DRAFTED = ("{} of {} pieces of words drafted by {} were right", "the others were corrected before they counted")
+THIS_DEVICE = "this device"
+THE_SERVER = "the server"
+PASSES = ("{} pieces of words in {} passes of the model", "without drafts it would be a pass for each; τ = {}")
+STREAMED = ("something new every {:.0f} ms", "the server drafts now, and continues on its own")
+ROUND_TRIP = ("an answer from the server after {:.0f} ms", "network and model together")
+TRAFFIC = ("{} sent, {} received", "in total for this answer")
+ROUND_TIMES = "Time of a round"
+ROUND_TOKENS = "Pieces of words confirmed in a round"
+CHART_EMPTY = "none yet"
+CHART_VALUES = "now {}, at most {}"
 
 
 def origin_sentence(origin: Origin, committed: bool) -> str:
     return (_CONFIRMED if committed else _UNCONFIRMED)[origin]
 
 
-def dropped_sentence(text: str) -> str:
-    return f"This device wrote “{text}”, and the server wrote something else instead."
+def reading_words(tokens: int) -> str:
+    """Return why an answer has no words yet: the target reads the prompt, with ``tokens`` new tokens (0: unknown)."""
+    return READING_TOKENS.format(tokens) if tokens else READING
 
 
 def corrected_sentence(words: int) -> str:
-    which = "1 word that this device wrote was" if words == 1 else f"{words} words that this device wrote were"
-    return f"{which} corrected."
+    return CORRECTED_WORD if words == 1 else CORRECTED_WORDS.format(words)
 
 
 def excerpt(text: str, most: int) -> str:
@@ -79,9 +363,7 @@ def link_words(link: LinkChanged, retry_in_s: float | None, *, wanted_offline: b
         return "slow" if slow or is_late(link) else "online"
     if link.status is LinkStatus.RECONNECTING:
         return "reconnecting"
-    if retry_in_s:
-        return f"offline, reconnecting in {max(1, round(retry_in_s))} s"
-    return "offline"
+    return f"offline, reconnecting in {max(1, round(retry_in_s))} s" if retry_in_s else "offline"
 
 
 def is_late(link: LinkChanged) -> bool:

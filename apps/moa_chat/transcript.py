@@ -46,27 +46,20 @@ def file_name(title: str) -> str:
 def save_conversation(
     name: str, messages: Sequence[Mapping[str, str]], may_overwrite: Callable[[Path], bool]
 ) -> Path | None:
-    """Write the messages in the format that the ending of the name stands for.
-
-    Args:
-        may_overwrite: asks whether an existing file may be overwritten.
-
-    Returns:
-        the file, or None if it was not to be overwritten.
-
-    Raises:
-        MoaError: no name, no such format, nothing to save, or the file cannot be written.
-    """
+    """Write the messages in the format that the ending of the name stands for, and return the file; None if it exists
+    and ``may_overwrite`` says no. Raises MoaError if there is no name, no such format, or nothing to save, or the file
+    cannot be written."""
     if not name:
-        raise MoaError("a file name is missing: /save FILE")
+        raise MoaError("a file name is missing: /save FILE", code="name_missing")
     if "\0" in name:
-        raise MoaError("a file name has no null character: /save FILE")
+        raise MoaError("a file name has no null character: /save FILE", code="bad_name")
     path = expanded(name)
     if path.suffix not in FORMATS:
-        raise MoaError(f"{name!r} has no known ending: expected a file name with {' or '.join(FORMATS)}")
+        text = f"{name!r} has no known ending: expected a file name with {' or '.join(FORMATS)}"
+        raise MoaError(text, code="bad_ending")
     question = next((message["content"] for message in messages if message["role"] == "user"), None)
     if question is None:
-        raise MoaError("there is nothing to save yet")
+        raise MoaError("there is nothing to save yet", code="empty")
     if path.exists() and not may_overwrite(path):
         return None
     title = " ".join(question.split())
@@ -74,5 +67,5 @@ def save_conversation(
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise MoaError(f"cannot write {path}: {error.strerror}") from error
+        raise MoaError(f"cannot write {path}: {error.strerror}", code="path_refused") from error
     return path

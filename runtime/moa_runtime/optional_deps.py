@@ -1,15 +1,14 @@
-"""Packages of the optional installs: which are missing, and versions of those that are there."""
+"""What the optional installs bring, so that a missing one is a sentence and not an ImportError."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from moa_runtime.errors import MoaError
 
-# Reading a GGUF file, which alone needs gguf and accelerate, reports them itself.
+# gguf and accelerate are missed only where a GGUF file is read, which says so itself.
 _TRAIN = ("torch", "transformers", "safetensors", "filelock", "tqdm", "yaml")
 _EXPORT = (*_TRAIN, "onnx", "onnxscript")
 _SERVER = (*_TRAIN, "uvicorn", "starlette")
@@ -29,17 +28,22 @@ MODULES = {
 
 
 def require_extra(extra: str, program: str) -> None:
-    """Raise MoaError if packages of ``moa-edge[extra]`` are missing; it gives the install command."""
+    """Check that what ``pip install "moa-edge[extra]"`` brings can be imported.
+
+    Raises:
+        MoaError: something is missing; the message gives the install command.
+    """
     missing = [name for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if missing:
-        text = f'{program} needs {", ".join(missing)}: pip install "moa-edge[{extra}]"'
-        raise MoaError(text, code="missing_package")
+        raise MoaError(f'{program} needs {", ".join(missing)}: pip install "moa-edge[{extra}]"')
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return versions by package name; packages that are not installed are left out."""
+    """Versions by package name; packages that are not installed are left out."""
     found = {}
     for package in packages:
-        with contextlib.suppress(PackageNotFoundError):
+        try:
             found[package] = version(package)
+        except PackageNotFoundError:
+            continue
     return found

@@ -15,6 +15,7 @@ from PySide6.QtCore import QLockFile, QObject, QTimer, Signal
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 from PySide6.QtWidgets import QApplication, QMessageBox
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.window import Window
@@ -26,16 +27,12 @@ _ANSWER_MS = 2000
 
 
 class InstanceLock(QObject):
-    """Locks a profile for one window, and lets another instance ask for that window.
+    """Locks a profile for one window, and lets another instance ask for that window."""
 
-    Signals:
-        wanted: another instance wants this window in front.
-    """
+    wanted = Signal()  # another instance wants this window in front
 
-    wanted = Signal()
-
-    def __init__(self, folder: Path, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._lock = QLockFile(str(folder / _LOCK_FILE))
         self._lock.setStaleLockTime(0)  # held for as long as its process lives, however long that is
         # Sockets have short names, and profiles may have long ones.
@@ -81,17 +78,7 @@ _DISAGREEMENTS = {"ask": "ask", "rollback": "theirs", "keep": "mine"}
 
 
 def run_desktop(options: argparse.Namespace) -> int:
-    """Open the window and stay until it is closed.
-
-    Args:
-        options: of the command line; what it says of server, token and bundle counts instead of the profile's.
-
-    Returns:
-        the exit status.
-
-    Raises:
-        MoaError: the profile or the history cannot be opened.
-    """
+    """Open the window, and return the exit status. Raises MoaError if the profile or history cannot be opened."""
     application = QApplication.instance() or QApplication(sys.argv[:1])
     assert isinstance(application, QApplication)
     application.setApplicationName("moa-chat")
@@ -136,15 +123,13 @@ def _show_other(lock: InstanceLock) -> int:
     """The profile's window is open: say so, and offer it."""
     box = QMessageBox()
     box.setWindowTitle("moa-chat")
-    box.setText("moa-chat is already open with this profile.")
-    box.setInformativeText("Two windows would write over each other's settings and chats.")
-    show = box.addButton("Show the open window", QMessageBox.ButtonRole.AcceptRole)
-    box.addButton("Close", QMessageBox.ButtonRole.RejectRole)
+    box.setText(strings.ALREADY_OPEN)
+    box.setInformativeText(strings.ALREADY_OPEN_WHY)
+    show = box.addButton(strings.SHOW_OPEN, QMessageBox.ButtonRole.AcceptRole)
+    box.addButton(strings.CLOSE, QMessageBox.ButtonRole.RejectRole)
     box.exec()
     if box.clickedButton() is show and not lock.call_other():
-        QMessageBox.warning(
-            None, "moa-chat", "The open window does not answer. End the program moa-chat, and start it again."
-        )
+        QMessageBox.warning(None, "moa-chat", strings.OPEN_HANGS)
         return 1
     return 0
 

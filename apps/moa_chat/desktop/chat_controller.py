@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from moa_chat import strings
 from moa_chat.desktop.offline_checks import AnswerCheck, Corrected, OfflineChecks
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.runtime_thread import RuntimeThread
@@ -20,7 +21,7 @@ from moa_chat.desktop.streaming_answer import StreamingAnswer, answering_again
 from moa_chat.history.chat_settings import ChatSettings, sampling_of
 from moa_chat.history.message import Message, title_of
 from moa_chat.history.store import History
-from moa_chat.strings import PAUSES, as_sentence, corrected_sentence, reading_words
+from moa_chat.strings import as_sentence
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, LinkStatus, Paused, Statistics
 
@@ -38,42 +39,22 @@ class ChatController(QObject):
     Args:
         general: returns the program's settings as they are now.
         options: of the command line.
-
-    Attributes:
-        current: id of the open chat; None for a new one without messages.
-        messages: of the open chat.
-
-    Signals:
-        chats_changed: the list of chats has changed.
-        opened: another conversation is open.
-        message_changed: position and content of a message that has changed or was added.
-        truncated: the messages from this position on are gone.
-        returned: a question that could not be asked, for the composer.
-        told: a sentence for the user; a button's text; what it does.
-        busy_changed: whether an answer is being written.
-        figures_changed: the answer's figures, a list of Figure.
-        round_seen: a new Round.
-        round_trip_changed: seconds.
-        waiting: why there is no text yet.
-        context_changed: tokens of the open chat, and how many the target can read; 0 if not known.
-        corrected: a sentence about words of the device that the server has replaced, and a callable that undoes it.
-        disagreed: a Disagreement that the user has to decide.
     """
 
-    chats_changed = Signal()
-    opened = Signal()
-    message_changed = Signal(int, object)
-    truncated = Signal(int)
-    returned = Signal(str)
-    told = Signal(str, str, object)
-    busy_changed = Signal(bool)
-    figures_changed = Signal(list)
-    round_seen = Signal(object)
-    round_trip_changed = Signal(float)
-    waiting = Signal(str)
-    context_changed = Signal(int, int)
-    corrected = Signal(str, object)
-    disagreed = Signal(object)
+    chats_changed = Signal()  # the list of chats has changed
+    opened = Signal()  # another conversation is open
+    message_changed = Signal(int, object)  # position and content of a message that has changed or was added
+    truncated = Signal(int)  # the messages from this position on are gone
+    returned = Signal(str)  # a question that could not be asked, for the composer
+    told = Signal(str, str, object)  # a sentence for the user; a button's text; what it does
+    busy_changed = Signal(bool)  # whether an answer is being written
+    figures_changed = Signal(list)  # the answer's figures, a list of Figure
+    round_seen = Signal(object)  # a new Round
+    round_trip_changed = Signal(float)  # seconds
+    waiting = Signal(str)  # why there is no text yet
+    context_changed = Signal(int, int)  # tokens of the open chat, and how many the target can read; 0 if not known
+    corrected = Signal(str, object)  # a sentence about words that the server has replaced; what undoes that
+    disagreed = Signal(object)  # a Disagreement that the user has to decide
 
     def __init__(
         self,
@@ -84,8 +65,8 @@ class ChatController(QObject):
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self.current: int | None = None
-        self.messages: list[Message] = []
+        self.current: int | None = None  # id of the open chat; None for a new one without messages
+        self.messages: list[Message] = []  # of the open chat
         self.history = history
         self._runtime, self._general, self._options = runtime, general, options
         self._own: ChatSettings | None = None  # of the open chat
@@ -94,12 +75,8 @@ class ChatController(QObject):
         self._checks = OfflineChecks(history)
         #: What the user wants to do after the running check: in which chat, what, and the text that would be lost.
         self._wanted: list[tuple[int | None, Callable[[], None], str]] = []
-        self._clock = QTimer(self)
-        self._clock.setSingleShot(True)
-        self._clock.timeout.connect(self._save)
-        self._patience = QTimer(self)
-        self._patience.setSingleShot(True)
-        self._patience.timeout.connect(self._say_what_is_read)
+        self._clock = QTimer(self, singleShot=True, timeout=self._save)
+        self._patience = QTimer(self, singleShot=True, timeout=self._say_what_is_read)
         self.opened.connect(self.measure_context)
         runtime.events.connect(self._take)
         runtime.ended.connect(self._ended)
@@ -125,13 +102,7 @@ class ChatController(QObject):
     @property
     def turns(self) -> list[dict[str, str]]:
         """Messages of the open chat for the runtime, with its instructions as the system message."""
-        return self.turns_of(self.settings, self.messages)
-
-    @staticmethod
-    def turns_of(settings: ChatSettings, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Return the messages of a chat as the runtime gets them, with the instructions as the system message."""
-        before = [{"role": "system", "content": settings.system}] if settings.system else []
-        return before + [message.turn for message in messages]
+        return _turns(self.settings, self.messages)
 
     def change_settings(self, settings: ChatSettings) -> None:
         """Use these settings from the open chat's next question on."""
@@ -180,7 +151,7 @@ class ChatController(QObject):
                 self._answering.gone = True
             self.stop()
         self._try(lambda: self.history.delete(chat), None)
-        self.told.emit("The chat was deleted.", "Undo", lambda: self._undelete(chat))
+        self.told.emit(strings.CHAT_DELETED, strings.UNDO, lambda: self._undelete(chat))
         if chat == self.current:
             self.new_chat()
         self.chats_changed.emit()
@@ -192,11 +163,7 @@ class ChatController(QObject):
     # -- asking --------------------------------------------------------------------------------
 
     def send(self, text: str, *, replaces: bool = False) -> None:
-        """Ask a question in the open chat.
-
-        Args:
-            replaces: whether the answer replaces stored turns, once words of it are confirmed.
-        """
+        """Ask a question in the open chat; its answer ``replaces`` stored turns once words of it are confirmed."""
         if self._after_check(lambda: self.send(text, replaces=replaces), text):
             return
         ready = not self.busy and self._runtime.chat is not None
@@ -209,8 +176,12 @@ class ChatController(QObject):
         settings, turns = self.settings, self.turns
         sampling = sampling_of(settings, self._runtime.recommended, self._options.seed)
         self._answering = StreamingAnswer(self.current, len(self.messages) + 1, text, sampling, replaces=replaces)
-        for message in self._answering.turns:
-            self._put(len(self.messages), message)
+        chat = self.current
+        for position, message in enumerate(self._answering.turns, len(self.messages)):
+            self.messages.append(message)
+            if not replaces:
+                self._try(lambda at=position, one=message: self.history.save(chat, at, one), None)
+            self.message_changed.emit(position, message)
         self._runtime.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling)
         self._patience.start(_PATIENCE_MS)
         self.busy_changed.emit(True)
@@ -234,7 +205,7 @@ class ChatController(QObject):
         if self.busy or self._runtime.chat is None or chat is None or last is None or not last.can_go_on:
             return
         if last.target not in ("", self._runtime.target):
-            self.told.emit("Another model wrote this answer, and only that one can continue it.", "", None)
+            self._tell(strings.OTHER_MODEL)
             return
         settings, turns, position = self.settings, self.turns, len(self.messages) - 1
         question = self.messages[position - 1].content
@@ -292,7 +263,7 @@ class ChatController(QObject):
             elif isinstance(event, Paused):
                 answering.pause = event.reason
                 if not answering.message.content:
-                    self.waiting.emit(PAUSES[event.reason])
+                    self.waiting.emit(strings.PAUSES[event.reason])
         self._show(answering)
         if answering.ended_alone:
             self._runtime.stop()
@@ -312,7 +283,7 @@ class ChatController(QObject):
         elif choice == "mine":
             self.settle(True)
         else:
-            self.corrected.emit(corrected_sentence(len(event.dropped_text.split())), lambda: self.settle(True))
+            self.corrected.emit(strings.corrected_sentence(len(event.dropped_text.split())), lambda: self.settle(True))
 
     def _show(self, answering: StreamingAnswer) -> None:
         if answering.chat == self.current:
@@ -338,7 +309,7 @@ class ChatController(QObject):
         if answering is None or chat is None or answering.message.content or chat.status is not LinkStatus.ONLINE:
             return
         if answering.chat == self.current:
-            self.waiting.emit(reading_words(chat.new_tokens))
+            self.waiting.emit(strings.reading_words(chat.new_tokens))
 
     def _ended(self, problem: MoaError | None) -> None:
         answering, self._answering = self._answering, None
@@ -365,7 +336,7 @@ class ChatController(QObject):
         self.busy_changed.emit(False)
         self.chats_changed.emit()
         if problem is not None:
-            self.told.emit(as_sentence(str(problem)), "", None)
+            self._tell(as_sentence(str(problem)))
 
     def _reopened(self) -> None:
         self._answering = self._last
@@ -406,7 +377,7 @@ class ChatController(QObject):
         if checking is not None and (mark := checking.written.unconfirmed) is not None:
             self._answering = checking
             messages = self._try(lambda: self.history.messages(checking.chat), [])
-            turns = self.turns_of(self.settings_of(checking.chat), messages)
+            turns = _turns(self.settings_of(checking.chat), messages)
             before = len(turns) - len(messages)  # the instructions
             self._runtime.check(turns, dataclasses.replace(mark, turn=checking.position + before))
         elif self._checks.any_done:
@@ -414,7 +385,7 @@ class ChatController(QObject):
             if corrected:
                 self.corrected.emit(words, lambda: self._undo(corrected))
             else:
-                self.told.emit(words, "", None)
+                self._tell(words)
 
     def _checked(self, checking: AnswerCheck, problem: MoaError | None) -> None:
         wanted, self._wanted = self._wanted, []
@@ -425,7 +396,7 @@ class ChatController(QObject):
         if checking.chat == self.current:
             self._show_stored(checking.chat)
         if problem is not None:
-            self.told.emit(as_sentence(str(problem)), "", None)
+            self._tell(as_sentence(str(problem)))
         for chat, does, text in wanted:
             if chat == self.current:
                 does()
@@ -444,7 +415,7 @@ class ChatController(QObject):
 
     def _undo(self, corrected: list[Corrected]) -> None:
         if not self._try(lambda: self._checks.undo(corrected), True):
-            self.told.emit("Answers that have changed since stay as they are.", "", None)
+            self._tell(strings.UNDO_STAYS)
         if self.current is not None and not self.busy:
             self._show_stored(self.current)
 
@@ -459,35 +430,30 @@ class ChatController(QObject):
     def _drop_last(self) -> str:
         """Remove the last question from the open chat, and an empty chat from the list; return the question."""
         question = self.messages[-1].content
-        self._truncate(len(self.messages) - 1)
-        if not self.messages and self.current is not None:
-            chat, self.current = self.current, None
+        del self.messages[-1]
+        length = len(self.messages)
+        if (chat := self.current) is not None:
+            self._try(lambda: self.history.truncate(chat, length), None)
+        self.truncated.emit(length)
+        if not self.messages and chat is not None:
+            self.current = None
             self._try(lambda: self.history.delete(chat), None)
             self.chats_changed.emit()
         return question
 
-    def _truncate(self, length: int) -> None:
-        del self.messages[length:]
-        if (chat := self.current) is not None:
-            self._try(lambda: self.history.truncate(chat, length), None)
-        self.truncated.emit(length)
-
-    def _put(self, position: int, message: Message) -> None:
-        self.messages.append(message)
-        assert self.current is not None
-        self._store(self.current, position, message)
-        self.message_changed.emit(position, message)
-
-    def _store(self, chat: int, position: int, message: Message) -> None:
-        running = self._answering
-        if running is not None and running.replaces and running.chat == chat:
-            return
-        self._try(lambda: self.history.save(chat, position, message), None)
+    def _tell(self, text: str) -> None:
+        self.told.emit(text, "", None)
 
     def _try(self, does: Callable[[], T], otherwise: T) -> T:
         """Return what ``does`` returns; if the history fails, tell the user and return ``otherwise``."""
         try:
             return does()
         except MoaError as error:
-            self.told.emit(as_sentence(str(error)), "", None)
+            self._tell(as_sentence(str(error)))
             return otherwise
+
+
+def _turns(settings: ChatSettings, messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Return the messages of a chat as the runtime gets them, with the instructions as the system message."""
+    before = [{"role": "system", "content": settings.system}] if settings.system else []
+    return before + [message.turn for message in messages]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QListWidget, QListWidgetItem, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QMenu, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import SIDEBAR_LETTERS, Appearance, letters, lines
-from moa_chat.desktop.widgets import IconButton
+from moa_chat import strings
+from moa_chat.desktop.appearance import SIDEBAR_LETTERS, Appearance, letters
+from moa_chat.desktop.widgets import IconButton, add, label, pad
 from moa_chat.history.message import ChatSummary
 
 _ID = Qt.ItemDataRole.UserRole
@@ -17,43 +18,32 @@ _SEARCH_MS = 150
 
 
 class ChatList(QWidget):
-    """The sidebar: a search field, and a row for each chat.
+    """The sidebar: a search field, and a row for each chat."""
 
-    Signals:
-        wanted: open this chat.
-        new_wanted: begin another one.
-        renamed: a chat, and its new title.
-        deleted: a chat.
-        searched: show only chats with these words.
-        settings_wanted: open the settings.
-    """
+    wanted = Signal(int)  # open this chat
+    new_wanted = Signal()  # begin another one
+    renamed = Signal(int, str)  # a chat, and its new title
+    deleted = Signal(int)  # a chat
+    searched = Signal(str)  # show only chats with these words
+    settings_wanted = Signal()  # open the settings
 
-    wanted = Signal(int)
-    new_wanted = Signal()
-    renamed = Signal(int, str)
-    deleted = Signal(int)
-    searched = Signal(str)
-    settings_wanted = Signal()
-
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__()
         self.setObjectName("sidebar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        name = QLabel("moa-chat")
-        name.setObjectName("title")
+        new = IconButton(appearance, "new", strings.NEW_CHAT, self.new_wanted.emit, shortcut="Ctrl+N", word=strings.NEW)
         top = QHBoxLayout()
-        top.addWidget(name, 1)
-        top.addWidget(IconButton(appearance, "new", "New chat", self.new_wanted.emit, shortcut="Ctrl+N", label="New"))
+        top.addWidget(label("moa-chat", "title", wraps=False), 1)
+        top.addWidget(new)
         self.search = QLineEdit()
-        self.search.setPlaceholderText("Search chats")
-        self.search.setAccessibleName("Search chats")
+        self.search.setPlaceholderText(strings.SEARCH_CHATS)
+        self.search.setAccessibleName(strings.SEARCH_CHATS)
         self.search.setClearButtonEnabled(True)
-        self._pause = QTimer(self)
-        self._pause.setSingleShot(True)
-        self._pause.timeout.connect(lambda: self.searched.emit(self.search.text()))
-        self.search.textChanged.connect(lambda _: self._pause.start(_SEARCH_MS))
+        pause = QTimer(self, singleShot=True, interval=_SEARCH_MS)
+        pause.timeout.connect(lambda: self.searched.emit(self.search.text()))
+        self.search.textChanged.connect(lambda _: pause.start())
         self.list = QListWidget()
-        self.list.setAccessibleName("Chats")
+        self.list.setAccessibleName(strings.CHATS)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setEditTriggers(QListWidget.EditTrigger.NoEditTriggers)
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
@@ -61,20 +51,16 @@ class ChatList(QWidget):
         self.list.itemClicked.connect(self._opened)
         self.list.itemActivated.connect(self._opened)
         self.list.itemChanged.connect(self._edited)
-        self._nothing = QLabel("No chats")
-        self._nothing.setObjectName("muted")
+        self._nothing = label(strings.NO_CHATS_YET, "muted", wraps=False)
         self._nothing.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        wanted = self.settings_wanted.emit
-        self.settings_button = IconButton(
-            appearance, "settings", "Settings", wanted, shortcut="Ctrl+,", label="Settings"
-        )
+        name, wanted = strings.SETTINGS, self.settings_wanted.emit
+        self.settings_button = IconButton(appearance, "settings", name, wanted, shortcut="Ctrl+,", word=name)
         bottom = QHBoxLayout()
         bottom.addWidget(self.settings_button)
         bottom.addStretch()
         layout = self._layout = QVBoxLayout(self)
         layout.addLayout(top)
-        layout.addWidget(self.search)
-        layout.addWidget(self._nothing)
+        add(layout, self.search, self._nothing)
         layout.addWidget(self.list, 1)
         layout.addLayout(bottom)
         self._add_actions()
@@ -94,7 +80,7 @@ class ChatList(QWidget):
             if chat.id == current:
                 self.list.setCurrentItem(item)
         self.list.blockSignals(False)
-        self._nothing.setText("No chat contains these words" if self.search.text() else "No chats yet")
+        self._nothing.setText(strings.NO_CHAT_FOUND if self.search.text() else strings.NO_CHATS_YET)
         self._nothing.setVisible(not chats)
 
     def items(self) -> list[QListWidgetItem]:
@@ -112,7 +98,8 @@ class ChatList(QWidget):
 
     def _add_actions(self) -> None:
         """Keys that work while the list has the keyboard."""
-        for title, keys, does in (("Rename", "F2", self.rename_current), ("Delete", "Del", self.delete_current)):
+        actions = ((strings.RENAME, "F2", self.rename_current), (strings.DELETE, "Del", self.delete_current))
+        for title, keys, does in actions:
             action = QAction(title, self.list)
             action.setShortcut(QKeySequence(keys))
             action.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
@@ -135,5 +122,4 @@ class ChatList(QWidget):
 
     def _fit(self) -> None:
         self.setMaximumWidth(letters(SIDEBAR_LETTERS))
-        self._layout.setContentsMargins(lines(0.6), lines(0.6), lines(0.6), lines(0.5))
-        self._layout.setSpacing(lines(0.45))
+        pad(self._layout, 0.6, 0.6, 0.6, 0.5, spacing=0.45)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, Qt, Signal
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QTextOption
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, lines
-from moa_chat.desktop.widgets import IconButton
+from moa_chat.desktop.widgets import IconButton, pad
 
 _MOST_LINES = 8
 _LONGEST_WORD = 2000  # characters
@@ -29,30 +30,24 @@ class _Field(QPlainTextEdit):
 
 
 class Composer(QFrame):
-    """Enter sends, Shift+Enter breaks the line; the button sends, and stops while an answer is written.
+    """Enter sends, Shift+Enter breaks the line; the button sends, and stops while an answer is written."""
 
-    Signals:
-        sent: the question to ask.
-        stopped: the user stops the answer.
-        scrolled: a page up (-1) or down (1), for the conversation.
-    """
+    sent = Signal(str)  # the question to ask
+    stopped = Signal()  # the user stops the answer
+    scrolled = Signal(int)  # a page up (-1) or down (1), for the conversation
 
-    sent = Signal(str)
-    stopped = Signal()
-    scrolled = Signal(int)
-
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__()
         self._ready, self._answering = False, False
         self.setObjectName("composer")
         self.field = _Field()
-        self.field.setAccessibleName("Message")
-        self.field.setPlaceholderText("Ask anything")
+        self.field.setAccessibleName(strings.MESSAGE)
+        self.field.setPlaceholderText(strings.ASK_ANYTHING)
         self.field.setTabChangesFocus(True)
         self.field.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._changed)
-        self.button = IconButton(appearance, "send", "Send", self._pressed, color="on_accent")
+        self.button = IconButton(appearance, "send", strings.SEND, self._pressed, color="on_accent")
         self.button.setObjectName("send")
         layout = self._layout = QHBoxLayout(self)
         layout.addWidget(self.field, 1)
@@ -83,10 +78,7 @@ class Composer(QFrame):
 
     def set_answering(self, answering: bool) -> None:
         self._answering = answering
-        if answering:
-            self.button.set_icon("stop", "Stop (Esc)")
-        else:
-            self.button.set_icon("send", "Send (Enter)")
+        self.button.set_icon(*(("stop", strings.STOP_KEY) if answering else ("send", strings.SEND_KEY)))
         self._changed()
 
     def send(self) -> None:
@@ -111,10 +103,7 @@ class Composer(QFrame):
         return super().eventFilter(watched, event)
 
     def _pressed(self) -> None:
-        if self._answering:
-            self.stopped.emit()
-        else:
-            self.send()
+        self.stopped.emit() if self._answering else self.send()
 
     def _changed(self) -> None:
         # Not the text itself: of a pasted book it would be copied at every key.
@@ -125,6 +114,6 @@ class Composer(QFrame):
     def _fit(self) -> None:
         """Set the height to that of the text, up to a few lines."""
         rows = round(self.field.document().size().height())
-        self._layout.setContentsMargins(lines(0.6), lines(0.35), lines(0.35), lines(0.35))
+        pad(self._layout, 0.6, 0.35, 0.35, 0.35)
         margin = 2 * round(self.field.document().documentMargin())
         self.field.setFixedHeight(round(lines(1.02) * min(max(rows, 1), _MOST_LINES)) + margin + lines(0.2))

@@ -22,17 +22,18 @@ from urllib.parse import urlsplit
 from PySide6.QtCore import QObject, Signal
 from websockets.exceptions import InvalidHandshake, InvalidStatus, ProxyError
 
+from moa_chat import strings
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.programs import BundleExport, VerifierProcess
 from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.strings import as_sentence
-from moa_runtime.bundle import Bundle, BundleError
+from moa_runtime.bundle import BundleError
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DrafterName
 from moa_runtime.session.events import Policy
 from moa_runtime.transport import ConnectError, Endpoint
 
 if TYPE_CHECKING:
+    from moa_chat.chat_config import ChatConfig
     from moa_runtime.chat import Chat
 
 _TIMEOUT_S = 5.0
@@ -51,29 +52,20 @@ class Certificate:
         return ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
 
     def context(self) -> ssl.SSLContext:
-        """Return a context that trusts only this certificate, whatever host name it was made for.
-
-        Raises:
-            MoaError: the text is no certificate.
-        """
+        """Return a context that trusts only this certificate. Raises MoaError if the text is no certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False  # the user compared the fingerprint, which says more than a name
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also one that some authority has signed
         try:
             context.load_verify_locations(cadata=self.pem)
         except (ssl.SSLError, ValueError) as error:
-            raise MoaError("the trusted certificate in the settings is damaged: forget it and connect again") from error
+            text = "the trusted certificate in the settings is damaged: forget it and connect again"
+            raise MoaError(text, code="damaged") from error
         return context
 
 
 def fetch_certificate(address: str) -> Certificate:
-    """Fetch the certificate that the server at a ``wss`` address shows now; nothing is sent to it.
-
-    Blocks for some seconds at most.
-
-    Raises:
-        MoaError: the server cannot be reached, or does not speak TLS.
-    """
+    """Fetch the certificate that a server shows now, in some seconds at most. Raises MoaError if it shows none."""
     parts = urlsplit(address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -86,9 +78,10 @@ def fetch_certificate(address: str) -> Certificate:
         ):
             shown = encrypted.getpeercert(binary_form=True)
     except OSError as error:
-        raise MoaError(f"the certificate of {address} could not be read: {error}") from error
+        text = f"the certificate of {address} could not be read: {error}"
+        raise MoaError(text, code="certificate_unreadable") from error
     if not shown:
-        raise MoaError(f"{address} shows no certificate")
+        raise MoaError(f"{address} shows no certificate", code="no_certificate")
     return Certificate(ssl.DER_cert_to_PEM_cert(shown))
 
 
@@ -104,78 +97,60 @@ class Trouble(enum.Enum):
 
 
 class ConnectionFailedError(MoaError):
-    """A connection that could not be made.
+    """A connection that could not be made: the setting at fault, and a certificate that is not trusted."""
 
-    Attributes:
-        trouble: the setting that is at fault.
-        certificate: the one that the server showed, if it is not trusted.
-    """
+    def __init__(
+        self, text: str, trouble: Trouble, certificate: Certificate | None = None, *, code: str | None = None
+    ) -> None:
+        super().__init__(text, code=code)
+        self.trouble, self.certificate = trouble, certificate
 
-    def __init__(self, text: str, trouble: Trouble, certificate: Certificate | None = None) -> None:
-        super().__init__(text)
-        self.trouble = trouble
-        self.certificate = certificate
+
+def _failed(error: MoaError, trouble: Trouble) -> ConnectionFailedError:
+    """Return an error of the runtime as one for the window."""
+    return ConnectionFailedError(as_sentence(str(error)), trouble, code=error.code)
 
 
 def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:
-    """Return where the settings say the verifier is; the command line may name an authority for its certificate.
-
-    Raises:
-        ConnectionFailedError: no address, a token that cannot be sent, or no such authority.
-    """
+    """Return where the settings say the verifier is. Raises ConnectionFailedError if a setting cannot be used."""
     from moa_chat.chat_config import endpoint_for
 
     server, token = settings.server.strip(), settings.token.strip()
-    if not server:
-        raise ConnectionFailedError("Enter the verifier's address, such as wss://host:8765.", Trouble.ADDRESS)
+    trouble = Trouble.ADDRESS
     try:
+        if not server:
+            raise MoaError("enter the verifier's address, such as wss://host:8765", code="address_missing")
         _ = Endpoint(server).address
-    except MoaError as error:
-        raise ConnectionFailedError(as_sentence(str(error)), Trouble.ADDRESS) from error
-    try:
+        trouble = Trouble.TOKEN
         endpoint = endpoint_for(server, token, None)
-    except MoaError as error:
-        raise ConnectionFailedError("The token may only hold visible ASCII characters.", Trouble.TOKEN) from error
-    try:
+        trouble = Trouble.CERTIFICATE
         if settings.certificate:
             return dataclasses.replace(endpoint, tls=Certificate(settings.certificate).context())
         return endpoint_for(server, token, options.tls_ca)
     except MoaError as error:
-        raise ConnectionFailedError(as_sentence(str(error)), Trouble.CERTIFICATE) from error
+        if trouble is Trouble.TOKEN:  # without the names of options
+            text = "The token may only hold visible ASCII characters."
+            raise ConnectionFailedError(text, trouble, code="not_ascii") from error
+        raise _failed(error, trouble) from error
 
 
-async def _load_bundle(folder: str, drafter: DrafterName | None) -> Bundle:
-    """Open a bundle without blocking the event loop.
+async def _config(settings: Settings, endpoint: Endpoint, options: argparse.Namespace) -> ChatConfig:
+    """Open the bundle, without blocking the event loop, and return a chat's configuration with it."""
+    from moa_chat.chat_config import chat_config_for, open_bundle
 
-    Raises:
-        ConnectionFailedError: there is none, it is damaged, or of another drafter.
-    """
-    from moa_chat.chat_config import open_bundle
-
+    folder = Path(settings.bundle) if settings.bundle else None
     try:
-        return await asyncio.to_thread(open_bundle, Path(folder) if folder else None, drafter)
+        return chat_config_for(options, await asyncio.to_thread(open_bundle, folder, options.drafter), endpoint)
     except MoaError as error:
-        raise ConnectionFailedError(as_sentence(str(error)), Trouble.BUNDLE) from error
+        raise _failed(error, Trouble.BUNDLE) from error
 
 
 async def connect(
     settings: Settings, endpoint: Endpoint, options: argparse.Namespace, store: Path | None = None
 ) -> Chat:
-    """Open a chat, even if the verifier is away: the chat connects later.
-
-    Args:
-        options: of the command line; they say how to draft.
-        store: see :meth:`moa_runtime.chat.Chat.connect`.
-
-    Raises:
-        ConnectionFailedError: why a chat with these settings does not work.
-    """
-    from moa_chat.chat_config import chat_config_for
-
-    bundle = await _load_bundle(settings.bundle, options.drafter)
-    config = dataclasses.replace(
-        chat_config_for(options, bundle, endpoint), policy=Policy.ASK, system=None, store=store
-    )
+    """Open a chat, which connects later if the verifier is away. Raises ConnectionFailedError if it cannot work."""
+    config = await _config(settings, endpoint, options)
+    config = dataclasses.replace(config, policy=Policy.ASK, system=None, store=store)
     try:
         return await config.connect()
     except MoaError as error:
@@ -186,21 +161,15 @@ async def connect(
 
 
 async def try_connection(settings: Settings, options: argparse.Namespace) -> str:
-    """Connect, disconnect, and return the target's name.
-
-    Raises:
-        ConnectionFailedError: why a chat with these settings does not work now.
-    """
-    from moa_chat.chat_config import chat_config_for
-
+    """Connect, disconnect, and return the target's name. Raises ConnectionFailedError if that fails."""
     endpoint = endpoint_of(settings, options)
-    bundle = await _load_bundle(settings.bundle, options.drafter)
+    config = await _config(settings, endpoint, options)
     try:
-        chat = await chat_config_for(options, bundle, endpoint).connect()
+        chat = await config.connect()
     except MoaError as error:
         raise await explain(error, endpoint) from error
     await chat.close()
-    return bundle.manifest.target
+    return config.target
 
 
 async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
@@ -209,25 +178,26 @@ async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
         return error
     cause, address = error.__cause__, endpoint.address
     if isinstance(cause, InvalidStatus) and cause.response.status_code in (401, 403):
-        return ConnectionFailedError(
-            f"The verifier at {address} refused the token. Ask whoever runs it for the right one.", Trouble.TOKEN
-        )
+        text = f"The verifier at {address} refused the token. Ask whoever runs it for the right one."
+        return ConnectionFailedError(text, Trouble.TOKEN, code="token_refused")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return await _explain_certificate(cause, endpoint)
     if isinstance(cause, ssl.SSLError):
-        return ConnectionFailedError(
-            f"{address} does not speak TLS. Use ws:// for a verifier without encryption.", Trouble.ADDRESS
-        )
+        text = f"{address} does not speak TLS. Use ws:// for a verifier without encryption."
+        return ConnectionFailedError(text, Trouble.ADDRESS, code="no_tls")
     if isinstance(cause, InvalidHandshake) and not isinstance(cause, ProxyError):
-        return ConnectionFailedError(f"There is no moa-edge verifier at {address}.", Trouble.ADDRESS)
+        return ConnectionFailedError(
+            f"There is no moa-edge verifier at {address}.", Trouble.ADDRESS, code="no_verifier"
+        )
     if isinstance(error, ConnectError) and not error.final:
+        if endpoint.proxy:
+            return _failed(error, Trouble.AWAY)
         text = f"No verifier answers at {address}. Check the address, or try later."
-        return ConnectionFailedError(as_sentence(str(error)) if endpoint.proxy else text, Trouble.AWAY)
-    if isinstance(error, BundleError):
-        return ConnectionFailedError(as_sentence(str(error)), Trouble.BUNDLE)
+        return ConnectionFailedError(text, Trouble.AWAY, code="verifier_away")
     if str(error).startswith("the bundle was made for"):
-        return ConnectionFailedError(f"The bundle does not fit the verifier: {error}.", Trouble.BUNDLE)
-    return ConnectionFailedError(as_sentence(str(error)), Trouble.OTHER)
+        text = f"The bundle does not fit the verifier: {error}."
+        return ConnectionFailedError(text, Trouble.BUNDLE, code="other_bundle")
+    return _failed(error, Trouble.BUNDLE if isinstance(error, BundleError) else Trouble.OTHER)
 
 
 async def _explain_certificate(cause: ssl.SSLCertVerificationError, endpoint: Endpoint) -> ConnectionFailedError:
@@ -239,26 +209,16 @@ async def _explain_certificate(cause: ssl.SSLCertVerificationError, endpoint: En
         certificate = await asyncio.to_thread(fetch_certificate, endpoint.address)
     except MoaError:
         certificate = None
-    return ConnectionFailedError(text, Trouble.CERTIFICATE, certificate)
+    return ConnectionFailedError(text, Trouble.CERTIFICATE, certificate, code="certificate_untrusted")
 
 
 class Connector(QObject):
-    """Connects the runtime as the settings say; starts the verifier of this machine if they ask for one.
+    """Connects the runtime as the settings say; starts the verifier of this machine if they ask for one."""
 
-    Attributes:
-        export: of the bundle that is used if the settings name none.
-
-    Signals:
-        connecting: the name of the verifier.
-        starting: whether the verifier of this machine is being started; :meth:`cancel` ends that.
-        connected: the name of the verifier; there is a chat now, though the verifier itself may still be away.
-        failed: a MoaError; mostly a :class:`ConnectionFailedError`.
-    """
-
-    connecting = Signal(str)
-    starting = Signal(bool)
-    connected = Signal(str)
-    failed = Signal(object)
+    connecting = Signal(str)  # the name of the verifier
+    starting = Signal(bool)  # whether the verifier of this machine is being started; :meth:`cancel` ends that
+    connected = Signal(str)  # the name of the verifier, which may still be away; there is a chat now
+    failed = Signal(object)  # a MoaError; mostly a :class:`ConnectionFailedError`
 
     def __init__(self, runtime: RuntimeThread, options: argparse.Namespace, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -267,13 +227,13 @@ class Connector(QObject):
         self._verifier = VerifierProcess(options.drafter, self)
         self._verifier.ready.connect(self._started)
         self._verifier.failed.connect(self.failed)
-        self.export = BundleExport(options.drafter, self)
+        self.export = BundleExport(options.drafter, self)  # of the bundle that is used if the settings name none
 
     def connect_as(self, settings: Settings) -> None:
         """Begin to connect; a signal reports the outcome."""
         self._settings = settings
         if settings.local:
-            self.connecting.emit("a verifier on this machine")
+            self.connecting.emit(strings.LOCAL_VERIFIER)
             try:
                 self._verifier.start()
             except MoaError as error:
@@ -288,7 +248,7 @@ class Connector(QObject):
     def cancel(self) -> None:
         """Stop starting the verifier of this machine."""
         self._verifier.stop()
-        self.failed.emit(MoaError("The verifier on this machine was not started"))
+        self.failed.emit(MoaError("The verifier on this machine was not started", code="not_started"))
 
     def test(self, settings: Settings, succeeded: Callable[[str], None], failed: Callable[[MoaError], None]) -> None:
         """Connect with these settings beside the chat that runs; ``succeeded`` gets the target's name."""
@@ -308,7 +268,7 @@ class Connector(QObject):
 
     def _connect_to(self, endpoint: Endpoint) -> None:
         settings, options = self._settings, self._options
-        where = "a verifier on this machine" if settings.local else endpoint.address
+        where = strings.LOCAL_VERIFIER if settings.local else endpoint.address
         self._runtime.connect_chat(
             lambda store: connect(settings, endpoint, options, store),
             endpoint.address,

@@ -11,55 +11,37 @@ from PySide6.QtWidgets import (
     QFormLayout,
     QFrame,
     QHBoxLayout,
-    QLabel,
     QLineEdit,
     QProgressBar,
-    QPushButton,
     QRadioButton,
     QVBoxLayout,
     QWidget,
 )
 
-from moa_chat.desktop.appearance import lines
+from moa_chat import strings
 from moa_chat.desktop.connection import Certificate, ConnectionFailedError, Connector, Trouble
 from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.widgets import add, label, pad, push_button, restyle
 from moa_runtime.errors import MoaError
 
 
 class TrustQuestion(QFrame):
-    """Shows a certificate's fingerprint and what it is good for.
+    """Shows a certificate's fingerprint and what it is good for."""
 
-    Signals:
-        trusted: the certificate as PEM.
-    """
+    trusted = Signal(str)  # the certificate as PEM
 
-    trusted = Signal(str)
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("inner")
         self._certificate: Certificate | None = None
-        words = QLabel(
-            "The verifier signed its certificate itself. That is usual for a server of one's own, but it does not "
-            "show who answers. Compare this fingerprint (SHA-256) with the one on the server:"
-        )
-        words.setWordWrap(True)
-        self.fingerprint = QLabel()
-        self.fingerprint.setWordWrap(True)
-        self.fingerprint.setAccessibleName("Fingerprint of the certificate")
+        self.fingerprint = label(says=strings.FINGERPRINT)
         self.fingerprint.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
-        how = QLabel("On the server: openssl x509 -noout -fingerprint -sha256 -in cert.pem")
-        how.setObjectName("muted")
-        how.setWordWrap(True)
-        self.button = QPushButton("They are the same: trust this certificate")
-        self.button.clicked.connect(self._trust)
+        self.button = push_button(strings.TRUST, self._trust)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(lines(0.8), lines(0.7), lines(0.8), lines(0.7))
-        layout.setSpacing(lines(0.4))
-        for widget in (words, self.fingerprint, how):
-            layout.addWidget(widget)
+        pad(layout, 0.8, 0.7, 0.8, 0.7, spacing=0.4)
+        add(layout, label(strings.TRUST_QUESTION), self.fingerprint, label(strings.TRUST_COMMAND, "muted"))
         layout.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
         self.hide()
 
@@ -76,45 +58,29 @@ class TrustQuestion(QFrame):
 
 
 class BundleField(QWidget):
-    """The bundle in the cache, or in a folder that the user chose.
+    """The bundle in the folder that the user chose; without one, the bundle in the cache."""
 
-    Attributes:
-        folder: empty for the bundle in the cache.
+    changed = Signal()  # another bundle was chosen, or one was made
 
-    Signals:
-        changed: another bundle was chosen, or one was made.
-    """
-
-    changed = Signal()
-
-    def __init__(self, connector: Connector, folder: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, connector: Connector, folder: str) -> None:
+        super().__init__()
         self.folder = folder
         self._export = connector.export
         self._export.progressed.connect(self._progressed)
         self._export.ended.connect(self._ended)
-        self.state = QLabel()
-        self.state.setWordWrap(True)
-        self.state.setAccessibleName("Bundle")
-        self.make = QPushButton("Make it now")
-        self.make.setAccessibleName("Export the default bundle")
-        self.make.clicked.connect(self._start)
-        self.choose = QPushButton("Choose a folder…")
-        self.choose.clicked.connect(self._choose)
-        self.default = QPushButton("Use the default one")
-        self.default.clicked.connect(lambda: self._use(""))
+        self.state = label(says=strings.BUNDLE)
+        self.make = push_button(strings.EXPORT_NOW, self._start, says=strings.EXPORT_NOW_NAME)
+        self.choose = push_button(strings.CHOOSE_FOLDER, self._choose)
+        self.default = push_button(strings.USE_DEFAULT, lambda: self._use(""))
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
-        self.progress.setAccessibleName("Progress of the export")
+        self.progress.setAccessibleName(strings.EXPORT_PROGRESS)
         buttons = QHBoxLayout()
-        for button in (self.make, self.choose, self.default):
-            buttons.addWidget(button)
+        add(buttons, self.make, self.choose, self.default)
         buttons.addStretch()
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(lines(0.4))
-        layout.addWidget(self.state)
-        layout.addWidget(self.progress)
+        pad(layout, 0, spacing=0.4)
+        add(layout, self.state, self.progress)
         layout.addLayout(buttons)
         self._show()
 
@@ -125,19 +91,9 @@ class BundleField(QWidget):
 
     def _show(self, problem: str = "") -> None:
         running, exported = self._export.running, self._export.present
-        if problem:
-            words = problem
-        elif running:
-            words = "Exporting…"
-        elif self.folder:
-            words = self.folder
-        elif exported:
-            words = "The default bundle is in the cache."
-        else:
-            words = "There is none yet. Making it takes about a minute."
-        self.state.setObjectName("problem" if problem else "")
-        self.state.style().polish(self.state)
-        self.state.setText(words)
+        words = problem or (strings.EXPORTING if running else self.folder)
+        restyle(self.state, "problem" if problem else "")
+        self.state.setText(words or (strings.BUNDLE_CACHED if exported else strings.BUNDLE_MISSING))
         self.make.setVisible(not running and not exported and not self.folder)
         self.choose.setEnabled(not running)
         self.default.setVisible(bool(self.folder))
@@ -149,7 +105,7 @@ class BundleField(QWidget):
         self.changed.emit()
 
     def _choose(self) -> None:
-        if folder := QFileDialog.getExistingDirectory(self, "Folder of the bundle", self.folder):
+        if folder := QFileDialog.getExistingDirectory(self, strings.BUNDLE_FOLDER, self.folder):
             self._use(folder)
 
     def _start(self) -> None:
@@ -173,50 +129,33 @@ class BundleField(QWidget):
 
 
 class ConnectionForm(QWidget):
-    """Fields for the verifier's address, its token and certificate, and the bundle.
+    """Fields for the verifier's address, its token and certificate, and the bundle."""
 
-    Signals:
-        changed: a field has another value.
-    """
+    changed = Signal()  # a field has another value
 
-    changed = Signal()
-
-    def __init__(self, connector: Connector, settings: Settings, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._connector = connector
-        self._settings = settings
-        self.local = QRadioButton("Start one on this machine, for as long as the window is open")
-        self.remote = QRadioButton("Connect to one at an address")
-        self.server = _field("wss://host:8765", "Address of the verifier", settings.server)
-        self.token = _field("leave empty if it asks for none", "Token of the verifier", settings.token)
+    def __init__(self, connector: Connector, settings: Settings) -> None:
+        super().__init__()
+        self._connector, self._settings = connector, settings
+        self.local = QRadioButton(strings.START_LOCAL)
+        self.remote = QRadioButton(strings.USE_REMOTE)
+        self.server = _field(strings.ADDRESS_EXAMPLE, strings.ADDRESS_NAME, settings.server)
+        self.token = _field(strings.TOKEN_HINT, strings.TOKEN_NAME, settings.token)
         self.token.setEchoMode(QLineEdit.EchoMode.Password)
         self._certificate = settings.certificate
-        self._certificate_text = QLabel()
-        self._certificate_text.setWordWrap(True)
-        self._forget = QPushButton("Forget")
-        self._forget.setAccessibleName("Forget the trusted certificate")
-        self._forget.clicked.connect(lambda: self.trust_certificate(""))
-        self.test = QPushButton("Test the connection")
-        self.test.clicked.connect(self._test)
-        self.state = QLabel()
-        self.state.setWordWrap(True)
-        self.state.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.state.setAccessibleName("State of the connection")
+        self._certificate_text = label()
+        self._forget = push_button(strings.FORGET, lambda: self.trust_certificate(""), says=strings.FORGET_CERTIFICATE)
+        self.test = push_button(strings.TEST_CONNECTION, self._test)
+        self.state = label(says=strings.CONNECTION_STATE, selectable=True)
         self.trust = TrustQuestion()
         self.trust.trusted.connect(self.trust_certificate)
         self.bundle = BundleField(connector, settings.bundle)
         self.bundle.changed.connect(self.changed)
         self._details = self._make_details()
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(lines(0.9))
-        verifier, fields = _card("Verifier", "The server with the large model, which checks what this device writes.")
-        for widget in (self.local, self.remote, self._details, self.state, self.trust):
-            fields.addWidget(widget)
-        layout.addWidget(verifier)
-        bundle, fields = _card("Bundle", "The small model for this device. It has to be made for the verifier's model.")
-        fields.addWidget(self.bundle)
-        layout.addWidget(bundle)
+        pad(layout, 0, spacing=0.9)
+        parts = (self.local, self.remote, self._details, self.state, self.trust)
+        layout.addWidget(_card(strings.VERIFIER, strings.ABOUT_VERIFIER, *parts))
+        layout.addWidget(_card(strings.BUNDLE, strings.ABOUT_BUNDLE, self.bundle))
         (self.remote if settings.server else self.local).setChecked(True)
         self.local.toggled.connect(self._switched)
         for line in (self.server, self.token):
@@ -252,19 +191,15 @@ class ConnectionForm(QWidget):
     def _make_details(self) -> QWidget:
         details = QWidget()
         form = QFormLayout(details)
-        form.setContentsMargins(lines(1.3), lines(0.2), 0, lines(0.2))
-        form.setSpacing(lines(0.5))
+        pad(form, 1.3, 0.2, 0, 0.2, spacing=0.5)
         form.setRowWrapPolicy(QFormLayout.RowWrapPolicy.WrapLongRows)
-        form.addRow("Address", self.server)
-        form.addRow("Token", self.token)
+        form.addRow(strings.ADDRESS, self.server)
+        form.addRow(strings.TOKEN, self.token)
+        name = strings.CERTIFICATE_FROM_FILE_NAME
         row = QHBoxLayout()
         row.addWidget(self._certificate_text, 1)
-        row.addWidget(self._forget)
-        choose = QPushButton("From a file…")
-        choose.setAccessibleName("Trust the certificate in a file")
-        choose.clicked.connect(self._choose_certificate)
-        row.addWidget(choose)
-        form.addRow("Certificate", row)
+        add(row, self._forget, push_button(strings.CERTIFICATE_FROM_FILE, self._choose_certificate, says=name))
+        form.addRow(strings.CERTIFICATE, row)
         form.addRow("", self.test)
         self._show_certificate()
         return details
@@ -279,35 +214,34 @@ class ConnectionForm(QWidget):
         self.changed.emit()
 
     def _test(self) -> None:
-        self.show_progress("Connecting…")
+        self.show_progress(strings.CONNECTING)
         self.trust.hide()
         self.test.setEnabled(False)
         self._connector.test(self.settings(), self._works, self._does_not)
 
     def _works(self, target: str) -> None:
         self.test.setEnabled(True)
-        self._say(f"Connected. The verifier serves {target}, as this bundle wants it.", "good")
+        self._say(strings.CONNECTED.format(target), "good")
 
     def _does_not(self, error: MoaError) -> None:
         self.test.setEnabled(True)
         self.show_problem(error)
 
-    def _say(self, text: str, kind: str) -> None:
-        self.state.setObjectName(kind)
-        self.state.style().polish(self.state)
+    def _say(self, text: str, style: str) -> None:
+        restyle(self.state, style)
         self.state.setText(text)
         self.state.setVisible(bool(text))
 
     # -- the certificate -----------------------------------------------------------------------
 
     def _choose_certificate(self) -> None:
-        name, _ = QFileDialog.getOpenFileName(self, "Certificate of the verifier", "", "Certificates (*.pem *.crt)")
+        name, _ = QFileDialog.getOpenFileName(self, strings.CERTIFICATE_FILE, "", strings.CERTIFICATE_FILES)
         if not name:
             return
         try:
             self.trust_certificate(Path(name).read_text(encoding="ascii"))
         except (OSError, UnicodeDecodeError):
-            self._say(f"{name} is not a certificate in PEM format.", "problem")
+            self._say(strings.NO_CERTIFICATE.format(name), "problem")
 
     def trust_certificate(self, pem: str) -> None:
         """Trust only the certificate in this PEM text; an empty text restores the system's authorities."""
@@ -319,7 +253,7 @@ class ConnectionForm(QWidget):
 
     def _show_certificate(self) -> None:
         trusted = bool(self._certificate)
-        self._certificate_text.setText("trusted by you" if trusted else "checked by the system")
+        self._certificate_text.setText(strings.CERTIFICATE_TRUSTED if trusted else strings.CERTIFICATE_CHECKED)
         self._forget.setVisible(trusted)
 
 
@@ -330,17 +264,11 @@ def _field(placeholder: str, name: str, text: str) -> QLineEdit:
     return field
 
 
-def _card(title: str, words: str) -> tuple[QFrame, QVBoxLayout]:
-    """Return a frame with a heading, and the layout for its fields."""
+def _card(title: str, words: str, *fields: QWidget) -> QFrame:
+    """Return a frame with a heading, an explanation and fields."""
     card = QFrame()
     card.setObjectName("card")
     layout = QVBoxLayout(card)
-    layout.setContentsMargins(lines(1), lines(0.9), lines(1), lines(0.9))
-    layout.setSpacing(lines(0.45))
-    heading, explanation = QLabel(title), QLabel(words)
-    heading.setObjectName("title")
-    explanation.setObjectName("muted")
-    explanation.setWordWrap(True)
-    layout.addWidget(heading)
-    layout.addWidget(explanation)
-    return card, layout
+    pad(layout, 1, 0.9, 1, 0.9, spacing=0.45)
+    add(layout, label(title, "title", wraps=False), label(words, "muted"), *fields)
+    return card

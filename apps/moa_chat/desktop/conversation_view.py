@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import COLUMN_LETTERS, Appearance, letters, lines
 from moa_chat.desktop.message_widgets import Answer, Question
 from moa_chat.desktop.origin_text import OriginText
-from moa_chat.desktop.widgets import IconButton
+from moa_chat.desktop.widgets import IconButton, centered, label, pad, push_button
 from moa_chat.history.message import Message
 
 _NEAR_LINES = 3
@@ -19,37 +20,27 @@ _SHOWN = 40  # messages of a long chat, until the user asks for the earlier ones
 
 
 class ConversationView(QScrollArea):
-    """The messages of a chat in one column.
+    """The messages of a chat in one column."""
 
-    Signals:
-        edited: position of a question, and its new text.
-        again: the user wants another answer to the last question.
-        continued: the user wants the last answer continued.
-        stopped: the user cancels the answer.
-    """
+    edited = Signal(int, str)  # position of a question, and its new text
+    again = Signal()  # the user wants another answer to the last question
+    continued = Signal()  # the user wants the last answer continued
+    stopped = Signal()  # the user cancels the answer
 
-    edited = Signal(int, str)
-    again = Signal()
-    continued = Signal()
-    stopped = Signal()
-
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__()
         self._appearance = appearance
         self._messages: list[Message] = []
         self._first = 0  # position of the first message that has a widget
         self.widgets: list[Question | Answer] = []
         self._follows = True
         self.setObjectName("conversation")
-        self.setAccessibleName("Conversation")
+        self.setAccessibleName(strings.CONVERSATION)
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.earlier = QPushButton("Show earlier messages")
-        self.earlier.clicked.connect(self._show_earlier)
-        self._empty = QLabel("Ask something. The answer continues without a network, too.")
-        self._empty.setObjectName("muted")
+        self.earlier = push_button(strings.SHOW_EARLIER, self._show_earlier)
+        self._empty = label(strings.EMPTY_CHAT, "muted")
         self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self._empty.setWordWrap(True)
         self._column = QVBoxLayout()
         self._column.addWidget(self.earlier, 0, Qt.AlignmentFlag.AlignHCenter)
         self._column.addWidget(self._empty, 1)
@@ -58,15 +49,12 @@ class ConversationView(QScrollArea):
         self._held.setLayout(self._column)
         page = QWidget()
         page.setObjectName("column")
-        centered = self._centered = QHBoxLayout(page)
-        centered.setContentsMargins(0, 0, 0, 0)
-        centered.addStretch(1)
-        centered.addWidget(self._held, 100)
-        centered.addStretch(1)
+        self._centered = centered(self._held)
+        pad(self._centered, 0)
+        page.setLayout(self._centered)
         self.setWidget(page)
-        self.jump_button = IconButton(
-            appearance, "down", "Jump to the newest message", self.jump, shortcut="Ctrl+End", parent=self
-        )
+        jump = strings.COMMAND_JUMP
+        self.jump_button = IconButton(appearance, "down", jump, self.jump, shortcut="Ctrl+End", parent=self)
         self.jump_button.setObjectName("jump")
         self.jump_button.hide()
         self.verticalScrollBar().rangeChanged.connect(self._range_changed)
@@ -112,8 +100,7 @@ class ConversationView(QScrollArea):
     def set_busy(self, busy: bool) -> None:
         """Disable the buttons that ask for an answer while one is written."""
         for widget in self.widgets:
-            buttons = [widget.edit_button] if isinstance(widget, Question) else widget.offers
-            for button in buttons:
+            for button in widget.offers:
                 button.setEnabled(not busy)
 
     def edit_last(self) -> None:
@@ -199,8 +186,7 @@ class ConversationView(QScrollArea):
             answer.set_last(answer is answers[-1])
 
     def _refresh(self) -> None:
-        self._column.setSpacing(lines(1.1))
-        self._column.setContentsMargins(lines(1.2), lines(1.4), lines(1.2), lines(1.4))
+        pad(self._column, 1.2, 1.4, 1.2, 1.4, spacing=1.1)
         self._held.setMaximumWidth(letters(COLUMN_LETTERS))
         for widget in self.widgets:
             widget.refresh()
@@ -223,8 +209,6 @@ class ConversationView(QScrollArea):
 
     def _place_jump(self) -> None:
         self.jump_button.setVisible(not self._follows)
-        size = self.jump_button.sizeHint()
-        self.jump_button.setGeometry(
-            (self.width() - size.width()) // 2, self.height() - size.height() - lines(0.6), size.width(), size.height()
-        )
+        width, height = self.jump_button.sizeHint().toTuple()
+        self.jump_button.setGeometry((self.width() - width) // 2, self.height() - height - lines(0.6), width, height)
         self.jump_button.raise_()

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TextIO
 
 from moa_export.progress import Advance, Progress
-from moa_runtime.errors import MoaError
+from moa_runtime.cli_main import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the export; return 0, or 2 after one sentence on stderr."""
+    """Run the export; return the exit status as :func:`~moa_runtime.cli_main.run_program` says."""
     parser = argparse.ArgumentParser(description="Export a bundle and report progress as JSON.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", help="target model (default: the built-in one)")
@@ -27,15 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     # The export sends everything that is written to stdout and stderr to a log, and this is not for it.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as out:
-        try:
-            _export(options, out)
-        except MoaError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-    return 0
+        return run_program("moa-export", lambda: _export(options, out))
 
 
-def _export(options: argparse.Namespace, out: TextIO) -> None:
+def _export(options: argparse.Namespace, out: TextIO) -> int:
     # Seconds of imports, and loud ones.
     from moa_export.toolchain_log import quiet_toolchain, toolchain_log
 
@@ -47,6 +42,7 @@ def _export(options: argparse.Namespace, out: TextIO) -> None:
         drafter = checkpoint_of(options.drafter)
         settings = ExportSettings(("onnx",), drafter, model=options.model or DEFAULT_TARGET, checked=False)
         export_bundle(options.out, settings, JsonProgress(out))
+    return 0
 
 
 class JsonProgress(Progress):

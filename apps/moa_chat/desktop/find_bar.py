@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QColor, QKeyEvent, QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QTextEdit, QWidget
+from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLineEdit, QTextEdit
 
-from moa_chat.desktop.appearance import Appearance, letters, lines
+from moa_chat import strings
+from moa_chat.desktop.appearance import Appearance, letters
 from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.origin_text import OriginText
-from moa_chat.desktop.widgets import IconButton
+from moa_chat.desktop.widgets import IconButton, add, label, pad
 
 _PAUSE_MS = 150
 
@@ -17,31 +18,27 @@ _PAUSE_MS = 150
 class FindBar(QFrame):
     """A field above the conversation. Earlier messages are shown if the text is found in them."""
 
-    def __init__(self, appearance: Appearance, view: ConversationView, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance, view: ConversationView) -> None:
+        super().__init__()
         self.setObjectName("header")
         self._appearance, self._view = appearance, view
         self._current = 0
         self._marked: list[OriginText] = []
-        self.field = _Field(self)
-        self.field.setPlaceholderText("Find in this chat")
-        self.field.setAccessibleName("Find in this chat")
+        self.field = QLineEdit()
+        self.field.returnPressed.connect(self._step_on)
+        self.field.setPlaceholderText(strings.FIND)
+        self.field.setAccessibleName(strings.FIND)
         self.field.setMaximumWidth(letters(40))
-        self.state = QLabel()
-        self.state.setObjectName("muted")
-        self.state.setAccessibleName("Places found")
-        self.previous = IconButton(appearance, "up", "The place before", lambda: self.step(-1), shortcut="Shift+F3")
-        self.next = IconButton(appearance, "down", "The next place", lambda: self.step(1), shortcut="F3")
+        self.state = label(style="muted", says=strings.FOUND, wraps=False)
+        self.previous = IconButton(appearance, "up", strings.FIND_PREVIOUS, lambda: self.step(-1), shortcut="Shift+F3")
+        self.next = IconButton(appearance, "down", strings.FIND_NEXT, lambda: self.step(1), shortcut="F3")
         row = QHBoxLayout(self)
-        row.setContentsMargins(lines(0.6), lines(0.3), lines(0.6), lines(0.3))
+        pad(row, 0.6, 0.3, 0.6, 0.3)
         row.addStretch()
         row.addWidget(self.field, 1)
-        for widget in (self.state, self.previous, self.next):
-            row.addWidget(widget)
-        row.addWidget(IconButton(appearance, "close", "Close the search", self.leave, shortcut="Esc"))
-        self._pause = QTimer(self)
-        self._pause.setSingleShot(True)
-        self._pause.timeout.connect(self._mark)
+        close = IconButton(appearance, "close", strings.FIND_CLOSE, self.leave, shortcut="Esc")
+        add(row, self.state, self.previous, self.next, close)
+        self._pause = QTimer(self, singleShot=True, interval=_PAUSE_MS, timeout=self._mark)
         self.field.textChanged.connect(lambda _: self._search())
         appearance.changed.connect(self.refresh)
         self.hide()
@@ -62,7 +59,7 @@ class FindBar(QFrame):
     def refresh(self) -> None:
         """Mark the places again after the conversation has changed; the current place stays."""
         if self.isVisible():
-            self._pause.start(_PAUSE_MS)
+            self._pause.start()
 
     def step(self, direction: int) -> None:
         """Go to the next place (1) or the previous one (-1), and around at the ends."""
@@ -71,6 +68,10 @@ class FindBar(QFrame):
             self._mark(go=True)
 
     # -- helpers -------------------------------------------------------------------------------
+
+    def _step_on(self) -> None:
+        """Step forward with Enter, back with Shift+Enter."""
+        self.step(-1 if QApplication.keyboardModifiers() & Qt.KeyboardModifier.ShiftModifier else 1)
 
     def _search(self) -> None:
         """Search, and go to the first place that is visible or below."""
@@ -96,7 +97,7 @@ class FindBar(QFrame):
         for shown, selections in marks.items():
             shown.setExtraSelections(selections)
         self._marked = list(marks)
-        found = f"{self._current + 1} of {len(places)}" if places else "not found"
+        found = strings.FOUND_PLACE.format(self._current + 1, len(places)) if places else strings.NOT_FOUND
         self.state.setText(found if self.field.text() else "")
         for button in (self.previous, self.next):
             button.setEnabled(bool(places))
@@ -122,17 +123,3 @@ class FindBar(QFrame):
             if shown in still:
                 shown.setExtraSelections([])
         self._marked = []
-
-
-class _Field(QLineEdit):
-    """Steps forward with Enter, back with Shift+Enter."""
-
-    def __init__(self, bar: FindBar) -> None:
-        super().__init__(bar)
-        self._bar = bar
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self._bar.step(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 1)
-        else:
-            super().keyPressEvent(event)

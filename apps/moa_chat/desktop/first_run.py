@@ -3,77 +3,56 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, letters, lines
 from moa_chat.desktop.connection import Connector
 from moa_chat.desktop.connection_form import ConnectionForm
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.widgets import pixmap
+from moa_chat.desktop.widgets import add, centered, label, pad, pixmap, push_button
 from moa_runtime.errors import MoaError
 
 _WIDTH = 70
 
 
 class FirstRun(QScrollArea):
-    """The page of the first start.
+    """The page of the first start."""
 
-    Signals:
-        wanted: the settings to connect with.
-        cancelled: the user cancels the connection.
-    """
+    wanted = Signal(object)  # the settings to connect with
+    cancelled = Signal()  # the user cancels the connection
 
-    wanted = Signal(object)
-    cancelled = Signal()
-
-    def __init__(
-        self, appearance: Appearance, connector: Connector, settings: Settings, parent: QWidget | None = None
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance, connector: Connector, settings: Settings) -> None:
+        super().__init__()
         self._appearance = appearance
         self.setObjectName("conversation")
-        self.setAccessibleName("Welcome")
+        self.setAccessibleName(strings.WELCOME)
         self.setWidgetResizable(True)
         self._mark = QLabel()
-        headline = QLabel("Welcome to moa-chat")
-        headline.setObjectName("headline")
-        lead = QLabel(
-            "A small model on this device writes ahead, a large one on a server checks every word. "
-            "The answer continues when the network fails."
-        )
-        lead.setObjectName("muted")
-        lead.setWordWrap(True)
         self.form = ConnectionForm(connector, settings)
-        self.start = QPushButton("Start chatting")
-        self.start.setObjectName("primary")
-        self.start.setDefault(True)
-        self.start.clicked.connect(self._begin)
-        self.cancel = QPushButton("Cancel")
-        self.cancel.clicked.connect(lambda: self.cancelled.emit())
-        self.cancel.hide()
         self.form.changed.connect(self._check)
-        held = QWidget()
-        self._held = held
-        column = self._column = QVBoxLayout(held)
+        self.start = push_button(
+            strings.START_CHATTING, lambda: self.wanted.emit(self.form.settings()), style="primary"
+        )
+        self.start.setDefault(True)
+        self.cancel = push_button(strings.CANCEL, self.cancelled.emit)
+        self.cancel.hide()
+        self._held = QWidget()
+        column = self._column = QVBoxLayout(self._held)
         column.setSpacing(lines(0.6))
-        column.addWidget(self._mark)
-        column.addWidget(headline)
-        column.addWidget(lead)
+        headline = label(strings.WELCOME_HEADLINE, "headline", wraps=False)
+        add(column, self._mark, headline, label(strings.WELCOME_LEAD, "muted"))
         column.addSpacing(lines(0.8))
         column.addWidget(self.form)
         column.addSpacing(lines(0.8))
         row = QHBoxLayout()
-        row.addWidget(self.start)
-        row.addWidget(self.cancel)
+        add(row, self.start, self.cancel)
         row.addStretch()
         column.addLayout(row)
         column.addStretch()
         page = QWidget()
         page.setObjectName("column")
-        centered = QHBoxLayout(page)
-        centered.addStretch(1)
-        centered.addWidget(held, 100)
-        centered.addStretch(1)
+        page.setLayout(centered(self._held))
         self.setWidget(page)
         appearance.changed.connect(self._refresh)
         self._refresh()
@@ -89,14 +68,10 @@ class FirstRun(QScrollArea):
         self.form.show_problem(error)
         self._check()
 
-    def _begin(self) -> None:
-        self.wanted.emit(self.form.settings())
-
     def _check(self) -> None:
         self.start.setEnabled(self.form.settings().ready and self.form.bundle.present)
 
     def _refresh(self) -> None:
         self._held.setMaximumWidth(letters(_WIDTH))
         self._mark.setPixmap(pixmap("mark", self._appearance.theme.accent, lines(2.6), self.devicePixelRatioF()))
-        margin = lines(2)
-        self._column.setContentsMargins(margin, margin, margin, margin)
+        pad(self._column, 2)

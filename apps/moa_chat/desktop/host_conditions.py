@@ -25,10 +25,7 @@ class HostConditions(QObject):
         super().__init__(parent)
         self._runtime = runtime
         self._conditions = Conditions()
-        self._settled = QTimer(self)
-        self._settled.setSingleShot(True)
-        self._settled.setInterval(_SETTLED_MS)
-        self._settled.timeout.connect(runtime.network_changed)
+        self._settled = QTimer(self, singleShot=True, interval=_SETTLED_MS, timeout=runtime.network_changed)
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         application.applicationStateChanged.connect(self._state_changed)

@@ -36,25 +36,18 @@ _APOSTROPHES = ("'", "\N{RIGHT SINGLE QUOTATION MARK}")
 
 @dataclass(frozen=True)
 class Block:
-    """One top-level block of a Markdown text.
+    """One top-level block of a Markdown text."""
 
-    Attributes:
-        start, end: offsets of its lines in the source, the line break after them included.
-        html: the block as HTML, without anything that is loaded from elsewhere; empty for code.
-        code: a code block's text; None for any other block.
-        language: of a code block, as its author wrote it; perhaps empty.
-    """
-
-    start: int
-    end: int
-    html: str = ""
-    code: str | None = None
-    language: str = ""
+    start: int  # offset of its first line in the source
+    end: int  # offset after the line break of its last line
+    html: str = ""  # the block as HTML, without anything that is loaded from elsewhere; empty for code
+    code: str | None = None  # a code block's text; None for any other block
+    language: str = ""  # of a code block, as its author wrote it; perhaps empty
 
 
 def parse(source: str, offset: int = 0) -> list[Block]:
     """Parse ``source`` into blocks; ``offset`` is added to their positions."""
-    starts = _line_starts(source)
+    starts = [0, *(found.end() for found in _LINE_BREAK.finditer(source)), len(source)]  # as markdown-it counts
     blocks = []
     for tokens in _top_level(_MARKDOWN.parse(source)):
         first, last = tokens[0].map or (0, 0)
@@ -75,11 +68,7 @@ class GrowingMarkdown:
         self.blocks: list[Block] = []
 
     def update(self, source: str) -> int:
-        """Take the text as it is now.
-
-        Returns:
-            the index of the first block that may differ from before.
-        """
+        """Take the text as it is now. Returns the index of the first block that may differ from before."""
         same = len(self.source) if source.startswith(self.source) else common_length(self.source, source)
         # The block in which the change lies, and the one before it, with which that one may now be joined.
         changed = sum(block.start <= same for block in self.blocks)
@@ -88,11 +77,6 @@ class GrowingMarkdown:
         self.blocks[first:] = parse(source[start:], start)
         self.source = source
         return first
-
-
-def _line_starts(source: str) -> list[int]:
-    """Return the offset of each line, as markdown-it counts them, and of the text's end."""
-    return [0, *(found.end() for found in _LINE_BREAK.finditer(source)), len(source)]
 
 
 def _top_level(tokens: Sequence[Token]) -> list[list[Token]]:
@@ -154,11 +138,7 @@ class SpanIndex:
         return self._spans[index] if index < len(self._spans) else None
 
     def runs(self, offsets: Sequence[int]) -> list[Run]:
-        """Cut a rendered text at changes of origin.
-
-        Args:
-            offsets: for each of its characters the offset in the spans' joined text.
-        """
+        """Cut a rendered text, whose characters have these offsets in the spans' text, at changes of origin."""
         spans = [self.at(offset) for offset in offsets]
         runs = []
         for span, group in groupby(range(len(spans)), key=spans.__getitem__):

@@ -5,26 +5,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QFontMetricsF, QTextCharFormat, QTextCursor, QTextOption
-from PySide6.QtWidgets import (
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPlainTextEdit,
-    QPushButton,
-    QSizePolicy,
-    QTextEdit,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QSizePolicy, QTextEdit, QVBoxLayout, QWidget
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import COLUMN_LETTERS, Appearance, code_font, document_style, letters, lines
 from moa_chat.desktop.markdown import Block, GrowingMarkdown, SpanIndex, align, whole_dropped, whole_words
 from moa_chat.desktop.origin_text import OriginText, Struck, document_positions, highlight
-from moa_chat.desktop.widgets import CopyButton, IconButton
+from moa_chat.desktop.widgets import CopyButton, IconButton, add, label, pad, push_button
 from moa_chat.history.message import Dropped, Message
 from moa_runtime.tokens import common_length
 
@@ -33,21 +23,15 @@ _EDITOR_LINES = 6
 _MEASURED_LINES = 100
 
 
-class BlockWidget(Protocol):
-    """A widget that shows one block of a message."""
-
-    def show_block(self, block: Block, source: str, index: SpanIndex, dropped: Sequence[Dropped]) -> None:
-        """Show this block of ``source`` instead of the one before, with the dropped texts that belong to it."""
-
-
 class TextBlock(OriginText):
     """A paragraph, heading, list, quotation or table."""
 
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(appearance, parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__(appearance)
         self.document().setDefaultStyleSheet(document_style(appearance.theme, appearance.zoom))
 
     def show_block(self, block: Block, source: str, index: SpanIndex, dropped: Sequence[Dropped]) -> None:
+        """Show this block of ``source`` instead of the one before, with the dropped texts that belong to it."""
         with self.rendering():
             self.setHtml(block.html)
             rendered = self.document().toPlainText()
@@ -60,16 +44,15 @@ class TextBlock(OriginText):
 class CodeBlock(QFrame):
     """Code with its language, highlighted, and a button that copies it."""
 
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__()
         self._appearance = appearance
         self.setObjectName("code")
-        self._language = QLabel()
-        self._language.setObjectName("muted")
+        self._language = label(style="muted", wraps=False)
         self._code = ""
-        self.copy_button = CopyButton(appearance, "Copy this code", lambda: self._code, label="Copy")
+        self.copy_button = CopyButton(appearance, strings.COPY_CODE, lambda: self._code)
         self.text = OriginText(appearance)
-        self.text.setAccessibleName("Code")
+        self.text.setAccessibleName(strings.CODE)
         self.text.setLineWrapMode(QTextEdit.LineWrapMode.NoWrap)
         self.text.setWordWrapMode(QTextOption.WrapMode.NoWrap)
         self.text.setFont(code_font(appearance.zoom))
@@ -88,8 +71,9 @@ class CodeBlock(QFrame):
         layout.addLayout(inside)
 
     def show_block(self, block: Block, source: str, index: SpanIndex, dropped: Sequence[Dropped]) -> None:
+        """As :meth:`TextBlock.show_block`."""
         code = self._code = (block.code or "").removesuffix("\n")
-        self._language.setText(block.language or "code")
+        self._language.setText(block.language or strings.CODE_LANGUAGE)
         # Past the opening fence, or the alignment would find letters of the code in it.
         fenced = source[block.start : block.end].lstrip(" ").startswith(("```", "~~~"))
         start = source.find("\n", block.start) + 1 if fenced else block.start
@@ -117,50 +101,42 @@ def strikes(offsets: Sequence[int], dropped: Sequence[Dropped]) -> list[Struck]:
 
 
 class Question(QWidget):
-    """A message of the user, at the right, which can be copied or edited.
+    """A message of the user, at the right, which can be copied or edited."""
 
-    Signals:
-        edited: the text that the user wants to ask instead.
-    """
+    edited = Signal(str)  # the text that the user wants to ask instead
 
-    edited = Signal(str)
-
-    def __init__(self, appearance: Appearance, message: Message, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance, message: Message) -> None:
+        super().__init__()
         self.message = message
         text = message.content
         self._text = OriginText(appearance)
         self._text.setPlainText(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")
-        self._text.setAccessibleName("Your message")
+        self._text.setAccessibleName(strings.YOUR_MESSAGE)
         self._bubble = QFrame()
         self._bubble.setObjectName("bubble")
         inside = QVBoxLayout(self._bubble)
-        inside.setContentsMargins(lines(0.7), lines(0.45), lines(0.7), lines(0.45))
-        inside.addWidget(self._text)
+        pad(inside, 0.7, 0.45, 0.7, 0.45)
         self.editor = QPlainTextEdit()
-        self.editor.setAccessibleName("Edit your message")
+        self.editor.setAccessibleName(strings.EDIT_MESSAGE)
         self.editor.hide()
-        inside.addWidget(self.editor)
         self._choices = self._make_choices()
-        inside.addWidget(self._choices)
-
-        self._actions = QHBoxLayout()
-        self._actions.setSpacing(0)
-        self._actions.addStretch()
-        self.edit_button = IconButton(appearance, "edit", "Edit and send again", self.begin_edit, label="Edit")
-        copy = CopyButton(appearance, "Copy your message", lambda: self.message.content, label="Copy")
-        self._actions.addWidget(copy)
-        self._actions.addWidget(self.edit_button)
+        add(inside, self._text, self.editor, self._choices)
+        edit = strings.EDIT_AND_SEND
+        self.edit_button = IconButton(appearance, "edit", edit, self.begin_edit, word=strings.EDIT)
+        self.offers = (self.edit_button,)
+        actions = QHBoxLayout()
+        actions.setSpacing(0)
+        actions.addStretch()
+        add(actions, CopyButton(appearance, strings.COPY_MESSAGE, lambda: self.message.content), self.edit_button)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(lines(0.1))
+        pad(layout, 0, spacing=0.1)
         row = QHBoxLayout()
         row.addStretch(1)
         row.addWidget(self._bubble, 6)
         layout.addLayout(row)
-        layout.addLayout(self._actions)
+        layout.addLayout(actions)
         self._bubble.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
-        self._fit_bubble()
+        self.refresh()
 
     @property
     def texts(self) -> list[OriginText]:
@@ -168,10 +144,6 @@ class Question(QWidget):
 
     def show_message(self, message: Message) -> None:
         """Do nothing: a question does not change."""
-
-    def refresh(self) -> None:
-        """Fit the bubble again after a change of theme or size."""
-        self._fit_bubble()
 
     def begin_edit(self) -> None:
         """Turn the message into a field."""
@@ -184,18 +156,10 @@ class Question(QWidget):
     def _make_choices(self) -> QWidget:
         choices = QWidget()
         row = QHBoxLayout(choices)
-        row.setContentsMargins(0, 0, 0, 0)
-        note = QLabel("Everything below this message is replaced.")
-        note.setObjectName("muted")
-        note.setWordWrap(True)
-        cancel = QPushButton("Cancel")
-        self.send_button = QPushButton("Send")
-        self.send_button.setObjectName("primary")
-        cancel.clicked.connect(lambda: self._show_editor(False))
-        self.send_button.clicked.connect(self._send)
-        row.addWidget(note, 1)
-        row.addWidget(cancel)
-        row.addWidget(self.send_button)
+        pad(row, 0)
+        self.send_button = push_button(strings.SEND, self._send, style="primary")
+        row.addWidget(label(strings.EDIT_REPLACES, "muted"), 1)
+        add(row, push_button(strings.CANCEL, lambda: self._show_editor(False)), self.send_button)
         choices.hide()
         return choices
 
@@ -210,10 +174,10 @@ class Question(QWidget):
         self._choices.setVisible(shown)
         self._text.setVisible(not shown)
         if not shown:
-            self._fit_bubble()
+            self.refresh()
 
-    def _fit_bubble(self) -> None:
-        """A short message gets a short bubble."""
+    def refresh(self) -> None:
+        """Fit the bubble to the text, also after a change of theme or size: a short message gets a short bubble."""
         metrics = QFontMetricsF(self._text.font())
         shown = self._text.toPlainText().splitlines()[:_MEASURED_LINES]
         widest = max((metrics.horizontalAdvance(line[: COLUMN_LETTERS * 2]) for line in shown), default=0.0)
@@ -221,23 +185,14 @@ class Question(QWidget):
 
 
 class Answer(QWidget):
-    """A message of target and device, in Markdown.
+    """A message of target and device, in Markdown."""
 
-    Signals:
-        again: the user wants another answer to the same question.
-        continued: the user wants more of this one.
-        stopped: the user cancels the answer.
+    again = Signal()  # the user wants another answer to the same question
+    continued = Signal()  # the user wants more of this one
+    stopped = Signal()  # the user cancels the answer
 
-    Attributes:
-        offers: buttons that ask for an answer.
-    """
-
-    again = Signal()
-    continued = Signal()
-    stopped = Signal()
-
-    def __init__(self, appearance: Appearance, message: Message, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance, message: Message) -> None:
+        super().__init__()
         self._appearance = appearance
         self.message = Message("assistant", "")
         self._markdown = GrowingMarkdown()
@@ -245,45 +200,31 @@ class Answer(QWidget):
         self._widgets: list[CodeBlock | TextBlock] = []
         self._blocks = QVBoxLayout()
         self._blocks.setSpacing(lines(0.7))
-        self._waiting = QLabel("…")
-        self._waiting.setObjectName("muted")
-        self._waiting.setAccessibleName("State of the answer")
-        self.cancel_button = QPushButton("Cancel")
-        self.cancel_button.clicked.connect(lambda: self.stopped.emit())
+        self._waiting = label("…", "muted", says=strings.ANSWER_STATE, wraps=False)
+        self.cancel_button = push_button(strings.CANCEL, self.stopped.emit)
         self.cancel_button.hide()
         self._wait = QWidget()
         waiting = QHBoxLayout(self._wait)
-        waiting.setContentsMargins(0, 0, 0, 0)
-        waiting.addWidget(self._waiting)
-        waiting.addWidget(self.cancel_button)
+        pad(waiting, 0)
+        add(waiting, self._waiting, self.cancel_button)
         waiting.addStretch()
         self._footer = QWidget()
         self._last = True
-        self.again_button = IconButton(appearance, "again", "Answer again", self.again.emit, label="Again")
-        self.continue_button = IconButton(
-            appearance, "continue", "Continue this answer, which was cut off", self.continued.emit, label="Continue"
-        )
-        self.offers = (self.again_button, self.continue_button)
-        says = "Copy the answer as Markdown"
-        self.copy_button = CopyButton(appearance, says, lambda: self.message.content, label="Copy")
-        self._figures = QLabel()
-        self._figures.setObjectName("figures")
-        self._figures.setWordWrap(True)
-        self._figures.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        again, cut_off = strings.ANSWER_AGAIN, strings.CONTINUE_ANSWER
+        self.again_button = IconButton(appearance, "again", again, self.again.emit, word=strings.AGAIN)
+        self.continue_button = IconButton(appearance, "continue", cut_off, self.continued.emit, word=strings.CONTINUE)
+        self.offers = (self.again_button, self.continue_button)  # which ask for an answer
+        self.copy_button = CopyButton(appearance, strings.COPY_ANSWER, lambda: self.message.content)
+        self._figures = label(style="figures", selectable=True)
         footer = QHBoxLayout(self._footer)
-        footer.setContentsMargins(0, 0, 0, 0)
-        footer.setSpacing(lines(0.1))
-        footer.addWidget(self.copy_button)
-        footer.addWidget(self.again_button)
-        footer.addWidget(self.continue_button)
+        pad(footer, 0, spacing=0.1)
+        add(footer, self.copy_button, *self.offers)
         footer.addSpacing(lines(0.4))
         footer.addWidget(self._figures, 1)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(lines(0.4))
+        pad(layout, 0, spacing=0.4)
         layout.addLayout(self._blocks)
-        layout.addWidget(self._wait)
-        layout.addWidget(self._footer)
+        add(layout, self._wait, self._footer)
         self.show_message(message)
 
     def show_message(self, message: Message) -> None:
@@ -335,7 +276,7 @@ class Answer(QWidget):
             widget = self._widget(number, CodeBlock if block.code is not None else TextBlock)
             widget.show_block(block, self.message.content, index, self._dropped_in(number))
 
-    def _widget(self, number: int, kind: type[CodeBlock] | type[TextBlock]) -> BlockWidget:
+    def _widget(self, number: int, kind: type[CodeBlock] | type[TextBlock]) -> CodeBlock | TextBlock:
         """The block's widget, made if there is none or one of another kind."""
         if number < len(self._widgets) and not isinstance(self._widgets[number], kind):
             self._remove_from(number)
@@ -347,7 +288,6 @@ class Answer(QWidget):
 
     def _remove_from(self, number: int) -> None:
         for widget in self._widgets[number:]:
-            assert isinstance(widget, QWidget)
             self._blocks.removeWidget(widget)
             widget.hide()
             widget.deleteLater()

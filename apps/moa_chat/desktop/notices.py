@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QLabel, QVBoxLayout
 
-from moa_chat.desktop.appearance import Appearance, lines
-from moa_chat.desktop.widgets import IconButton
-from moa_chat.strings import DROPPED, ORIGINS, TENTATIVE, excerpt
+from moa_chat import strings
+from moa_chat.desktop.appearance import Appearance
+from moa_chat.desktop.widgets import IconButton, add, label, pad, push_button
 from moa_runtime.events import Disagreement
 
 _NOTICE_MS = 9000
@@ -19,11 +19,11 @@ _QUOTED = 90  # characters of each version
 class Legend(QLabel):
     """The legend of the text's colours."""
 
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__()
         self._appearance = appearance
         self.setObjectName("figures")
-        self.setAccessibleName("Colours of the text")
+        self.setAccessibleName(strings.LEGEND)
         self.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.setWordWrap(True)
         appearance.changed.connect(self._show)
@@ -31,9 +31,11 @@ class Legend(QLabel):
 
     def _show(self) -> None:
         theme = self._appearance.theme
-        entries = [f'<span style="color:{theme.of_origin(origin)}">● {name}</span>' for origin, name in ORIGINS.items()]
-        entries.append(f'<s style="color:{theme.dropped}">{DROPPED}</s>')
-        entries.append(f"··· {TENTATIVE}")
+        entries = [
+            f'<span style="color:{theme.of_origin(origin)}">● {name}</span>' for origin, name in strings.ORIGINS.items()
+        ]
+        entries.append(f'<s style="color:{theme.dropped}">{strings.DROPPED}</s>')
+        entries.append(f"··· {strings.TENTATIVE}")
         self.setText("&nbsp;&nbsp;&nbsp; ".join(entries))
         self.setVisible(self._appearance.origins)
 
@@ -41,25 +43,18 @@ class Legend(QLabel):
 class Notice(QFrame):
     """A sentence that is hidden after a while, with an optional button."""
 
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__()
         self.setObjectName("banner")
         self._does: Callable[[], None] = lambda: None
         self._until_asked = False
-        self._text = QLabel()
-        self._text.setWordWrap(True)
-        self._text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self._text.setAccessibleName("Notice")
-        self.button = QPushButton("Undo")
-        self.button.clicked.connect(self._act)
+        self._text = label(says=strings.NOTICE, selectable=True)
+        self.button = push_button(strings.UNDO, self._act)
         layout = QHBoxLayout(self)
-        layout.setContentsMargins(lines(0.8), lines(0.4), lines(0.4), lines(0.4))
+        pad(layout, 0.8, 0.4, 0.4, 0.4)
         layout.addWidget(self._text, 1)
-        layout.addWidget(self.button)
-        layout.addWidget(IconButton(appearance, "close", "Close this notice", self.hide))
-        self._clock = QTimer(self)
-        self._clock.setSingleShot(True)
-        self._clock.timeout.connect(self.hide)
+        add(layout, self.button, IconButton(appearance, "close", strings.CLOSE_NOTICE, self.hide))
+        self._clock = QTimer(self, singleShot=True, timeout=self.hide)
         self.hide()
 
     @property
@@ -78,7 +73,7 @@ class Notice(QFrame):
         """Show a sentence.
 
         Args:
-            offer: the button's text; none without it.
+            offer: the button's text; no button without it.
             does: what the button does.
             stays: until it is closed; for what must not be missed.
             until_asked: until it is closed, or :meth:`asked` is called.
@@ -102,44 +97,32 @@ class Notice(QFrame):
 
 
 class DisagreementBanner(QFrame):
-    """Asks the user to decide between the server's text and the text that the device wrote offline.
+    """Asks the user to decide between the server's text and the text that the device wrote offline."""
 
-    Signals:
-        chosen: whether to keep the device's version, and whether to do so every time.
-    """
+    chosen = Signal(bool, bool)  # whether to keep the device's version, and whether to do so every time
 
-    chosen = Signal(bool, bool)
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("banner")
-        title = QLabel("The server disagrees from here")
-        title.setObjectName("title")
-        self.versions = QLabel()
-        self.versions.setWordWrap(True)
+        self.versions = label(says=strings.BOTH_VERSIONS)
         self.versions.setTextFormat(Qt.TextFormat.PlainText)
-        self.versions.setAccessibleName("Both versions")
-        self.always = QCheckBox("Always do this")
-        self.theirs = QPushButton("Use the server's version")
-        self.theirs.setObjectName("primary")
-        self.mine = QPushButton("Keep mine")
-        self.theirs.clicked.connect(lambda: self._choose(False))
-        self.mine.clicked.connect(lambda: self._choose(True))
+        self.always = QCheckBox(strings.ALWAYS)
+        self.theirs = push_button(strings.USE_THEIRS, lambda: self._choose(False), style="primary")
+        self.mine = push_button(strings.KEEP_MINE, lambda: self._choose(True))
         row = QHBoxLayout()
         row.addWidget(self.always, 1)
-        row.addWidget(self.mine)
-        row.addWidget(self.theirs)
+        add(row, self.mine, self.theirs)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(lines(0.8), lines(0.6), lines(0.8), lines(0.6))
-        layout.addWidget(title)
-        layout.addWidget(self.versions)
+        pad(layout, 0.8, 0.6, 0.8, 0.6)
+        add(layout, label(strings.DISAGREES, "title", wraps=False), self.versions)
         layout.addLayout(row)
         self.hide()
 
     def ask(self, disagreement: Disagreement) -> None:
         """Show both versions; meanwhile the answer continues with the server's."""
-        mine, theirs = (excerpt(text, _QUOTED) for text in (disagreement.dropped_text, disagreement.replacement_text))
-        self.versions.setText(f"Mine: “{mine}”\nServer: “{theirs}”")
+        mine, theirs = disagreement.dropped_text, disagreement.replacement_text
+        texts = strings.excerpt(mine, _QUOTED), strings.excerpt(theirs, _QUOTED)
+        self.versions.setText(strings.VERSIONS.format(*texts))
         self.always.setChecked(False)
         self.show()
 

@@ -6,28 +6,22 @@ import dataclasses
 import re
 from difflib import SequenceMatcher
 
-from moa_chat.desktop.stats_panel import AS_WRITTEN
+from moa_chat import strings
 from moa_chat.desktop.streaming_answer import StreamingAnswer
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_chat.strings import corrected_sentence
 from moa_runtime.events import AnswerFinished, Origin
 
 
 class AnswerCheck(StreamingAnswer):
-    """An answer that is being checked. The stored answer stays until the check has ended.
-
-    Attributes:
-        written: the answer as the device wrote it.
-        done: whether the verifier has seen all of it.
-        gone: whether its chat was deleted meanwhile.
-    """
+    """An answer that is being checked; ``written`` is the stored one of the device, which stays until the end."""
 
     def __init__(self, chat: int, position: int, question: str, written: Message) -> None:
         sampling = written.unconfirmed.sampling if written.unconfirmed else None
         super().__init__(chat, position, question, sampling, replaces=True)
         self.written, self.message = written, dataclasses.replace(written, dropped=())
-        self.done = self.gone = False
+        self.done = False  # whether the verifier has seen all of it
+        self.gone = False  # whether its chat was deleted meanwhile
 
     @property
     def confirmed(self) -> bool:
@@ -53,25 +47,17 @@ class Corrected:
 
 
 class OfflineChecks:
-    """The unconfirmed answers of all chats.
-
-    Attributes:
-        any_done: whether there is anything to report.
-        words: that were corrected since the last report.
-    """
+    """The unconfirmed answers of all chats."""
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self.any_done, self.words = False, 0
+        self.any_done = False  # whether there is anything to report
+        self._words = 0  # that were corrected since the last report
         self._corrected: list[Corrected] = []
 
     def next(self, current: int | None, target: str) -> AnswerCheck | None:
         """Return the answer to check next, those of the ``current`` chat first; None if there is none. Answers for
-        another target than ``target`` wait for that one.
-
-        Raises:
-            MoaError: the history cannot be read.
-        """
+        another target than ``target`` wait for that one. Raises MoaError if the history cannot be read."""
         waiting = sorted(self._history.unconfirmed(), key=lambda one: one[0] != current)
         for chat, position in waiting:
             messages = self._history.messages(chat)
@@ -84,14 +70,8 @@ class OfflineChecks:
 
     def settle(self, checking: AnswerCheck, most: int) -> bool:
         """Store an answer that was checked, and return True. If it has changed, the later answers of the same target
-        become unconfirmed, as they follow another text now.
-
-        Args:
-            most: tokens that these may have.
-
-        Raises:
-            MoaError: the history cannot be written; nothing has changed.
-        """
+        become unconfirmed, as they follow another text now, and may have ``most`` tokens. Raises MoaError, with
+        nothing changed, if the history cannot be written."""
         chat, position, written = checking.chat, checking.position, checking.written
         checked, mark = dataclasses.replace(checking.message, target=written.target), written.unconfirmed
         if checked.content == written.content or mark is None:
@@ -99,37 +79,30 @@ class OfflineChecks:
             self.any_done = True
             return True
         most = max(mark.most, most) if mark.most else 0
-        behind = self._history.messages(chat)[position + 1 :]
-        for number, later in enumerate(behind):
+        following = self._history.messages(chat)[position + 1 :]
+        for number, later in enumerate(following):
             same = not later.target or later.target == written.target
             if later.role == "assistant" and later.unconfirmed is None and same:
                 turn, sampling = position + 1 + number, later.sampling or later.cut_off or mark.sampling
                 new = dataclasses.replace(mark, turn=turn, sampling=sampling, most=most)
-                behind[number] = dataclasses.replace(later, unconfirmed=new)
-        self._history.replace(chat, position, [checked, *behind])
+                following[number] = dataclasses.replace(later, unconfirmed=new)
+        self._history.replace(chat, position, [checked, *following])
         self.any_done = True
         self._note(Corrected(chat, position, written, checked))
-        self.words += corrected_words(written, checked.content)
+        self._words += corrected_words(written, checked.content)
         return True
 
     def report(self) -> tuple[str, list[Corrected]]:
-        """Return what was done since the last report, as a sentence, and the answers that changed, for :meth:`undo`;
-        none if no word of the device was corrected."""
-        corrected, words = self._corrected, self.words
-        self.any_done, self.words, self._corrected = False, 0, []
+        """Return what was done since the last report, as a sentence, and the corrected answers for :meth:`undo`."""
+        corrected, words = self._corrected, self._words
+        self.any_done, self._words, self._corrected = False, 0, []
         if not words:
-            return "The verifier has confirmed what this device wrote.", []
-        return corrected_sentence(words), corrected
+            return strings.ALL_CONFIRMED, []
+        return strings.corrected_sentence(words), corrected
 
     def undo(self, corrected: list[Corrected]) -> bool:
-        """Restore the answers as the device wrote them, without another check. Answers that have changed since stay.
-
-        Returns:
-            whether all are restored.
-
-        Raises:
-            MoaError: the history cannot be written.
-        """
+        """Restore the answers as the device wrote them, without another check, and return whether all are restored:
+        answers that have changed since stay. Raises MoaError if the history cannot be written."""
         back = 0
         for one in corrected:
             there = self._history.messages(one.chat)[one.position : one.position + 1]
@@ -139,11 +112,8 @@ class OfflineChecks:
         return back == len(corrected)
 
     def give_up(self, checking: AnswerCheck) -> bool:
-        """Keep an answer that the verifier refuses, for example as too long, without another check; return True.
-
-        Raises:
-            MoaError: the history cannot be written.
-        """
+        """Keep an answer that the verifier refuses, for example as too long, without another check; return True. Raises
+        MoaError if the history cannot be written."""
         self._keep(checking.chat, checking.position, checking.written)
         return True
 
@@ -159,7 +129,7 @@ class OfflineChecks:
     def _keep(self, chat: int, position: int, written: Message) -> None:
         """Store the device's text as final, without the marks of text that was taken back."""
         alone = not all(span.committed for span in written.spans) or not written.spans
-        figures = AS_WRITTEN if alone else written.figures
+        figures = strings.AS_WRITTEN if alone else written.figures
         self._history.save(chat, position, dataclasses.replace(written, unconfirmed=None, figures=figures, dropped=()))
 
 

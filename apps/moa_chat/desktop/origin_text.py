@@ -17,11 +17,11 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String
 from pygments.util import ClassNotFound
 from PySide6.QtCore import QEvent, QSizeF, Qt, QUrl
 from PySide6.QtGui import QColor, QDesktopServices, QHelpEvent, QResizeEvent, QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QToolTip, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QToolTip
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, Theme
 from moa_chat.desktop.markdown import Run
-from moa_chat.strings import dropped_sentence, origin_sentence
 from moa_runtime.events import Origin
 
 _LONGEST_CODE = 50_000  # characters; longer code is shown at once without colours, as colouring takes long
@@ -81,12 +81,12 @@ class Struck:
 class OriginText(QTextBrowser):
     """Read-only text exactly as high as it has to be; the page around it does the scrolling."""
 
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__()
         self._appearance = appearance
         self._tips: list[tuple[int, int, str]] = []  # start, end, sentence; in positions of the document
         self._rendering = False
-        self.setAccessibleName("Text of a message")
+        self.setAccessibleName(strings.MESSAGE_TEXT)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -112,8 +112,14 @@ class OriginText(QTextBrowser):
             if color := self._color(run.origin, run.committed):
                 cursor.setPosition(places[run.start])
                 cursor.setPosition(places[run.end], QTextCursor.MoveMode.KeepAnchor)
-                cursor.mergeCharFormat(_format(color, run, self._appearance.origins))
-        self._tips = [(places[run.start], places[run.end], origin_sentence(run.origin, run.committed)) for run in runs]
+                form = QTextCharFormat()
+                form.setForeground(QColor(color))
+                if self._appearance.origins and not run.committed:  # not by colour alone
+                    form.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
+                cursor.mergeCharFormat(form)
+        self._tips = [
+            (places[run.start], places[run.end], strings.origin_sentence(run.origin, run.committed)) for run in runs
+        ]
         # From the end on, so that the places before are still right.
         for one in sorted(struck, key=lambda one: one.before, reverse=True) if self._appearance.origins else ():
             if one.text.strip():
@@ -138,7 +144,7 @@ class OriginText(QTextBrowser):
             (start + length * (start >= position), end + length * (end > position), tip)
             for start, end, tip in self._tips
         ]
-        self._tips = [*moved, (position, position + length, dropped_sentence(words))]
+        self._tips = [*moved, (position, position + length, strings.DROPPED_TEXT.format(words))]
 
     def find_all(self, text: str) -> list[QTextCursor]:
         """Return the places of a text, ignoring case; text that was taken back is not searched."""
@@ -186,15 +192,6 @@ class OriginText(QTextBrowser):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit(self.document().size())
-
-
-def _format(color: str, run: Run, origins: bool) -> QTextCharFormat:
-    made = QTextCharFormat()
-    made.setForeground(QColor(color))
-    if origins and not run.committed:
-        # Not by colour alone.
-        made.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
-    return made
 
 
 def document_positions(text: str) -> list[int]:

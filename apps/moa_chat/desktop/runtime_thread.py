@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # another class before Python 3.11
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from moa_runtime.chat import Chat
 
 T = TypeVar("T")
+Turns = list[dict[str, str]]
 
 _BUSY_MS = 33  # events in between are handled together, so a fast stream costs no more than a slow one
 _IDLE_MS = 250
@@ -36,25 +37,16 @@ _CLOSE_SECONDS = 3.0
 class RuntimeThread(QObject):
     """One chat of the runtime, at most one answer of it, and jobs beside them.
 
-    The window's thread never waits for the runtime's: a timer polls for results.
-
-    Args:
-        store: the file that keeps an answer under way when the program ends.
-
-    Signals:
-        events: of the running answer since the last tick, oldest first.
-        ended: the answer has no more events; with a MoaError, or None.
-        reopened: the last answer, which had ended, continues.
-        pending: an answer was under way when the program ended last: the turns before its question, and the
-            question; :meth:`follow_pending` continues it.
-        link: the link's state changed.
+    The window's thread never waits for the runtime's: a timer polls for results. ``store`` is the file that keeps an
+    answer under way when the program ends.
     """
 
-    events = Signal(list)
-    ended = Signal(object)
-    reopened = Signal()
+    events = Signal(list)  # of the running answer since the last tick, oldest first
+    ended = Signal(object)  # the answer has no more events; with a MoaError, or None
+    reopened = Signal()  # the last answer, which had ended, continues
+    #: An answer was under way when the program ended last: the turns before its question, and the question.
     pending = Signal(list, str)
-    link = Signal(object)
+    link = Signal(object)  # the link's state changed
 
     def __init__(self, store: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -120,34 +112,40 @@ class RuntimeThread(QObject):
         store = self._store if self.chat is None else None  # the chat before has it until it is closed
         self.run(connect(store), take, failed)
 
-    def ask(self, turns: Sequence[dict[str, str]], question: str, *, max_new_tokens: int, sampling: Sampling) -> None:
+    def ask(self, turns: Turns, question: str, *, max_new_tokens: int, sampling: Sampling) -> None:
         """Begin an answer to ``question`` after ``turns``, which replace the chat's turns."""
-        assert self.chat is not None and self._answer is None
-        self._answer = self._worker.follow(_ask(self.chat, list(turns), question, max_new_tokens, sampling))
-        self._timer.setInterval(_BUSY_MS)
 
-    def continue_answer(
-        self, turns: Sequence[dict[str, str]], *, max_new_tokens: int, sampling: Sampling | None
-    ) -> None:
+        def begin(chat: Chat) -> AsyncGenerator[ChatEvent, None]:
+            _restore(chat, turns)
+            return chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)
+
+        self._begin(begin)
+
+    def continue_answer(self, turns: Turns, *, max_new_tokens: int, sampling: Sampling | None) -> None:
         """Continue the answer that ``turns`` end with."""
-        assert self.chat is not None and self._answer is None
-        self._answer = self._worker.follow(_continue_answer(self.chat, list(turns), max_new_tokens, sampling))
-        self._timer.setInterval(_BUSY_MS)
 
-    def count(self, turns: Sequence[dict[str, str]], done: Callable[[int], None]) -> None:
+        def begin(chat: Chat) -> AsyncGenerator[ChatEvent, None]:
+            _restore(chat, turns)
+            return chat.continue_answer(max_new_tokens=max_new_tokens, sampling=sampling)
+
+        self._begin(begin)
+
+    def check(self, turns: Turns, mark: Unconfirmed) -> None:
+        """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once if there is none."""
+
+        def begin(chat: Chat) -> AsyncGenerator[ChatEvent, None] | None:
+            chat.restore(turns, [mark])
+            return chat.check()
+
+        self._begin(begin)
+
+    def count(self, turns: Turns, done: Callable[[int], None]) -> None:
         """Count the tokens of a conversation as if all of it were sent; ``done`` gets the number."""
         if self.chat is not None:
-            self.run(_count_tokens(self.chat, list(turns)), done)
-
-    def check(self, turns: Sequence[dict[str, str]], mark: Unconfirmed) -> None:
-        """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once if there is none."""
-        assert self.chat is not None and self._answer is None
-        self._answer = self._worker.follow(_check(self.chat, list(turns), mark))
-        self._timer.setInterval(_BUSY_MS)
+            self.run(_count_tokens(self.chat, turns), done)
 
     def left_alone(self, position: int) -> tuple[str, Unconfirmed] | None:
-        """Return the answer that was just stopped, at ``position``, with its mark; None if the device wrote none of it
-        without the verifier."""
+        """Return the answer at ``position``, just stopped, and its mark; None if the verifier has seen all of it."""
         assert self.chat is not None
         turns, marks = self.chat.messages, self.chat.unconfirmed
         last = len(turns) - 1
@@ -157,9 +155,8 @@ class RuntimeThread(QObject):
 
     def follow_pending(self) -> None:
         """Continue the answer that was under way when the program ended last."""
-        if self.chat is not None and self._answer is None and (events := self.chat.pending()) is not None:
-            self._answer = self._worker.follow(events)
-            self._timer.setInterval(_BUSY_MS)
+        if self.chat is not None and self._answer is None and self.chat.pending() is not None:
+            self._begin(lambda chat: chat.pending())
 
     def stop(self) -> None:
         """Stop the answer, and keep what is confirmed; :attr:`ended` follows."""
@@ -209,6 +206,11 @@ class RuntimeThread(QObject):
 
     # -- helpers -------------------------------------------------------------------------------
 
+    def _begin(self, begin: Callable[[Chat], AsyncGenerator[ChatEvent, None] | None]) -> None:
+        assert self.chat is not None and self._answer is None
+        self._answer = self._worker.follow(_events(self.chat, begin))
+        self._timer.setInterval(_BUSY_MS)
+
     def _follow_again(self, events: AsyncGenerator[ChatEvent, None] | None) -> None:
         # The answer had ended, and no other has begun.
         if events is not None and self._answer is None:
@@ -247,7 +249,9 @@ class RuntimeThread(QObject):
             if error is None:
                 done(future.result())
             else:
-                failed(error if isinstance(error, MoaError) else MoaError(f"the program failed: {error!r}"))
+                failed(
+                    error if isinstance(error, MoaError) else MoaError(f"the program failed: {error!r}", code="defect")
+                )
 
 
 async def _replace_chat(before: Chat, chat: Chat, store: Path | None) -> None:
@@ -257,39 +261,21 @@ async def _replace_chat(before: Chat, chat: Chat, store: Path | None) -> None:
         await chat.keep_in(store)
 
 
-async def _count_tokens(chat: Chat, turns: list[dict[str, str]]) -> int:
+async def _count_tokens(chat: Chat, turns: Turns) -> int:
     return len(await asyncio.to_thread(chat.tokenizer.encode_chat, turns, False)) if turns else 0
 
 
-async def _ask(
-    chat: Chat, turns: list[dict[str, str]], question: str, max_new_tokens: int, sampling: Sampling
+async def _events(
+    chat: Chat, begin: Callable[[Chat], AsyncGenerator[ChatEvent, None] | None]
 ) -> AsyncGenerator[ChatEvent, None]:
-    _restore(chat, turns)
-    async with contextlib.aclosing(chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)) as events:
-        async for event in events:
-            yield event
+    """Yield the events of an answer that ``begin`` starts in the chat's own thread, if it does."""
+    if (answer := begin(chat)) is not None:
+        async with contextlib.aclosing(answer) as events:
+            async for event in events:
+                yield event
 
 
-async def _continue_answer(
-    chat: Chat, turns: list[dict[str, str]], max_new_tokens: int, sampling: Sampling | None
-) -> AsyncGenerator[ChatEvent, None]:
-    _restore(chat, turns)
-    answer = chat.continue_answer(max_new_tokens=max_new_tokens, sampling=sampling)
-    async with contextlib.aclosing(answer) as events:
-        async for event in events:
-            yield event
-
-
-def _restore(chat: Chat, turns: list[dict[str, str]]) -> None:
+def _restore(chat: Chat, turns: Turns) -> None:
     """Give the chat these turns, unless it has them: then it also knows their origins, which would be lost."""
     if chat.messages != turns or chat.pending() is not None:
         chat.restore(turns)
-
-
-async def _check(chat: Chat, turns: list[dict[str, str]], mark: Unconfirmed) -> AsyncGenerator[ChatEvent, None]:
-    chat.restore(turns, [mark])
-    checks = chat.check()
-    if checks is not None:
-        async with contextlib.aclosing(checks) as events:
-            async for event in events:
-                yield event

@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QDialogButtonBox,
     QDoubleSpinBox,
     QFormLayout,
-    QLabel,
     QPlainTextEdit,
     QScrollArea,
     QTabWidget,
@@ -23,26 +22,22 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import ZOOMS, letters, lines
 from moa_chat.desktop.connection import Connector
 from moa_chat.desktop.connection_form import ConnectionForm
 from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.widgets import add, label, pad
 from moa_chat.history.chat_settings import ChatSettings
 from moa_runtime.bundle import RecommendedSampling
 
-_THEMES = {"system": "As the system", "light": "Light", "dark": "Dark"}
-_DISAGREEMENTS = {"ask": "Ask", "theirs": "Use the server's version", "mine": "Keep what this device wrote"}
 _SYSTEM_LINES = 6
 _HIGHEST_TEMPERATURE = 2.0
+_LENGTHS = (256, 512, 1024, 2048, 4096)
 
 
 class ComboBox(QComboBox):
-    """A list to choose from.
-
-    Args:
-        says: its name for screen readers.
-        choices: each value and its name.
-    """
+    """A list to choose from: each value with its name; ``says`` is the list's own name for screen readers."""
 
     def __init__(self, says: str, choices: Mapping[Any, str], current: object) -> None:
         super().__init__()
@@ -60,17 +55,30 @@ class ComboBox(QComboBox):
         painter.end()
 
 
-class SettingsDialog(QDialog):
-    """The settings of the program, and of new chats.
+class _Dialog(QDialog):
+    """A dialog with Save and Cancel; subclasses say what is saved."""
 
-    Args:
-        recommended: by the bundle in use.
+    saved = Signal(object)  # the settings as they are now
 
-    Signals:
-        saved: the Settings as they are now.
-    """
+    def __init__(self, title: str, parent: QWidget | None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(title)
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
+        self.buttons.accepted.connect(self.save)
+        self.buttons.rejected.connect(self.reject)
 
-    saved = Signal(object)
+    def settings(self) -> ChatSettings:
+        """Return what is chosen."""
+        raise NotImplementedError
+
+    def save(self) -> None:
+        """Emit the settings, and close."""
+        self.saved.emit(self.settings())
+        self.accept()
+
+
+class SettingsDialog(_Dialog):
+    """The settings of the program, and of new chats; ``recommended`` is by the bundle in use."""
 
     def __init__(
         self,
@@ -79,68 +87,49 @@ class SettingsDialog(QDialog):
         recommended: RecommendedSampling | None,
         parent: QWidget | None = None,
     ) -> None:
-        super().__init__(parent)
-        self.setWindowTitle("Settings")
-        self._settings = settings
+        super().__init__(strings.SETTINGS, parent)
         self.form = ConnectionForm(connector, settings)
-        self.theme = ComboBox("Theme", _THEMES, settings.theme)
-        self.zoom = ComboBox("Size of the letters", {zoom: f"{zoom} %" for zoom in ZOOMS}, settings.zoom)
-        self.disagreement = ComboBox("When the server disagrees", _DISAGREEMENTS, settings.disagreement)
+        self.theme = ComboBox(strings.THEME, strings.THEMES, settings.theme)
+        self.zoom = ComboBox(strings.ZOOM, {zoom: f"{zoom} %" for zoom in ZOOMS}, settings.zoom)
+        self.disagreement = ComboBox(strings.WHEN_DISAGREES, strings.DISAGREEMENTS, settings.disagreement)
         self.of_chats = ChatSettingsForm(settings, recommended)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
-        buttons.accepted.connect(self.save)
-        buttons.rejected.connect(self.reject)
         tabs = QTabWidget()
-        tabs.setAccessibleName("Parts of the settings")
-        tabs.addTab(_scrolling(self.form, "Connection"), "Connection")
-        tabs.addTab(_scrolling(self._answers(), "Answers"), "Answers")
-        tabs.addTab(self._appearance(), "Appearance")
-        layout = QVBoxLayout(self)
-        layout.addWidget(tabs)
-        layout.addWidget(buttons)
+        tabs.setAccessibleName(strings.SETTINGS_PARTS)
+        tabs.addTab(_scrolling(self.form, strings.CONNECTION), strings.CONNECTION)
+        tabs.addTab(_scrolling(self._answers(), strings.ANSWERS), strings.ANSWERS)
+        tabs.addTab(self._appearance(), strings.APPEARANCE)
+        add(QVBoxLayout(self), tabs, self.buttons)
         self.resize(letters(78), lines(30))
+
+    def settings(self) -> Settings:
+        return dataclasses.replace(
+            self.form.settings(),
+            theme=self.theme.currentData(),
+            zoom=self.zoom.currentData(),
+            disagreement=self.disagreement.currentData(),
+            **dataclasses.asdict(self.of_chats.settings()),
+        )
 
     def _answers(self) -> QWidget:
         page = QWidget()
         layout = QVBoxLayout(page)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(lines(0.8))
-        note = QLabel("New chats begin with this. A chat in progress has settings of its own.")
-        note.setObjectName("muted")
-        note.setWordWrap(True)
+        pad(layout, 0, spacing=0.8)
         form = QFormLayout()
         form.setRowWrapPolicy(QFormLayout.RowWrapPolicy.WrapLongRows)
         form.setSpacing(lines(0.6))
-        form.addRow("When the server disagrees", self.disagreement)
-        with_what = QLabel("with text that this device wrote offline, in all chats")
-        with_what.setObjectName("muted")
-        form.addRow("", with_what)
-        layout.addWidget(note)
-        layout.addWidget(self.of_chats)
+        form.addRow(strings.WHEN_DISAGREES, self.disagreement)
+        form.addRow("", label(strings.WHEN_DISAGREES_WITH, "muted", wraps=False))
+        add(layout, label(strings.ABOUT_ANSWERS, "muted"), self.of_chats)
         layout.addLayout(form)
         return page
 
     def _appearance(self) -> QWidget:
         page = QWidget()
         form = QFormLayout(page)
-        form.setSpacing(lines(0.6))
-        form.setContentsMargins(lines(1), lines(1), lines(1), lines(1))
-        form.addRow("Theme", self.theme)
-        form.addRow("Size of the letters", self.zoom)
+        pad(form, 1, spacing=0.6)
+        form.addRow(strings.THEME, self.theme)
+        form.addRow(strings.ZOOM, self.zoom)
         return page
-
-    def save(self) -> None:
-        """Emit the settings, and close."""
-        self.saved.emit(
-            dataclasses.replace(
-                self.form.settings(),
-                theme=self.theme.currentData(),
-                zoom=self.zoom.currentData(),
-                disagreement=self.disagreement.currentData(),
-                **dataclasses.asdict(self.of_chats.settings()),
-            )
-        )
-        self.accept()
 
 
 def _scrolling(page: QWidget, says: str) -> QScrollArea:
@@ -149,7 +138,7 @@ def _scrolling(page: QWidget, says: str) -> QScrollArea:
     area.setWidgetResizable(True)
     held = QWidget()
     layout = QVBoxLayout(held)
-    layout.setContentsMargins(lines(1), lines(1), lines(1), lines(1))
+    pad(layout, 1)
     layout.addWidget(page)
     layout.addStretch()
     area.setWidget(held)
@@ -157,41 +146,38 @@ def _scrolling(page: QWidget, says: str) -> QScrollArea:
 
 
 class ChatSettingsForm(QWidget):
-    """The settings of a chat as a form.
-
-    Args:
-        recommended: sampling that the bundle recommends; None if it recommends none.
-    """
+    """The settings of a chat as a form; ``recommended`` is None if the bundle recommends no sampling."""
 
     def __init__(self, settings: ChatSettings, recommended: RecommendedSampling | None) -> None:
         super().__init__()
         self.system = QPlainTextEdit(settings.system)
         self.system.setObjectName("field")
-        self.system.setPlaceholderText("none")
+        self.system.setPlaceholderText(strings.NO_INSTRUCTIONS)
         self.system.setTabChangesFocus(True)
         self.system.setFixedHeight(lines(_SYSTEM_LINES))
-        self.system.setAccessibleName("Instructions to the model")
-        self.max_new_tokens = ComboBox("Longest answer", _lengths(settings), settings.max_new_tokens)
-        self.recommended = QCheckBox("As the model's authors recommend")
+        self.system.setAccessibleName(strings.INSTRUCTIONS_NAME)
+        lengths = {length: strings.TOKENS.format(length) for length in sorted({*_LENGTHS, settings.max_new_tokens})}
+        self.max_new_tokens = ComboBox(strings.LONGEST_ANSWER, lengths, settings.max_new_tokens)
+        self.recommended = QCheckBox(strings.RECOMMENDED)
         self.recommended.setChecked(settings.recommended)
-        self._said = QLabel(_in_words(recommended))
-        self._said.setObjectName("muted")
-        self._said.setWordWrap(True)
-        self.temperature = _number("Temperature: 0 always takes the likeliest word", 0.0, _HIGHEST_TEMPERATURE, 0.1)
-        self.top_p = _number("Top-p: 1 leaves no word out", 0.05, 1.0, 0.05)
+        words = strings.NO_RECOMMENDATION
+        if recommended is not None:
+            words = strings.RECOMMENDED_VALUES.format(recommended.temperature, recommended.top_p)
+        self._said = label(words, "muted")
+        self.temperature = _number(strings.TEMPERATURE_NAME, 0.0, _HIGHEST_TEMPERATURE, 0.1)
+        self.top_p = _number(strings.TOP_P_NAME, 0.05, 1.0, 0.05)
         self.temperature.setValue(settings.temperature)
         self.top_p.setValue(settings.top_p)
         self.recommended.toggled.connect(self._show_own)
         form = self._form = QFormLayout(self)
         form.setRowWrapPolicy(QFormLayout.RowWrapPolicy.WrapLongRows)
-        form.setContentsMargins(0, 0, 0, 0)
-        form.setSpacing(lines(0.6))
-        form.addRow("Instructions", self.system)
-        form.addRow("Longest answer", self.max_new_tokens)
-        form.addRow("Choice of words", self.recommended)
+        pad(form, 0, spacing=0.6)
+        form.addRow(strings.INSTRUCTIONS, self.system)
+        form.addRow(strings.LONGEST_ANSWER, self.max_new_tokens)
+        form.addRow(strings.CHOICE_OF_WORDS, self.recommended)
         form.addRow("", self._said)
-        form.addRow("Temperature", self.temperature)
-        form.addRow("Top-p", self.top_p)
+        form.addRow(strings.TEMPERATURE, self.temperature)
+        form.addRow(strings.TOP_P, self.top_p)
         self._show_own(settings.recommended)
 
     def settings(self) -> ChatSettings:
@@ -210,42 +196,21 @@ class ChatSettingsForm(QWidget):
             self._form.setRowVisible(field, not recommended)
 
 
-class ChatSettingsDialog(QDialog):
-    """The settings of one chat.
-
-    Signals:
-        saved: its ChatSettings as they are now.
-    """
-
-    saved = Signal(object)
+class ChatSettingsDialog(_Dialog):
+    """The settings of one chat."""
 
     def __init__(
-        self,
-        title: str,
-        settings: ChatSettings,
-        recommended: RecommendedSampling | None,
-        parent: QWidget | None = None,
+        self, title: str, settings: ChatSettings, recommended: RecommendedSampling | None, parent: QWidget | None = None
     ) -> None:
-        super().__init__(parent)
-        self.setWindowTitle("Chat settings")
+        super().__init__(strings.CHAT_SETTINGS, parent)
         self.form = ChatSettingsForm(settings, recommended)
-        of_what = QLabel(title)
-        of_what.setObjectName("title")
-        of_what.setWordWrap(True)
-        note = QLabel(
-            "These settings count from the next question on. What new chats begin with is in Settings, “Answers”."
-        )
-        note.setObjectName("muted")
-        note.setWordWrap(True)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
-        buttons.accepted.connect(self.save)
-        buttons.rejected.connect(self.reject)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(lines(1.2), lines(1.2), lines(1.2), lines(0.8))
-        layout.setSpacing(lines(0.8))
-        for widget in (of_what, self.form, note, buttons):
-            layout.addWidget(widget)
+        pad(layout, 1.2, 1.2, 1.2, 0.8, spacing=0.8)
+        add(layout, label(title, "title"), self.form, label(strings.ABOUT_CHAT_SETTINGS, "muted"), self.buttons)
         self.resize(letters(72), 0)
+
+    def settings(self) -> ChatSettings:
+        return self.form.settings()
 
     def event(self, event: QEvent) -> bool:
         """Set a minimum height that fits the width: wrapped texts need more height in a narrow dialog, which Qt
@@ -256,16 +221,6 @@ class ChatSettingsDialog(QDialog):
             self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
         return handled
 
-    def save(self) -> None:
-        """Emit the settings, and close."""
-        self.saved.emit(self.form.settings())
-        self.accept()
-
-
-def _lengths(settings: ChatSettings) -> dict[int, str]:
-    """Return the lengths to choose from, the one that is set included."""
-    return {length: f"{length} tokens" for length in sorted({256, 512, 1024, 2048, 4096, settings.max_new_tokens})}
-
 
 def _number(says: str, least: float, most: float, step: float) -> QDoubleSpinBox:
     field = QDoubleSpinBox()
@@ -275,9 +230,3 @@ def _number(says: str, least: float, most: float, step: float) -> QDoubleSpinBox
     field.setAccessibleName(says)
     field.setToolTip(says)
     return field
-
-
-def _in_words(recommended: RecommendedSampling | None) -> str:
-    if recommended is None:
-        return "This bundle names no recommendation: always the likeliest word."
-    return f"Temperature {recommended.temperature:g}, top-p {recommended.top_p:g}: small models repeat themselves less."

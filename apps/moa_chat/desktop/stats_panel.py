@@ -9,19 +9,14 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QPolygonF
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, lines
+from moa_chat.desktop.widgets import add, label, pad
 from moa_runtime.events import FinishReason, Statistics
 
-#: Of an answer that the device wrote, and that the user kept or the verifier refused.
-AS_WRITTEN = "as this device wrote it, not confirmed"
 _RECENT_TRIPS = 8
-_FINISH = {
-    FinishReason.STOP: "",
-    FinishReason.LENGTH: "cut off at the length limit",
-    FinishReason.CONTEXT: "the target's context is full",
-}
 _ROUNDS = 80
 
 
@@ -48,32 +43,26 @@ def round_trip(statistics: Statistics) -> float:
 
 def figures(statistics: Statistics, words_a_token: float) -> list[Figure]:
     """Return the figures of an answer. Speed is in words, which a person counts; tokens are called pieces of words."""
-    speed = words_a_token * generation_speed(statistics)
-    shown = [Figure(f"{speed:.1f} words a second", "after the first ones")]
+    shown: list[Figure] = []
+
+    def show(figure: tuple[str, str], *values: object) -> None:
+        shown.append(Figure(figure[0].format(*values), figure[1].format(f"{statistics.tau:.2f}")))
+
+    show(strings.SPEED, words_a_token * generation_speed(statistics))
     if statistics.first_token_seconds is not None:
-        shown.append(Figure(f"first word after {statistics.first_token_seconds:.2f} s", "from the question to it"))
+        show(strings.FIRST_WORD, statistics.first_token_seconds)
     for who, drafted, accepted in (
-        ("this device", statistics.drafted, statistics.accepted),
-        ("the server", statistics.server_drafted, statistics.server_accepted),
+        (strings.THIS_DEVICE, statistics.drafted, statistics.accepted),
+        (strings.THE_SERVER, statistics.server_drafted, statistics.server_accepted),
     ):
         if drafted:
-            says = f"{accepted} of {drafted} pieces of words drafted by {who} were right"
-            shown.append(Figure(says, "the others were corrected before they counted"))
+            show(strings.DRAFTED, accepted, drafted, who)
     if statistics.rounds:
         written = statistics.tokens - statistics.kept - statistics.fetched + statistics.taken_back
-        says = f"{written} pieces of words in {statistics.rounds} passes of the model"
-        shown.append(Figure(says, f"without drafts it would be a pass for each; τ = {statistics.tau:.2f}"))
+        show(strings.PASSES, written, statistics.rounds)
     if statistics.round_trips:
-        waited = f"{1000 * round_trip(statistics):.0f} ms"
-        if statistics.server_drafts:
-            shown.append(Figure(f"something new every {waited}", "the server drafts now, and continues on its own"))
-        else:
-            shown.append(Figure(f"an answer from the server after {waited}", "network and model together"))
-    shown.append(
-        Figure(
-            f"{_size(statistics.bytes_up)} sent, {_size(statistics.bytes_down)} received", "in total for this answer"
-        )
-    )
+        show(strings.STREAMED if statistics.server_drafts else strings.ROUND_TRIP, 1000 * round_trip(statistics))
+    show(strings.TRAFFIC, _size(statistics.bytes_up), _size(statistics.bytes_down))
     return shown
 
 
@@ -94,12 +83,13 @@ def new_round(before: Statistics, after: Statistics) -> Round | None:
 def summary(statistics: Statistics, reason: FinishReason | None) -> str:
     """Return the remarks below an answer; ``reason`` is None if it was stopped."""
     kept, offline = statistics.kept, statistics.offline
-    parts = [
-        "stopped" if reason is None else _FINISH[reason],
-        ("" if kept == statistics.tokens else "partly ") + AS_WRITTEN if kept else "",
-        "partly written offline" if offline > kept else "",
-        "corrected by the server" if offline and statistics.rolled_back and not kept else "",
-    ]
+    parts = [strings.STOPPED if reason is None else strings.FINISH[reason]]
+    if kept:
+        parts.append(strings.AS_WRITTEN if kept == statistics.tokens else strings.PARTLY_AS_WRITTEN)
+    if offline > kept:
+        parts.append(strings.PARTLY_OFFLINE)
+    if offline and statistics.rolled_back and not kept:
+        parts.append(strings.CORRECTED)
     return " · ".join(part for part in parts if part)
 
 
@@ -112,44 +102,22 @@ def _size(count: float) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-class FiguresLabel(QLabel):
-    """The running or last answer in figures; the tooltip says what they mean."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setObjectName("figures")
-        self.setAccessibleName("Figures of the answer")
-        self.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.setWordWrap(True)
-        self.setText("Figures come with the next answer.")
-
-    def show_figures(self, figures: Sequence[Figure]) -> None:
-        # Lines break between figures, not in them.
-        self.setText("  · ".join(figure.text.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures))
-        self.setToolTip("\n".join(f"{figure.text}: {figure.meaning}" for figure in figures))
-
-
 class RoundPlot(QFrame):
-    """Draws the latest rounds, the newest at the right.
+    """Draws the latest rounds, the newest at the right, with the figures of the running or last answer below."""
 
-    Attributes:
-        figures: of the answer, below the drawings.
-    """
-
-    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, appearance: Appearance) -> None:
+        super().__init__()
         self.setObjectName("panel")
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        self.round_trips = _Chart(appearance, "Time of a round", "ms", "accent", line=True)
-        self.confirmed = _Chart(appearance, "Pieces of words confirmed in a round", "", "drafted", line=False)
-        self.figures = FiguresLabel()
+        self.round_trips = _Chart(appearance, strings.ROUND_TIMES, " ms", "accent", line=True)
+        self.confirmed = _Chart(appearance, strings.ROUND_TOKENS, "", "drafted", line=False)
+        self.figures = label(strings.FIGURES_LATER, "figures", says=strings.FIGURES_NAME)
+        self.figures.setAlignment(Qt.AlignmentFlag.AlignCenter)
         charts = QHBoxLayout()
         charts.setSpacing(lines(1.5))
-        charts.addWidget(self.round_trips)
-        charts.addWidget(self.confirmed)
+        add(charts, self.round_trips, self.confirmed)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(lines(1), lines(0.5), lines(1), lines(0.5))
-        layout.setSpacing(lines(0.4))
+        pad(layout, 1, 0.5, 1, 0.5, spacing=0.4)
         layout.addLayout(charts)
         layout.addWidget(self.figures)
 
@@ -157,6 +125,11 @@ class RoundPlot(QFrame):
         self._rounds.append(one)
         self.round_trips.show_values(1000 * each.round_trip_s for each in self._rounds)
         self.confirmed.show_values(each.committed for each in self._rounds)
+
+    def show_figures(self, figures: Sequence[Figure]) -> None:
+        # Lines break between figures, not in them.
+        self.figures.setText("  · ".join(figure.text.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures))
+        self.figures.setToolTip("\n".join(f"{figure.text}: {figure.meaning}" for figure in figures))
 
 
 class _Chart(QWidget):
@@ -201,9 +174,10 @@ class _Chart(QWidget):
             QPointF(start + step * number, area.bottom() - area.height() * value / largest)
             for number, value in enumerate(self._values)
         ]
-        painter.setPen(QPen(QColor(getattr(self._appearance.theme, self._color)), 1.6))
+        color = QColor(getattr(self._appearance.theme, self._color))
+        painter.setPen(QPen(color, 1.6))
         painter.drawPolyline(QPolygonF(points))
-        painter.setBrush(QColor(getattr(self._appearance.theme, self._color)))
+        painter.setBrush(color)
         painter.drawEllipse(points[-1], 2.2, 2.2)
 
     def _draw_bars(self, painter: QPainter, area: QRectF, largest: float) -> None:
@@ -218,9 +192,9 @@ class _Chart(QWidget):
 
     def _in_words(self) -> str:
         if not self._values:
-            return "none yet"
-        unit = f" {self._unit}" if self._unit else ""
-        return f"now {_figure(self._values[-1])}{unit}, at most {_figure(max(self._values))}{unit}"
+            return strings.CHART_EMPTY
+        newest, most = (f"{_figure(value)}{self._unit}" for value in (self._values[-1], max(self._values)))
+        return strings.CHART_VALUES.format(newest, most)
 
 
 def _figure(value: float) -> str:

@@ -5,29 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from moa_chat import strings
 from moa_chat.desktop.stats_panel import Round, new_round, summary
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
 from moa_runtime.conversation import Unconfirmed
-from moa_runtime.events import (
-    AnswerFinished,
-    AnswerUpdate,
-    FinishReason,
-    Origin,
-    PauseReason,
-    Statistics,
-    TextSpan,
-)
+from moa_runtime.events import AnswerFinished, AnswerUpdate, FinishReason, Origin, PauseReason, Statistics, TextSpan
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokens import common_length
 
 
 def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> StreamingAnswer | None:
-    """Find the stored answer that was being written to ``question`` after ``turns``, a system message included.
-
-    Raises:
-        MoaError: the history cannot be read.
-    """
+    """Find the stored answer that was being written to a question. Raises MoaError if that cannot be read."""
     known = [*(turn for turn in turns if turn["role"] != "system"), {"role": "user", "content": question}]
     for chat, position in history.unfinished():
         messages = history.messages(chat)
@@ -39,19 +28,13 @@ def answering_again(history: History, turns: Sequence[Mapping[str, str]], questi
 class StreamingAnswer:
     """The answer that is being written.
 
-    Args:
-        before: the answer as it was, if it is continued.
-
     Attributes:
-        chat: id of its conversation.
-        position: of the answer in it.
-        question: what was asked.
+        chat, position: id of its conversation, and its place there.
         sampling: of the target; None if it is not known.
         replaces: the stored chat has other turns from the question on, which stay until words of this answer are
             confirmed.
-        message: the answer as it is now.
+        message: the answer as it is now; ``before`` is what is continued.
         tokens: number of tokens so far; 0 before the first update.
-        statistics: its figures.
         pause: why the device does not continue; None while it does.
     """
 
@@ -91,8 +74,7 @@ class StreamingAnswer:
 
     @property
     def ended_alone(self) -> bool:
-        """Whether the device has completed it without the verifier: nothing more comes before the verifier is back, and
-        the user may ask the next question."""
+        """Whether the device has completed it without the verifier, so that the user may ask the next question."""
         alone = any(span.origin is Origin.OFFLINE and not span.committed for span in self.message.spans)
         return alone and not self.replaces and self.pause in (PauseReason.END, PauseReason.LENGTH)
 
@@ -125,7 +107,7 @@ class StreamingAnswer:
     def set_aside(self, text: str, mark: Unconfirmed) -> None:
         """End it without the verifier, as ``text``, which is checked later."""
         words = len(text.split())
-        figures = f"{words} {'word' if words == 1 else 'words'} not confirmed yet"
+        figures = strings.UNCONFIRMED_WORD if words == 1 else strings.UNCONFIRMED_WORDS.format(words)
         shown = self.message.content
         rest = (TextSpan(text[len(shown) :], Origin.OFFLINE, False),) if text != shown else ()
         spans = (*self.message.spans, *rest) if text.startswith(shown) else ()
@@ -147,8 +129,7 @@ class StreamingAnswer:
         self.message = Message("assistant", text, tuple(spans), dropped, figures=figures, cut_off=self.sampling)
 
     def _marks(self, text: str, spans: Sequence[TextSpan], dropped: str = "") -> tuple[Dropped, ...]:
-        """Return the marks of text that was taken back, now that the answer is ``text``; a mark stays while the text
-        before it does."""
+        """Return the marks of text that was taken back; a mark stays while the text before it does."""
         before = self.message.content
         same = common_length(before, text)
         marks = [one for one in self.message.dropped if one.offset <= same]

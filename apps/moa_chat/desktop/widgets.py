@@ -1,4 +1,4 @@
-"""Icons, and the buttons that show them: each with a tooltip and a name for screen readers."""
+"""What the window is made of: labels, buttons and icons, each with a name for screen readers, and their layout."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from PySide6.QtCore import QByteArray, QRectF, QSize, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QIcon, QKeySequence, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
-from PySide6.QtWidgets import QToolButton, QWidget
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QLayout, QPushButton, QToolButton, QWidget
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, lines
 
 #: SVG content in a square of 24 by 24.
@@ -68,14 +69,66 @@ def icon(name: str, color: str, disabled: str | None = None) -> QIcon:
     return made
 
 
-class IconButton(QToolButton):
-    """A button with one of :mod:`moa_chat.desktop.widgets`, redrawn when the theme changes.
+def label(text: str = "", style: str = "", *, says: str = "", wraps: bool = True, selectable: bool = False) -> QLabel:
+    """Return a label.
 
     Args:
-        name: of the icon.
+        style: its name in the style sheet.
+        says: its name for screen readers; the text when omitted.
+        selectable: whether the mouse can select its text.
+    """
+    made = QLabel(text)
+    made.setObjectName(style)
+    made.setAccessibleName(says)
+    made.setWordWrap(wraps)
+    if selectable:
+        made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return made
+
+
+def restyle(widget: QWidget, style: str) -> None:
+    """Give a widget another name in the style sheet."""
+    widget.setObjectName(style)
+    widget.style().polish(widget)
+
+
+def push_button(text: str, clicked: Callable[[], object], *, says: str = "", style: str = "") -> QPushButton:
+    """Return a button; ``says`` is its name for screen readers, the text when omitted."""
+    made = QPushButton(text)
+    made.setAccessibleName(says)
+    made.setObjectName(style)
+    made.clicked.connect(lambda _: clicked())
+    return made
+
+
+def pad(layout: QLayout, *margins: float, spacing: float | None = None) -> None:
+    """Set a layout's margins (one for all sides, or left, top, right, bottom) and its spacing, in lines of text."""
+    layout.setContentsMargins(*(lines(each) for each in (margins * 4 if len(margins) == 1 else margins)))
+    if spacing is not None:
+        layout.setSpacing(lines(spacing))
+
+
+def add(layout: QBoxLayout, *widgets: QWidget) -> None:
+    for widget in widgets:
+        layout.addWidget(widget)
+
+
+def centered(widget: QWidget) -> QHBoxLayout:
+    """Return a row with a widget in its middle, as wide as there is room, up to the widget's maximum."""
+    row = QHBoxLayout()
+    row.addStretch(1)
+    row.addWidget(widget, 100)
+    row.addStretch(1)
+    return row
+
+
+class IconButton(QToolButton):
+    """A button with an icon, redrawn when the theme changes.
+
+    Args:
         says: what the button does, for the tooltip and screen readers.
         shortcut: shown in the tooltip; the window's actions make it work.
-        label: a word beside the icon, while :meth:`show_label` does not say otherwise.
+        word: beside the icon, while :meth:`show_word` does not say otherwise.
         color: name of a colour of the theme.
     """
 
@@ -84,17 +137,17 @@ class IconButton(QToolButton):
         appearance: Appearance,
         name: str,
         says: str,
-        clicked: Callable[[], None] | None = None,
+        clicked: Callable[[], object] | None = None,
         *,
         shortcut: str = "",
-        label: str = "",
+        word: str = "",
         color: str = "muted",
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
         self._appearance, self._icon, self._color = appearance, name, color
-        self.setText(f" {label}" if label else "")  # the style leaves no room between icon and word
-        self.show_label(bool(label))
+        self.setText(f" {word}" if word else "")  # the style leaves no room between icon and word
+        self.show_word(bool(word))
         self.setAccessibleName(says)
         keys = QKeySequence(shortcut).toString(QKeySequence.SequenceFormat.NativeText)
         self.setToolTip(f"{says} ({keys})" if keys else says)
@@ -110,12 +163,12 @@ class IconButton(QToolButton):
         self.setToolTip(says)
         self.redraw()
 
-    def show_label(self, shown: bool) -> None:
+    def show_word(self, shown: bool) -> None:
         """Whether there is room for the word beside the icon."""
         beside, alone = Qt.ToolButtonStyle.ToolButtonTextBesideIcon, Qt.ToolButtonStyle.ToolButtonIconOnly
         self.setToolButtonStyle(beside if shown else alone)
 
-    def width_without_label(self) -> int:
+    def width_without_word(self) -> int:
         """Return the width of the button without its word."""
         if self.toolButtonStyle() is Qt.ToolButtonStyle.ToolButtonIconOnly:
             return self.sizeHint().width()
@@ -128,30 +181,17 @@ class IconButton(QToolButton):
 
 
 class CopyButton(IconButton):
-    """Copies a text, and shows a check mark for a moment.
+    """Copies what ``text`` returns, and shows a check mark for a moment."""
 
-    Args:
-        text: called for what is to be copied.
-    """
-
-    def __init__(
-        self,
-        appearance: Appearance,
-        says: str,
-        text: Callable[[], str],
-        *,
-        label: str = "",
-        parent: QWidget | None = None,
-    ) -> None:
-        super().__init__(appearance, "copy", says, self.copy, label=label, parent=parent)
+    def __init__(self, appearance: Appearance, says: str, text: Callable[[], str]) -> None:
+        super().__init__(appearance, "copy", says, self.copy, word=strings.COPY)
         self._text = text
 
     def copy(self) -> None:
         QGuiApplication.clipboard().setText(self._text())
-        self._icon, self._color = "done", "good"
-        self.redraw()
-        QTimer.singleShot(_DONE_MS, self, self._reset)
+        self._show("done", "good")
+        QTimer.singleShot(_DONE_MS, self, lambda: self._show("copy", "muted"))
 
-    def _reset(self) -> None:
-        self._icon, self._color = "copy", "muted"
+    def _show(self, icon: str, color: str) -> None:
+        self._icon, self._color = icon, color
         self.redraw()

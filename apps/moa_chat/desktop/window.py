@@ -23,6 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, letters, lines
 from moa_chat.desktop.chat_controller import ChatController
 from moa_chat.desktop.chat_list import ChatList
@@ -33,6 +34,7 @@ from moa_chat.desktop.host_conditions import HostConditions
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.desktop.settings_dialog import ChatSettingsDialog, SettingsDialog
+from moa_chat.desktop.widgets import label, pad
 from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.store import History
 from moa_chat.strings import as_sentence
@@ -40,7 +42,7 @@ from moa_chat.transcript import as_json, as_markdown, file_name
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, LinkStatus
 
-_TRANSCRIPTS = "Markdown (*.md);;JSON (*.json)"
+_KEY_ROWS = 12  # of the list of keys
 
 
 @dataclass(frozen=True)
@@ -52,52 +54,31 @@ class Command:
     does: Callable[[], object]
 
 
-def add_commands(window: QWidget, commands: Sequence[Command]) -> None:
-    """Make the keys work wherever in the window the focus is."""
-    for command in commands:
-        action = QAction(command.title, window)
-        action.setShortcut(QKeySequence(command.keys))
-        action.triggered.connect(lambda _=False, does=command.does: does())
-        window.addAction(action)
-
-
 class ShortcutDialog(QDialog):
     """A dialog that lists all keys."""
 
-    def __init__(self, commands: Sequence[Command], parent: QWidget | None = None) -> None:
+    def __init__(self, commands: Sequence[Command], parent: QWidget) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Keyboard")
-        fixed = [("Enter", "Send"), ("Shift+Enter", "Break the line"), ("PgUp, PgDown", "Scroll the conversation")]
-        fixed += [("F2, Del", "Rename or delete the chat chosen in the list"), ("Tab", "Next button or field")]
-        rows = [*((_native(command.keys), command.title) for command in commands), *fixed]
+        self.setWindowTitle(strings.KEYBOARD)
+        native = QKeySequence.SequenceFormat.NativeText
+        rows = [(QKeySequence(command.keys).toString(native), command.title) for command in commands]
         grid = QGridLayout()
         grid.setHorizontalSpacing(lines(1.5))
         grid.setVerticalSpacing(lines(0.35))
-        for number, (keys, title) in enumerate(rows):
-            pressed = QLabel(keys)
-            pressed.setObjectName("title")
-            grid.addWidget(pressed, number % 12, 2 * (number // 12))
-            grid.addWidget(QLabel(title), number % 12, 2 * (number // 12) + 1)
+        for number, (keys, title) in enumerate([*rows, *strings.OTHER_KEYS]):
+            column, row = divmod(number, _KEY_ROWS)
+            grid.addWidget(label(keys, "title", wraps=False), row, 2 * column)
+            grid.addWidget(QLabel(title), row, 2 * column + 1)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         buttons.rejected.connect(self.reject)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(lines(1.2), lines(1.2), lines(1.2), lines(0.8))
-        layout.setSpacing(lines(1))
+        pad(layout, 1.2, 1.2, 1.2, 0.8, spacing=1)
         layout.addLayout(grid)
         layout.addWidget(buttons)
 
 
-def _native(keys: str) -> str:
-    return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)
-
-
 class Window(QWidget):
-    """The one window of the program.
-
-    Args:
-        settings: those of the profile, with what the command line says instead.
-        options: of the command line.
-    """
+    """The one window of the program; ``settings`` are the profile's, with what the command line says instead."""
 
     def __init__(
         self,
@@ -124,20 +105,23 @@ class Window(QWidget):
         self._pages.addWidget(self.page)
         self._pages.addWidget(self.first_run)
         layout = QHBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(0)
+        pad(layout, 0, spacing=0)
         layout.addWidget(self.list, 2)
         layout.addWidget(self._pages, 5)
         self._connect_chats()
         self._connect_page()
         self._follow_connection()
         self.commands = self._make_commands()
-        add_commands(self, self.commands)
-        self._restore_size()
+        for command in self.commands:
+            action = QAction(command.title, self)
+            action.setShortcut(QKeySequence(command.keys))
+            action.triggered.connect(lambda _=False, does=command.does: does())
+            self.addAction(action)
+        if not self.restoreGeometry(QByteArray.fromHex(settings.geometry.encode())):
+            self.resize(letters(132), lines(46))
         self._show_chats()
         if history.set_aside is not None:
-            words = f"The history was damaged and a new one was begun. The old file is kept: {history.set_aside}"
-            self.page.notice.say(words, stays=True)
+            self.page.notice.say(strings.HISTORY_DAMAGED.format(history.set_aside), stays=True)
 
     def begin(self) -> None:
         """Connect, or show the first-run page. The window has been painted by now."""
@@ -166,13 +150,13 @@ class Window(QWidget):
         for changed in (chats.opened, chats.message_changed, chats.truncated):
             changed.connect(page.find.refresh)
         chats.busy_changed.connect(self._busy)
-        chats.figures_changed.connect(page.plot.figures.show_figures)
+        chats.figures_changed.connect(page.plot.show_figures)
         chats.round_seen.connect(page.plot.add)
         chats.round_trip_changed.connect(page.pill.set_round_trip)
         chats.waiting.connect(conversation.set_waiting)
         chats.returned.connect(page.composer.put_back)
         chats.told.connect(self._tell)
-        chats.corrected.connect(lambda text, undo: page.notice.say(text, "Undo", undo, until_asked=True))
+        chats.corrected.connect(lambda text, undo: page.notice.say(text, strings.UNDO, undo, until_asked=True))
         chats.context_changed.connect(page.context.show_use)
         chats.disagreed.connect(page.disagreement.ask)
         self.list.wanted.connect(self._open_chat)
@@ -212,30 +196,30 @@ class Window(QWidget):
         """Return all commands with keys."""
         page = self.page
         return [
-            Command("New chat", "Ctrl+N", self.new_chat),
-            Command("Search the chats", "Ctrl+K", self.search),
-            Command("Go to the list of chats", "Ctrl+Shift+L", self.go_to_list),
-            Command("Write a message", "Ctrl+L", page.composer.field.setFocus),
-            Command("Find in this chat", "Ctrl+F", page.find.begin),
-            Command("The next place found", "F3", lambda: page.find.step(1)),
-            Command("The place found before", "Shift+F3", lambda: page.find.step(-1)),
-            Command("Close the search, or stop the answer", "Esc", self.escape),
-            Command("Answer again", "Ctrl+R", self.chats.again),
-            Command("Continue an answer that was cut off", "Ctrl+Shift+R", self.chats.continue_answer),
-            Command("Edit the last question", "Ctrl+E", page.conversation.edit_last),
-            Command("Copy the last answer", "Ctrl+Shift+C", page.conversation.copy_last),
-            Command("Jump to the newest message", "Ctrl+End", page.conversation.jump),
-            Command("Save this chat as a file", "Ctrl+S", self.export),
-            Command("Work offline", "Ctrl+Shift+O", page.offline.toggle),
-            Command("Colour the text by origin", "Ctrl+Shift+G", page.origins.toggle),
-            Command("Show how the answer is made, in figures", "Ctrl+Shift+P", page.plot_button.toggle),
-            Command("Show or hide the chats", "Ctrl+B", page.sidebar.click),
-            Command("Larger letters", "Ctrl++", lambda: self.zoom(1)),
-            Command("Smaller letters", "Ctrl+-", lambda: self.zoom(-1)),
-            Command("Chat settings", "Ctrl+Shift+S", self.open_chat_settings),
-            Command("Settings", "Ctrl+,", self.open_settings),
-            Command("Keyboard", "F1", lambda: ShortcutDialog(self.commands, self).open()),
-            Command("Quit", "Ctrl+Q", self.close),
+            Command(strings.NEW_CHAT, "Ctrl+N", self.new_chat),
+            Command(strings.COMMAND_SEARCH, "Ctrl+K", self.search),
+            Command(strings.COMMAND_LIST, "Ctrl+Shift+L", self.go_to_list),
+            Command(strings.COMMAND_WRITE, "Ctrl+L", page.composer.field.setFocus),
+            Command(strings.FIND, "Ctrl+F", page.find.begin),
+            Command(strings.COMMAND_FIND_NEXT, "F3", lambda: page.find.step(1)),
+            Command(strings.COMMAND_FIND_PREVIOUS, "Shift+F3", lambda: page.find.step(-1)),
+            Command(strings.COMMAND_ESCAPE, "Esc", self.escape),
+            Command(strings.ANSWER_AGAIN, "Ctrl+R", self.chats.again),
+            Command(strings.COMMAND_CONTINUE, "Ctrl+Shift+R", self.chats.continue_answer),
+            Command(strings.COMMAND_EDIT, "Ctrl+E", page.conversation.edit_last),
+            Command(strings.COMMAND_COPY, "Ctrl+Shift+C", page.conversation.copy_last),
+            Command(strings.COMMAND_JUMP, "Ctrl+End", page.conversation.jump),
+            Command(strings.COMMAND_SAVE, "Ctrl+S", self.export),
+            Command(strings.COMMAND_OFFLINE, "Ctrl+Shift+O", page.offline.toggle),
+            Command(strings.COMMAND_ORIGINS, "Ctrl+Shift+G", page.origins.toggle),
+            Command(strings.COMMAND_FIGURES, "Ctrl+Shift+P", page.plot_button.toggle),
+            Command(strings.COMMAND_SIDEBAR, "Ctrl+B", page.sidebar.click),
+            Command(strings.COMMAND_LARGER, "Ctrl++", lambda: self.zoom(1)),
+            Command(strings.COMMAND_SMALLER, "Ctrl+-", lambda: self.zoom(-1)),
+            Command(strings.CHAT_SETTINGS, "Ctrl+Shift+S", self.open_chat_settings),
+            Command(strings.SETTINGS, "Ctrl+,", self.open_settings),
+            Command(strings.KEYBOARD, "F1", lambda: ShortcutDialog(self.commands, self).open()),
+            Command(strings.COMMAND_QUIT, "Ctrl+Q", self.close),
         ]
 
     # -- chats ---------------------------------------------------------------------------------
@@ -244,12 +228,12 @@ class Window(QWidget):
         try:
             found = self.chats.history.chats(self.list.search.text())
         except MoaError as error:
-            self._tell(as_sentence(str(error)), "", None)
+            self._tell(as_sentence(str(error)))
             return
         self.list.show_chats(found, self.chats.current)
         titles = {chat.id: chat.title for chat in found}
         if self.chats.current is None:
-            self.page.title.setText("New chat")
+            self.page.title.setText(strings.NEW_CHAT)
         elif self.chats.current in titles:
             self.page.title.setText(titles[self.chats.current])
 
@@ -295,7 +279,7 @@ class Window(QWidget):
     def export(self) -> None:
         """Ask for a file, and save the open chat in it."""
         title = self.page.title.text()
-        name, kind = QFileDialog.getSaveFileName(self, "Save this chat", f"{file_name(title)}.md", _TRANSCRIPTS)
+        name, kind = QFileDialog.getSaveFileName(self, strings.SAVE_AS, f"{file_name(title)}.md", strings.SAVE_KINDS)
         if not name:
             return
         path = Path(name)
@@ -305,9 +289,9 @@ class Window(QWidget):
         try:
             path.write_text(write(title, self.chats.turns), encoding="utf-8")
         except OSError as error:
-            self._tell(f"The chat could not be saved as {path}: {error.strerror}.", "", None)
+            self._tell(strings.SAVE_FAILED.format(path, error.strerror))
         else:
-            self._tell(f"Saved as {path}.", "", None)
+            self._tell(strings.SAVED_AS.format(path))
 
     @property
     def shows_first_run(self) -> bool:
@@ -329,17 +313,16 @@ class Window(QWidget):
     def _connecting(self, where: str) -> None:
         self.page.composer.set_ready(False)
         self.page.pill.set_server(where)
-        self.first_run.show_progress("Connecting…")
+        self.first_run.show_progress(strings.CONNECTING)
 
     def _starting(self, starts: bool) -> None:
         """Show whether the verifier of this machine is being started."""
         if not starts:
             self.page.progress.end()
-            self.first_run.show_progress("Connecting…")
+            self.first_run.show_progress(strings.CONNECTING)
             return
-        words = "A verifier is being started on this machine. The first start fetches its model and takes minutes."
-        self.page.progress.begin(words, self.connector.cancel)
-        self.first_run.show_progress(words, can_cancel=True)
+        self.page.progress.begin(strings.STARTING, self.connector.cancel)
+        self.first_run.show_progress(strings.STARTING, can_cancel=True)
 
     def _connected(self, where: str) -> None:
         page = self.page
@@ -360,16 +343,16 @@ class Window(QWidget):
         if self.shows_first_run:
             self.first_run.show_problem(error)
         elif isinstance(error, ConnectionFailedError):
-            page.notice.say(sentence, "Settings", self.open_settings, stays=True)
+            page.notice.say(sentence, strings.SETTINGS, self.open_settings, stays=True)
         else:  # no setting is at fault, as when the verifier of this machine has ended
-            page.notice.say(sentence, "Try again", self._connect, stays=True)
+            page.notice.say(sentence, strings.TRY_AGAIN, self._connect, stays=True)
 
     def _link_changed(self, link: LinkChanged) -> None:
         self.page.pill.set_link(link)
         if link.status is LinkStatus.ONLINE:
             self.chats.check()
         if link.status is LinkStatus.OFFLINE and not self.page.offline.isChecked():
-            self.page.conversation.set_waiting("The verifier is away; this device continues as far as it can…")
+            self.page.conversation.set_waiting(strings.AWAY)
 
     def _work_offline(self, offline: bool) -> None:
         self.page.pill.set_wanted_offline(offline)
@@ -414,7 +397,7 @@ class Window(QWidget):
         try:
             self._profile.save(self._stored)
         except MoaError as error:
-            self._tell(as_sentence(str(error)), "", None)
+            self._tell(as_sentence(str(error)))
 
     def _color_origins(self, shown: bool) -> None:
         self.appearance.set_origins(shown)
@@ -424,15 +407,10 @@ class Window(QWidget):
         self.appearance.step_zoom(step)
         self.change(zoom=self.appearance.zoom)
 
-    def _tell(self, text: str, offer: str, does: Callable[[], None] | None) -> None:
+    def _tell(self, text: str, offer: str = "", does: Callable[[], None] | None = None) -> None:
         self.page.notice.say(text, offer, does or (lambda: None))
 
     # -- the window itself ---------------------------------------------------------------------
-
-    def _restore_size(self) -> None:
-        stored = QByteArray.fromHex(self.settings.geometry.encode())
-        if not self.restoreGeometry(stored):
-            self.resize(letters(132), lines(46))
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Hide the window at once, then close what takes time."""

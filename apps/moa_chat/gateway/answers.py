@@ -63,11 +63,10 @@ class StopFilter:
     def _open_length(self) -> int:
         """Return the length of the longest end of the text that a stop text begins with."""
         longest = max(map(len, self._stops), default=1) - 1
-        ends = range(min(longest, len(self._held)), 0, -1)
-        return next((length for length in ends if self._begins_stop(self._held[-length:])), 0)
-
-    def _begins_stop(self, text: str) -> bool:
-        return any(stop.startswith(text) for stop in self._stops)
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return length
+        return 0
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
@@ -136,11 +135,7 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
 
 
 async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[ChatEvent, None]:
-    """Yield the events.
-
-    Raises:
-        ApiError: the answer waits for the verifier, and it stays away.
-    """
+    """Yield the events. Raises ApiError if the answer waits for the verifier, and it stays away."""
     ends: float | None = None
     loop = asyncio.get_running_loop()
     async with aclosing(events):

@@ -31,6 +31,7 @@ from moa_chat.gateway.schemas import (
     TextReply,
     as_api_error,
     event,
+    no_model,
     parse_chat,
     parse_completion,
 )
@@ -39,7 +40,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.sockets import bearer_matches, origin_allowed
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
-_NOTE = "moa_chat.note"
+_NOTE = "moa_chat.note"  # key of what the request's line in the log says more
 #: The limit of a body in bytes: its least and greatest value, and bytes for each token of the context. All other
 #: requests wait while JSON is parsed.
 _LEAST_BYTES, _MOST_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 20, 64
@@ -50,20 +51,24 @@ T = TypeVar("T")
 Pieces = AsyncGenerator[tuple[int, str | Ending], None]
 
 
+@dataclass(frozen=True)
+class Access:
+    """Which requests are let in."""
+
+    token: str  # that requests must carry; empty for none
+    origins: Collection[str]  # of web pages that may send requests; ``*`` for all
+    hosts: Collection[str] | None  # names under which the endpoint may be reached; None for any
+
+
 class AccessMiddleware:
     """Refuses requests before they reach the app.
 
     A page whose server answers for its own name with this machine's address (DNS rebinding) gives itself away in
     ``Host``, also in requests that name no ``Origin``.
-
-    Args:
-        token: that requests must carry; empty for none.
-        origins: of web pages that may send requests; ``*`` for all.
-        hosts: names under which the endpoint may be reached; None for any.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, origins: Collection[str], hosts: Collection[str] | None) -> None:
-        self._app, self._token, self._origins, self._hosts = app, token, origins, hosts
+    def __init__(self, app: ASGIApp, *, access: Access) -> None:
+        self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -75,15 +80,15 @@ class AccessMiddleware:
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = _name_of(headers.get("host", ""))
-        if self._hosts is not None and host not in self._hosts:
+        if self._access.hosts is not None and host not in self._access.hosts:
             return ApiError(403, f"the host {host!r} is none of this endpoint's names", code="host_not_allowed")
         origin = headers.get("origin")
-        if not origin_allowed(origin, self._origins):
+        if not origin_allowed(origin, self._access.origins):
             text = f"web pages of {origin} may not use this endpoint; --allow-origin {origin} would let them"
             return ApiError(403, text, code="origin_not_allowed")
         # A browser asks without the token whether it may send a request with it.
         asks_first = scope["method"] == "OPTIONS" and origin is not None
-        if asks_first or bearer_matches(headers.get("authorization", ""), self._token):
+        if asks_first or bearer_matches(headers.get("authorization", ""), self._access.token):
             return None
         challenge = {"WWW-Authenticate": "Bearer"}
         return ApiError(401, "the bearer token is missing or wrong", code="invalid_api_key", headers=challenge)
@@ -123,29 +128,10 @@ class RequestLog:
             self._say(ascii(f"{line}: {scope[_NOTE]}" if _NOTE in scope else line)[1:-1])
 
 
-def note(scope: Scope, text: str) -> None:
-    """Add to the request's line."""
-    scope[_NOTE] = text
-
-
-@dataclass(frozen=True)
-class Access:
-    """See :class:`moa_chat.gateway.app.AccessMiddleware`."""
-
-    token: str
-    origins: Collection[str]
-    hosts: Collection[str] | None
-
-
 def create_app(
     pool: ChatPool, texts: ChatPool, defaults: Defaults, access: Access, say: Callable[[str], None]
 ) -> Starlette:
-    """The app; it closes the pools when it ends.
-
-    Args:
-        texts: of chats without the target's template.
-        say: shows a line for each request.
-    """
+    """Return the app, which closes its pools at the end. ``texts`` has chats without template; ``say`` logs."""
     model = {"id": defaults.model, "object": "model", "created": int(time.time()), "owned_by": "moa-edge"}
 
     async def models(request: Request) -> Response:
@@ -153,8 +139,7 @@ def create_app(
 
     async def one_model(request: Request) -> Response:
         if request.path_params["name"] != defaults.model:
-            text = f"there is no model {request.path_params['name']!r} here, only {defaults.model!r}"
-            raise ApiError(404, text, param="model", code="model_not_found")
+            raise no_model(request.path_params["name"], defaults)
         return JSONResponse(model)
 
     async def chat_completions(request: Request) -> Response:
@@ -173,10 +158,7 @@ def create_app(
         for each in (pool, texts):
             await each.close()
 
-    middleware = [
-        Middleware(RequestLog, say=say),
-        Middleware(AccessMiddleware, token=access.token, origins=access.origins, hosts=access.hosts),
-    ]
+    middleware = [Middleware(RequestLog, say=say), Middleware(AccessMiddleware, access=access)]
     if access.origins:
         origins, methods = list(access.origins), ["GET", "POST"]
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"]))
@@ -188,11 +170,7 @@ def create_app(
             Route("/v1/completions", completions, methods=["POST"]),
         ],
         middleware=middleware,
-        exception_handlers={
-            MoaError: _refuse,
-            HTTPException: _refuse_http,
-            ClientDisconnect: _client_left,
-        },
+        exception_handlers={MoaError: _refuse, HTTPException: _refuse_http, ClientDisconnect: _client_left},
         lifespan=lifespan,
     )
 
@@ -210,7 +188,7 @@ async def _body(request: Request, max_context: int) -> bytes:
     async for part in request.stream():
         data += part
         if len(data) > most:
-            raise ApiError(413, f"the body is larger than {most >> 20} MiB")
+            raise ApiError(413, f"the body is larger than {most >> 20} MiB", code="body_too_large")
     return bytes(data)
 
 
@@ -272,16 +250,12 @@ async def _noted(request: Request, pieces: Pieces) -> Pieces:
             if isinstance(piece, Ending):
                 end = f"{'offline, ' if piece.offline else ''}{piece.reason}, {piece.completion_tokens} tokens"
                 ends.append(f"{end} | {figures(piece.statistics)}")
-                note(request.scope, "; ".join(ends))
+                request.scope[_NOTE] = "; ".join(ends)
             yield index, piece
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of ``work``, which is cancelled when the client leaves.
-
-    Raises:
-        ClientDisconnect: it has left.
-    """
+    """The result of ``work``, which is cancelled when the client leaves. Raises ClientDisconnect if it has left."""
     working, leaving = asyncio.ensure_future(work), asyncio.create_task(_leaving(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -300,7 +274,7 @@ async def _leaving(request: Request) -> None:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, MoaError)
-    note(request.scope, str(error))
+    request.scope[_NOTE] = str(error)
     return as_api_error(error).response()
 
 
@@ -309,7 +283,7 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     text = f"{request.method} {request.url.path}: {error.detail}"
     if error.status_code in (404, 405):
         text += f"; there is {_THERE_IS}"
-    return ApiError(error.status_code, text, headers=error.headers).response()
+    return ApiError(error.status_code, text, code="no_such_route", headers=error.headers).response()
 
 
 async def _client_left(request: Request, error: Exception) -> Response:

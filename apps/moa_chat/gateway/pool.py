@@ -32,15 +32,11 @@ class ChatPool:
     async def lend(
         self, history: Sequence[Message], question: str, *, count: int = 1, needs_verifier: bool = True
     ) -> AsyncIterator[list[Chat]]:
-        """Lend chats that are set to the turns of ``history``, ready for ``question``.
+        """Lend ``count`` chats that are set to the turns of ``history``, ready for ``question``. Raises ApiError (429)
+        if the pool is exhausted, ConnectError if the verifier is away and no chat can be had without it.
 
         Args:
-            count: how many.
             needs_verifier: whether a new chat may only be opened if the verifier is there.
-
-        Raises:
-            ApiError: 429, the pool is exhausted.
-            ConnectError: the verifier is away, and there is no chat from before.
         """
         if self._lent + count > self._size:
             text = f"at most {self._size} answers are written at once, {self._lent} are already: try again later"
@@ -61,11 +57,7 @@ class ChatPool:
                     await chat.close()
 
     async def warm(self) -> None:
-        """Open a chat before the first request.
-
-        Raises:
-            MoaError: the verifier is away, or refuses.
-        """
+        """Open a chat before the first request. Raises MoaError if the verifier is away, or refuses."""
         self._lent += 1
         try:
             self._idle.append(await self._connect(True))

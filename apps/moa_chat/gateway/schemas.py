@@ -12,55 +12,31 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from moa_chat.history.chat_settings import sampling_for
-from moa_runtime.chat_template import ChatTemplateError
-from moa_runtime.errors import ContextFullError, MoaError
+from moa_runtime.chat import ContextFullError
+from moa_runtime.errors import MoaError
 from moa_runtime.events import Statistics
 from moa_runtime.options import OFFLINES, Offline
 from moa_runtime.session.events import Sampling
+from moa_runtime.tokenizer import ChatTemplateError
 from moa_runtime.transport import ConnectError
 
 RETRY_SECONDS = 5
-#: Fields that would change the answer and that a verifier does not support, with the values that are accepted.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "repetition_penalty": (1,),
-    "repeat_penalty": (1,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "ignore_eos": (False,),
-    "grammar": ("",),
-    "json_schema": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "modalities": (["text"],),
-    "audio": (),
-    "echo": (False,),
-    "suffix": ("",),
-}
-_KINDS = {
-    str: "a text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    dict: "an object",
-    list: "a list",
-    type(None): "null",
-}
+#: Fields that would change the answer and that a verifier does not support, by the values that are accepted.
+_UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
+    ((), "guided_json guided_regex guided_choice guided_grammar structured_outputs audio"),
+    ((0,), "min_p min_tokens top_logprobs frequency_penalty presence_penalty"),
+    ((0, -1), "top_k"),
+    ((1,), "typical_p repetition_penalty repeat_penalty"),
+    ((False,), "ignore_eos logprobs echo"),
+    (("",), "grammar suffix"),
+    (([],), "stop_token_ids tools functions"),
+    (({},), "json_schema logit_bias"),
+    (("none", "auto"), "tool_choice function_call"),
+    (({"type": "text"},), "response_format"),
+    ((["text"],), "modalities"),
+)
+_KINDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+_KINDS |= {dict: "an object", list: "a list", type(None): "null"}
 _MOST_CHOICES = 8
 _MOST_STOPS = 4
 _HIGHEST_TEMPERATURE = 2
@@ -72,25 +48,13 @@ DONE = "data: [DONE]\n\n"
 
 
 class ApiError(MoaError):
-    """An error in the form that OpenAI's clients understand.
-
-    Args:
-        status: of HTTP.
-        param: the field of the request that is at fault.
-        code: a word by which programs tell the case.
-    """
+    """An error as OpenAI's clients understand it: an HTTP status, a code, and the field that is at fault."""
 
     def __init__(
-        self,
-        status: int,
-        text: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, status: int, text: str, *, code: str, param: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(text)
-        self.status, self.param, self.code, self.headers = status, param, code, headers
+        super().__init__(text, code=code)
+        self.status, self.param, self.headers = status, param, headers
 
     @property
     def body(self) -> dict[str, Any]:
@@ -115,28 +79,25 @@ def as_api_error(error: MoaError, asked_in: str | None = None) -> ApiError:
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), param=asked_in, code="context_length_exceeded")
     if isinstance(error, ChatTemplateError):
-        return ApiError(400, str(error), param=asked_in)
+        return ApiError(400, str(error), param=asked_in, code="template_refused")
     if isinstance(error, ConnectError) and not error.final:
         return verifier_away(str(error))
     return ApiError(502, str(error), code="verifier_refused")
 
 
 def fields_of(data: bytes) -> dict[str, Any]:
-    """The fields of a body; those that are null are left out, as clients mean it.
-
-    Raises:
-        ApiError: 400, no JSON object, or a field that is not supported.
-    """
+    """Return the fields of a JSON body that are not null. Raises ApiError if one of them is not supported."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from error
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {kind_of(body)}")
+        raise ApiError(400, f"the body must be a JSON object, not {kind_of(body)}", code="invalid_type")
     fields = {name: value for name, value in body.items() if value is not None}
-    for name, allowed in _UNSUPPORTED.items():
-        if name in fields and not any(_same(fields[name], one) for one in allowed):
-            raise unsupported(name)
+    for accepted, names in _UNSUPPORTED:
+        for name in names.split():
+            if name in fields and not any(_same(fields[name], one) for one in accepted):
+                raise unsupported(name)
     return fields
 
 
@@ -146,11 +107,7 @@ def unsupported(name: str) -> ApiError:
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any) -> Any:
-    """A field of a kind, or of one of several.
-
-    Raises:
-        ApiError: 400, it is of another.
-    """
+    """Return a field of one of these types. Raises ApiError if it has another type."""
     value = fields.get(name)
     if value is None:
         return default
@@ -158,20 +115,16 @@ def field(fields: Mapping[str, Any], name: str, kind: type | tuple[type, ...], d
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         expected = " or ".join(_KINDS[one] for one in kinds if one is not int or float not in kinds)
-        raise ApiError(400, f"{name} must be {expected}, not {kind_of(value)}", param=name)
+        raise ApiError(400, f"{name} must be {expected}, not {kind_of(value)}", param=name, code="invalid_type")
     return value
 
 
 def text_at(text: str, where: str) -> str:
-    """A text of the body.
-
-    Raises:
-        ApiError: 400, it holds half of a character, which JSON can spell.
-    """
+    """Return the text. Raises ApiError if it holds half of a character, which JSON can spell."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ApiError(400, f"{where} holds half of a surrogate pair", param=where) from error
+        raise ApiError(400, f"{where} holds half of a surrogate pair", param=where, code="invalid_value") from error
     return text
 
 
@@ -201,27 +154,18 @@ class Defaults:
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """A request that can be answered.
+    """A request that can be answered."""
 
-    Attributes:
-        history: the turns before the question; none before a raw text.
-        question: the user's message, or the raw text that the target is to write on.
-        count: how many answers.
-        offline: what writes while there is no verifier; ``off``: nothing, the request waits or fails.
-        include_usage: whether a stream ends with its figures.
-        raw: whether the question is a text without chat template.
-    """
-
-    history: list[dict[str, str]]
-    question: str
+    history: list[dict[str, str]]  # the turns before the question; none before a raw text
+    question: str  # the user's message, or the raw text that the target is to write on
     sampling: Sampling
     max_new_tokens: int
     stops: tuple[str, ...]
-    count: int
+    count: int  # how many answers
     stream: bool
-    include_usage: bool
-    offline: Offline
-    raw: bool
+    include_usage: bool  # whether a stream ends with its figures
+    offline: Offline  # what writes while there is no verifier; ``off``: nothing, the request waits or fails
+    raw: bool  # whether the question is a text without chat template
 
     @property
     def asked_in(self) -> str:
@@ -234,11 +178,7 @@ class AnswerRequest:
 
 
 def parse_chat(data: bytes, defaults: Defaults) -> AnswerRequest:
-    """Read the body of a chat completion. Fields that do not matter here are ignored.
-
-    Raises:
-        ApiError: 400 or 404; the message names the field, what it was and what it may be.
-    """
+    """Read the body of a chat completion; unknown fields are ignored. Raises ApiError, which names the field."""
     fields = _checked(data, defaults)
     messages = _messages(fields, defaults)
     if defaults.system and messages[0]["role"] != "system":
@@ -247,11 +187,7 @@ def parse_chat(data: bytes, defaults: Defaults) -> AnswerRequest:
 
 
 def parse_completion(data: bytes, defaults: Defaults) -> AnswerRequest:
-    """Read the body of a completion, which continues a raw text.
-
-    Raises:
-        ApiError: see :func:`parse_chat`.
-    """
+    """Read the body of a completion, which continues a raw text; see :func:`parse_chat`."""
     fields = _checked(data, defaults)
     return _request(fields, defaults, [], _prompt(fields, defaults), raw=True)
 
@@ -260,9 +196,14 @@ def _checked(data: bytes, defaults: Defaults) -> dict[str, Any]:
     fields = fields_of(data)
     model = field(fields, "model", str, defaults.model)
     if model != defaults.model:
-        text = f"there is no model {model!r} here, only {defaults.model!r}"
-        raise ApiError(404, text, param="model", code="model_not_found")
+        raise no_model(model, defaults)
     return fields
+
+
+def no_model(name: str, defaults: Defaults) -> ApiError:
+    """Return the error for a model that is not served."""
+    text = f"there is no model {name!r} here, only {defaults.model!r}"
+    return ApiError(404, text, param="model", code="model_not_found")
 
 
 def _request(
@@ -288,10 +229,11 @@ def _prompt(fields: Mapping[str, Any], defaults: Defaults) -> str:
     texts = [given] if isinstance(given, str) else given
     if len(texts) != 1 or not isinstance(texts[0], str):
         text = "prompt must be a text, or a list of one: token ids, or several texts, are not understood here"
-        raise ApiError(400, text, param="prompt")
+        raise ApiError(400, text, param="prompt", code="invalid_value")
     if not texts[0]:
         wrong = "empty" if "prompt" in fields else "missing"
-        raise ApiError(400, f"prompt is {wrong}: the text that the target is to write on", param="prompt")
+        text = f"prompt is {wrong}: the text that the target is to continue"
+        raise ApiError(400, text, param="prompt", code="missing_required_parameter")
     _check_length("prompt", len(texts[0]), defaults)
     return text_at(texts[0], "prompt")
 
@@ -300,14 +242,15 @@ def _messages(fields: Mapping[str, Any], defaults: Defaults) -> list[dict[str, s
     given = field(fields, "messages", list, [])
     if not given:
         wrong = "empty" if "messages" in fields else "missing"
-        raise ApiError(400, f"messages is {wrong}: the turns so far, the last one the user's", param="messages")
+        text = f"messages is {wrong}: the turns so far, the last one the user's"
+        raise ApiError(400, text, param="messages", code="missing_required_parameter")
     if len(given) > defaults.max_context:
         text = f"messages are {len(given)}; the target's context holds {defaults.max_context} tokens"
         raise ApiError(400, text, param="messages", code="context_length_exceeded")
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(given)]
     if messages[-1]["role"] != "user":
         text = f"the last message must be the user's, not of the role {messages[-1]['role']!r}"
-        raise ApiError(400, text, param=f"messages[{len(messages) - 1}].role")
+        raise ApiError(400, text, param=f"messages[{len(messages) - 1}].role", code="invalid_value")
     _check_length("messages", sum(len(message["content"]) for message in messages), defaults)
     return messages
 
@@ -320,13 +263,13 @@ def _check_length(name: str, characters: int, defaults: Defaults) -> None:
 
 def _message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict):
-        raise ApiError(400, f"{where} must be an object, not {kind_of(message)}", param=where)
+        raise ApiError(400, f"{where} must be an object, not {kind_of(message)}", param=where, code="invalid_type")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        known = ", ".join(_ROLES)
-        raise ApiError(400, f"{where}.role must be one of {known}, not {role!r}", param=f"{where}.role")
+        text = f"{where}.role must be one of {', '.join(_ROLES)}, not {role!r}"
+        raise ApiError(400, text, param=f"{where}.role", code="invalid_value")
     if message.get("tool_calls"):
-        raise ApiError(400, f"{where}.tool_calls is not supported here", param=f"{where}.tool_calls")
+        raise unsupported(f"{where}.tool_calls")
     return {"role": _ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
 
 
@@ -335,10 +278,12 @@ def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return text_at(content, where)
     if not isinstance(content, list):
-        raise ApiError(400, f"{where} must be a text or a list of parts, not {kind_of(content)}", param=where)
+        text = f"{where} must be a text or a list of parts, not {kind_of(content)}"
+        raise ApiError(400, text, param=where, code="invalid_type")
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(400, f'{where} may only hold parts of the form {{"type": "text", "text": ...}}', param=where)
+            text = f'{where} may only hold parts of the form {{"type": "text", "text": ...}}'
+            raise ApiError(400, text, param=where, code="invalid_value")
     return text_at("".join(part["text"] for part in content), where)
 
 
@@ -346,10 +291,11 @@ def _sampling(fields: Mapping[str, Any], defaults: Defaults) -> Sampling:
     temperature = field(fields, "temperature", (int, float), defaults.temperature)
     if not 0 <= temperature <= _HIGHEST_TEMPERATURE:
         text = f"temperature must be between 0 and {_HIGHEST_TEMPERATURE}, not {temperature}"
-        raise ApiError(400, text, param="temperature")
+        raise ApiError(400, text, param="temperature", code="out_of_range")
     top_p = field(fields, "top_p", (int, float), defaults.top_p)
     if not 0 < top_p <= 1:
-        raise ApiError(400, f"top_p must be above 0 and at most 1, not {top_p}", param="top_p")
+        text = f"top_p must be above 0 and at most 1, not {top_p}"
+        raise ApiError(400, text, param="top_p", code="out_of_range")
     seed = field(fields, "seed", int, defaults.seed)
     # OpenAI's seeds may be negative; the verifier's have 64 bits.
     return sampling_for(temperature, top_p, None if seed is None else seed % _SEEDS)
@@ -360,14 +306,15 @@ def _max_new_tokens(fields: Mapping[str, Any], defaults: Defaults) -> int:
     name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     limit: int = field(fields, name, int, defaults.max_new_tokens)
     if limit < 1:
-        raise ApiError(400, f"{name} must be at least 1, not {limit}", param=name)
+        raise ApiError(400, f"{name} must be at least 1, not {limit}", param=name, code="out_of_range")
     return limit
 
 
 def _count(fields: Mapping[str, Any]) -> int:
     count: int = field(fields, "n", int, 1)
     if not 1 <= count <= _MOST_CHOICES:
-        raise ApiError(400, f"n must be between 1 and {_MOST_CHOICES}, not {count}", param="n")
+        text = f"n must be between 1 and {_MOST_CHOICES}, not {count}"
+        raise ApiError(400, text, param="n", code="out_of_range")
     if field(fields, "best_of", int, count) != count:  # as many as n means all of them
         raise unsupported("best_of")
     return count
@@ -378,14 +325,16 @@ def _offline(fields: Mapping[str, Any], defaults: Defaults) -> Offline:
     for known in OFFLINES:
         if asked == known:
             return known
-    raise ApiError(400, f"offline must be one of {', '.join(OFFLINES)}, not {asked!r}", param="offline")
+    text = f"offline must be one of {', '.join(OFFLINES)}, not {asked!r}"
+    raise ApiError(400, text, param="offline", code="invalid_value")
 
 
 def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
     stop = field(fields, "stop", (str, list), [])
     stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > _MOST_STOPS or not all(isinstance(text, str) and text for text in stops):
-        raise ApiError(400, f"stop must be a text or up to {_MOST_STOPS} of them, none empty", param="stop")
+        text = f"stop must be a text or up to {_MOST_STOPS} of them, none empty"
+        raise ApiError(400, text, param="stop", code="invalid_value")
     return tuple(stops)
 
 
@@ -394,36 +343,26 @@ class Ending:
     """How an answer ended.
 
     Attributes:
-        reason: ``finish_reason``, "stop" or "length".
         completion_tokens: of the answer, up to the one that completes a stop text, those that the target has not seen
             included.
-        offline: whether the verifier was away at the end.
-        own_tokens: how many of them the device wrote without the target.
     """
 
-    reason: str
+    reason: str  # ``finish_reason``, "stop" or "length"
     statistics: Statistics
     prompt_tokens: int
     completion_tokens: int
-    offline: bool
-    own_tokens: int
+    offline: bool  # whether the verifier was away at the end
+    own_tokens: int  # how many of them the device wrote without the target
 
 
 class Reply:
-    """The objects of one request; all name the same id and time. These are a chat completion's.
-
-    Attributes:
-        choices: how many answers there are.
-    """
+    """The objects of a chat completion with ``choices`` answers; all name the same id and time."""
 
     id_begins, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, model: str, choices: int) -> None:
-        self._about = {
-            "id": f"{self.id_begins}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": model,
-        }
+        name = f"{self.id_begins}-{secrets.token_hex(12)}"
+        self._about = {"id": name, "created": int(time.time()), "model": model}
         self.choices = choices
 
     def whole(self, texts: Sequence[str], endings: Sequence[Ending]) -> dict[str, Any]:

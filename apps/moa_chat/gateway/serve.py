@@ -19,7 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from moa_chat.chat_config import ChatConfig
+from moa_chat.chat_config import ChatConfig, open_datastore
 from moa_chat.gateway.app import LOOPBACK_NAMES, Access, create_app
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.schemas import Defaults
@@ -28,7 +28,6 @@ from moa_chat.options import DEFAULT_GATEWAY
 from moa_runtime.backends.load import SharedBackend, load_writer
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for
-from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.errors import MoaError
 from moa_runtime.http_framing import FramingError, StrictConnection
 from moa_runtime.options import LoopSettings
@@ -43,33 +42,22 @@ _OUTAGE_AFTER_S = 0.0  # but then at once, as the answer may have to end there
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen, and which clients may ask.
-
-    Attributes:
-        port: 0 for any free one.
-        token: bearer token that requests must carry; empty for none.
-        origins: of web pages that may send requests.
-    """
+    """Where to listen, and which clients may ask."""
 
     host: str
-    port: int
-    token: str = ""
-    origins: Sequence[str] = ()
+    port: int  # 0 for any free one
+    token: str = ""  # bearer token that requests must carry; empty for none
+    origins: Sequence[str] = ()  # of web pages that may send requests
 
 
 def address_for(options: argparse.Namespace) -> Address:
-    """Read the address from the options of the command line.
-
-    Raises:
-        MoaError: the address is invalid or open to other machines without a token, or an origin is invalid.
-    """
+    """Read the address from the options. Raises MoaError if it is invalid, or open to others without a token."""
     check_origins(options.allow_origin)
     host, port = _host_and_port(options.serve)
     token = os.environ.get("MOA_GATEWAY_TOKEN", "") if options.gateway_token is None else options.gateway_token
     if not is_loopback(host) and not token:
-        raise MoaError(
-            f"--serve {host} is open to other machines: set a token with --gateway-token or MOA_GATEWAY_TOKEN"
-        )
+        text = f"--serve {host} is open to other machines: set a token with --gateway-token or MOA_GATEWAY_TOKEN"
+        raise MoaError(text, code="token_missing")
     return Address(host, port, token, options.allow_origin)
 
 
@@ -77,7 +65,8 @@ def _host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
-        raise MoaError(f"--serve {text!r} is not an address: expected HOST:PORT, such as {DEFAULT_GATEWAY}")
+        sentence = f"--serve {text!r} is not an address: expected HOST:PORT, such as {DEFAULT_GATEWAY}"
+        raise MoaError(sentence, code="bad_address")
     return host, int(port)
 
 
@@ -101,14 +90,12 @@ class StrictHttp(H11Protocol):
 
 
 def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
-    """Run the endpoint until SIGINT or SIGTERM.
+    """Run the endpoint until SIGINT or SIGTERM. Raises MoaError if the address cannot be listened on, the drafter
+    cannot be loaded, or ``verifier`` ended by itself.
 
     Args:
         verifier: the one that was started for it; None if the verifier was started elsewhere.
         as_json: whether the line on stdout that says that the endpoint is ready is a JSON object.
-
-    Raises:
-        MoaError: the address cannot be listened on, the drafter cannot be loaded, or ``verifier`` ended by itself.
     """
     defaults = Defaults(
         model=config.target,
@@ -135,7 +122,7 @@ def _pools(config: ChatConfig) -> tuple[ChatPool, ChatPool]:
     backend = None if graph is None else SharedBackend(graph)
     loaded = load_writer(config.bundle, threads=config.threads)
     writer = None if loaded is None else SharedBackend(loaded)
-    datastore = config.open_datastore()
+    datastore = open_datastore(config.datastore, config.bundle)
     settings = LoopSettings(
         offline_limit=config.offline_limit,
         drafting=config.drafting,
@@ -146,17 +133,13 @@ def _pools(config: ChatConfig) -> tuple[ChatPool, ChatPool]:
     )
 
     async def connect(needs_verifier: bool, *, raw: bool) -> Chat:
-        return await Chat.connect(
-            config.bundle,
-            config.endpoint,
-            drafter=config.drafter,
+        return await config.connect(
             backend=backend,
             writer=writer,
-            ngrams=config.ngrams,
             datastore=datastore,
-            controller=controller_for(config.draft_length),
             policy=Policy.KEEP,
             settings=settings,
+            system=None,
             raw=raw,
             wait=needs_verifier,
         )
@@ -181,7 +164,7 @@ def _serve(app: Starlette, listening: socket.socket, model: str, verifier: Local
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a client that has gone
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn stops gracefully and then raises the signal again for the handler that was there before.
-        signal.signal(number, _exit)
+        signal.signal(number, lambda *_: sys.exit(0))
     config = uvicorn.Config(
         app,
         http=StrictHttp,
@@ -195,10 +178,6 @@ def _serve(app: Starlette, listening: socket.socket, model: str, verifier: Local
     Server(config).run(sockets=[listening])
     if verifier is not None and (problem := verifier.problem) is not None:
         raise problem
-
-
-def _exit(*_: object) -> None:
-    raise SystemExit(0)
 
 
 def _say(line: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from moa_runtime.bundle import RecommendedSampling
@@ -14,29 +14,17 @@ from moa_runtime.session.events import Sampling
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """Settings of the answers in a chat.
+    """Settings of the answers in a chat."""
 
-    Attributes:
-        system: instructions to the model, perhaps of several lines; empty for none.
-        max_new_tokens: of every answer.
-        recommended: sample as the target's authors recommend; ``temperature`` and ``top_p`` do not count then.
-        temperature: 0 is greedy.
-        top_p: 1 is no limit.
-    """
-
-    system: str = ""
-    max_new_tokens: int = 512
-    recommended: bool = True
-    temperature: float = 0.0
-    top_p: float = 1.0
-
-
-def settings_to_json(settings: ChatSettings) -> str:
-    return json.dumps(asdict(settings))
+    system: str = ""  # instructions to the model, perhaps of several lines; empty for none
+    max_new_tokens: int = 512  # of every answer
+    recommended: bool = True  # sample as the target's authors recommend; temperature and top_p do not count then
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0  # 1 is no limit
 
 
 def settings_from_json(text: str) -> ChatSettings:
-    """Read what :func:`settings_to_json` wrote; a missing or mistyped value gets its default."""
+    """Read settings in JSON; a missing or mistyped value gets its default."""
     try:
         stored = json.loads(text)
     except ValueError:

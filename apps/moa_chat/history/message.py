@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from moa_chat import strings
 from moa_runtime.conversation import Unconfirmed, mark_from_json
 from moa_runtime.errors import MoaError
 from moa_runtime.events import Origin, TextSpan
@@ -25,35 +26,23 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Message:
-    """A turn of a conversation.
-
-    Attributes:
-        content: Markdown.
-        spans: the content cut by origin; joined they are the content. Empty if no origins are known.
-        dropped: what was taken back, by offset.
-        finished: False for an answer that is being written, or was when the program ended.
-        figures: one line about the answer, perhaps empty.
-        unconfirmed: the mark of an answer that the device wrote without the verifier, until it is checked.
-        cut_off: sampling of an answer that can be continued, because it reached its limit or was stopped.
-        target: fingerprint of the target that wrote an answer; empty if it is not known.
-        sampling: of an answer that the target has finished; None if it is not known.
-    """
+    """A turn of a conversation."""
 
     role: str
-    content: str
-    spans: tuple[TextSpan, ...] = ()
-    dropped: tuple[Dropped, ...] = ()
-    finished: bool = True
-    figures: str = ""
-    unconfirmed: Unconfirmed | None = None
-    cut_off: Sampling | None = None
-    target: str = ""
-    sampling: Sampling | None = None
+    content: str  # Markdown
+    spans: tuple[TextSpan, ...] = ()  # the content cut by origin; empty if no origins are known
+    dropped: tuple[Dropped, ...] = ()  # what was taken back, by offset
+    finished: bool = True  # False for an answer that is being written, or was when the program ended
+    figures: str = ""  # one line about the answer, perhaps empty
+    unconfirmed: Unconfirmed | None = None  # mark of an answer of the device alone, until it is checked
+    cut_off: Sampling | None = None  # sampling of an answer that can be continued: it is too long, or was stopped
+    target: str = ""  # fingerprint of the target that wrote an answer; empty if it is not known
+    sampling: Sampling | None = None  # of an answer that the target has finished; None if it is not known
 
     @property
     def settled(self) -> Message:
         """The message as finished, for an answer that is no longer being written."""
-        return self if self.finished else replace(self, finished=True, figures="interrupted")
+        return self if self.finished else replace(self, finished=True, figures=strings.INTERRUPTED)
 
     @property
     def can_go_on(self) -> bool:
@@ -84,29 +73,24 @@ def title_of(question: str) -> str:
     line = next((line for line in question.splitlines() if line.strip()), "")
     words = " ".join(line.split())
     if len(words) <= _TITLE_LENGTH:
-        return words or "New chat"
+        return words or strings.NEW_CHAT
     return words[:_TITLE_LENGTH].rsplit(" ", 1)[0] + "…"
 
 
 def origins_to_json(message: Message) -> str:
-    """Origins and dropped text of a message, its target and how that chose, and what marks an unconfirmed or unfinished
-    one. Spans go by their lengths, since the content is stored beside them."""
+    """Return what is stored of a message beside its content, from which spans are cut by their lengths."""
     spans = [[len(span.text), span.origin.value, span.committed] for span in message.spans]
     stored: dict[str, Any] = {"spans": spans, "dropped": [[one.offset, one.text] for one in message.dropped]}
-    if message.unconfirmed is not None:
-        stored["unconfirmed"] = asdict(message.unconfirmed)
     if message.target:
         stored["target"] = message.target
-    if message.cut_off is not None:
-        stored["cut_off"] = asdict(message.cut_off)
-    if message.sampling is not None:
-        stored["sampling"] = asdict(message.sampling)
+    for name in ("unconfirmed", "cut_off", "sampling"):
+        if (value := getattr(message, name)) is not None:
+            stored[name] = asdict(value)
     return json.dumps(stored)
 
 
 def origins_from_json(text: str, content: str) -> dict[str, Any]:
-    """Read what :func:`origins_to_json` wrote, as arguments of :class:`Message`; none if it is damaged, so that the
-    text is shown all the same."""
+    """Read what :func:`origins_to_json` wrote, as arguments of :class:`Message`; none if it is damaged."""
     try:
         raw = json.loads(text)
         spans, offset = [], 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from moa_chat.history.chat_settings import ChatSettings, settings_from_json, settings_to_json
+from moa_chat.history.chat_settings import ChatSettings, settings_from_json
 from moa_chat.history.message import ChatSummary, Message, origins_from_json, origins_to_json
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import free_name
@@ -44,18 +46,11 @@ _DELETE_FROM = "DELETE FROM message WHERE chat = ? AND position >= ?"
 
 
 def prepare(database: sqlite3.Connection) -> None:
-    """Create the tables, or upgrade them.
-
-    Raises:
-        MoaError: the file is of a newer moa-edge.
-        sqlite3.DatabaseError: the file is damaged.
-    """
+    """Create or upgrade the tables. Raises MoaError if the file is of a newer moa-edge, DatabaseError if damaged."""
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
-        raise MoaError(
-            f"the history was written by a newer moa-edge (version {version}, this one reads {VERSION}): "
-            "upgrade moa-edge to open it"
-        )
+        text = f"the history was written by a newer moa-edge (version {version}, this one reads {VERSION})"
+        raise MoaError(f"{text}: upgrade moa-edge to open it", code="newer_version")
     if version == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
         raise sqlite3.DatabaseError("it holds other tables than a history's")
     for step in range(version, VERSION):
@@ -82,22 +77,18 @@ class History:
 
     @classmethod
     def open(cls, path: Path) -> History:
-        """Open the file, and make it if it is not there. A damaged one is renamed, and a new one begun.
-
-        Raises:
-            MoaError: the file is of a newer moa-edge, or can be neither read nor moved.
-        """
+        """Open the file or make it; a damaged one is renamed. Raises MoaError if it is newer or unusable."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 return cls(_connect(path))
-            except sqlite3.OperationalError as error:  # locked, no permission, no room: nothing is wrong with the file
-                raise MoaError(f"the history {path} cannot be opened: {error}") from error
+            except sqlite3.OperationalError:  # locked, no permission, no room: nothing is wrong with the file
+                raise
             except sqlite3.DatabaseError:
                 aside = _set_aside(path)
                 return cls(_connect(path), aside)
         except (OSError, sqlite3.Error) as error:
-            raise MoaError(f"the history {path} cannot be opened: {error}") from error
+            raise MoaError(f"the history {path} cannot be opened: {error}", code="history_refused") from error
 
     def close(self) -> None:
         self._database.close()
@@ -119,7 +110,7 @@ class History:
 
     def create(self, title: str, settings: ChatSettings | None = None) -> int:
         """Create a chat without messages, and return its id."""
-        stored = None if settings is None else settings_to_json(settings)
+        stored = None if settings is None else json.dumps(asdict(settings))
         row = (title, time.time(), stored)
         return self._change("INSERT INTO chat (title, updated, settings) VALUES (?, ?, ?)", row)
 
@@ -129,7 +120,7 @@ class History:
         return settings_from_json(rows[0][0]) if rows and rows[0][0] is not None else None
 
     def change_settings(self, chat: int, settings: ChatSettings) -> None:
-        self._change("UPDATE chat SET settings = ? WHERE id = ?", (settings_to_json(settings), chat))
+        self._change("UPDATE chat SET settings = ? WHERE id = ?", (json.dumps(asdict(settings)), chat))
 
     def rename(self, chat: int, title: str) -> None:
         self._change("UPDATE chat SET title = ? WHERE id = ?", (title, chat))
@@ -190,16 +181,12 @@ class History:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Run a transaction.
-
-        Raises:
-            MoaError: SQLite failed, for example on a full disk.
-        """
+        """Run a transaction. Raises MoaError if SQLite failed, for example on a full disk."""
         try:
             with self._database:
                 yield
         except sqlite3.Error as error:
-            raise MoaError(f"the history could not be read or written: {error}") from error
+            raise MoaError(f"the history could not be read or written: {error}", code="history_refused") from error
 
     def _write(self, chat: int, start: int, messages: Sequence[Message]) -> None:
         for position, each in enumerate(messages, start):
@@ -217,11 +204,7 @@ class History:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open and check the file.
-
-    Raises:
-        sqlite3.DatabaseError: the file is no history or is damaged; it is closed again.
-    """
+    """Open and check the file. Raises sqlite3.DatabaseError, with the file closed, if it is no history."""
     database = sqlite3.connect(path, timeout=_BUSY_SECONDS)
     try:
         path.chmod(0o600)  # conversations are private

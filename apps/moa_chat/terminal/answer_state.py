@@ -7,7 +7,7 @@ import statistics as stats
 import time
 from dataclasses import dataclass
 
-from moa_chat.strings import PAUSES, is_late, link_words
+from moa_chat import strings
 from moa_chat.terminal.renderer import Span
 from moa_runtime.events import (
     AnswerFinished,
@@ -24,11 +24,6 @@ from moa_runtime.events import (
 )
 
 _RECENT_TRIPS = 8
-_FINISH = {
-    FinishReason.STOP: "",
-    FinishReason.LENGTH: "cut off at --max-new-tokens",
-    FinishReason.CONTEXT: "the target's context is full",
-}
 
 
 @dataclass(frozen=True)
@@ -51,19 +46,14 @@ class Palette:
         return cls()
 
     def of_link(self, link: LinkStatus) -> str:
-        return {
-            LinkStatus.ONLINE: self.online,
-            LinkStatus.RECONNECTING: self.reconnecting,
-            LinkStatus.OFFLINE: self.away,
-        }[link]
+        styles = {LinkStatus.ONLINE: self.online, LinkStatus.RECONNECTING: self.reconnecting}
+        return styles.get(link, self.away)
 
 
 def tentative_spans(update: AnswerUpdate, palette: Palette) -> list[Span]:
     """Return the update's tentative text: drafted online, or written offline."""
-    unconfirmed = [span for span in update.spans if not span.committed]
-    return [
-        Span(span.text, palette.tentative if span.origin is Origin.DRAFTED else palette.offline) for span in unconfirmed
-    ]
+    styles = {Origin.DRAFTED: palette.tentative}
+    return [Span(each.text, styles.get(each.origin, palette.offline)) for each in update.spans if not each.committed]
 
 
 def figures(statistics: Statistics) -> str:
@@ -78,7 +68,7 @@ def figures(statistics: Statistics) -> str:
 
 def status_line(link: LinkChanged, words: str, update: AnswerUpdate | None, palette: Palette) -> list[Span]:
     """Return the link, in ``words``, and figures of the answer that is being written."""
-    late = is_late(link)
+    late = strings.is_late(link)
     spans = [Span(words, palette.reconnecting if late else palette.of_link(link.status))]
     if update is not None:
         spans.append(Span(f" | {figures(update.statistics)}", palette.quiet))
@@ -95,7 +85,7 @@ def summary(reason: FinishReason | None, statistics: Statistics) -> str:
         parts.append(f"{statistics.offline} written offline")
     if statistics.rolled_back:
         parts.append(f"{statistics.rolled_back} rolled back")
-    if note := "stopped" if reason is None else _FINISH[reason]:
+    if note := strings.STOPPED if reason is None else strings.TERMINAL_FINISH[reason]:
         parts.insert(0, note)
     return " | ".join(parts)
 
@@ -137,22 +127,21 @@ class AnswerState:
     @property
     def left_behind(self) -> str:
         """Unconfirmed text of the device, in an answer that was stopped."""
-        if self._update is None:
-            return ""
-        return "".join(each.text for each in self._update.spans if each.origin is Origin.OFFLINE and not each.committed)
+        spans = () if self._update is None else self._update.spans
+        return "".join(each.text for each in spans if each.origin is Origin.OFFLINE and not each.committed)
 
     def ended_alone(self, *, wanted_offline: bool) -> bool:
-        """Return whether the device has completed the answer without the verifier, so that nothing more comes now. The
-        offline limit counts as complete if the user works offline."""
+        """Return whether the device has completed the answer without the verifier, or reached its offline limit."""
         ends = (PauseReason.END, PauseReason.LENGTH, *([PauseReason.LIMIT] if wanted_offline else []))
         return bool(self.left_behind) and self._pause in ends
 
     def words_left(self, *, checked: bool) -> str:
         """Return a sentence about :attr:`left_behind`: how long it is, and whether it is checked later."""
-        words = len(self.left_behind.split())
-        limit = "; no more may be written offline" if self._pause is PauseReason.LIMIT else ""
-        later = "the verifier checks that when it is back" if checked else "that stays as it is"
-        return f"({words} {'word' if words == 1 else 'words'} written by this device alone{limit}: {later})"
+        count = len(self.left_behind.split())
+        words = strings.ONE_WORD if count == 1 else strings.WORDS.format(count)
+        limit = strings.LIMIT_REACHED if self._pause is PauseReason.LIMIT else ""
+        later = strings.CHECKED_LATER if checked else strings.STAYS
+        return strings.WORDS_ALONE.format(words=words, limit=limit, later=later)
 
     def tentative(self, palette: Palette) -> list[Span]:
         """Return the text after the confirmed one."""
@@ -168,8 +157,8 @@ class AnswerState:
         left = None
         if link.retry_in_s is not None:
             left = max(0.0, self._link_since + link.retry_in_s - time.monotonic())
-        words = link_words(link, left, wanted_offline=wanted_offline)
-        pause = PAUSES[self._pause] if self._pause else ""
+        words = strings.link_words(link, left, wanted_offline=wanted_offline)
+        pause = strings.PAUSES[self._pause] if self._pause else ""
         detail = pause or ("" if wanted_offline else link.detail)
         row = status_line(link, words, self._update, palette)
         notes = [Span(f" | {note}", palette.quiet) for note in (detail, hint) if note]

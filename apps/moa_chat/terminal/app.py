@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from moa_chat import strings
 from moa_chat.chat_config import ChatConfig
-from moa_chat.loop_thread import ChatLike, LoopThread, RunningAnswer
-from moa_chat.strings import excerpt
+from moa_chat.loop_thread import LoopThread, RunningAnswer
 from moa_chat.terminal.answer_state import AnswerState, Palette, summary
 from moa_chat.terminal.input import Keyboard, watch_keyboard
-from moa_chat.terminal.renderer import LiveView, Span, View, clean, view_for
+from moa_chat.terminal.renderer import LiveView, PlainView, Span, clean, view_for
 from moa_chat.transcript import save_conversation
 from moa_runtime.chat import Chat
 from moa_runtime.chat_store import StoreError
@@ -22,15 +22,6 @@ from moa_runtime.events import Disagreement, LinkStatus, Statistics
 from moa_runtime.transport import ConnectError
 
 _EXCERPT_LENGTH = 70
-_HELP = """\
-/help       this list
-/offline    work without the verifier, or with it again
-/stats      figures of the last answer
-/regen      answer the last question again: another answer with --temperature, the same without
-/new        begin another conversation
-/save FILE  write the conversation as Markdown (.md) or JSON (.json)
-/quit       leave (also Ctrl-D, or Ctrl-C twice)
-While an answer is written: Ctrl-C stops it, Tab switches between offline and online."""
 _KEEP_KEY = "\x0b"  # Ctrl-K; like Tab no letter, which could be typed ahead
 
 
@@ -66,7 +57,7 @@ def _connect(config: ChatConfig, worker: LoopThread, *, may_write: bool) -> tupl
     except StoreError as error:
         if config.must_store:
             raise
-        return worker.run(dataclasses.replace(config, store=None).connect()), f"{error}; this one is kept nowhere"
+        return worker.run(dataclasses.replace(config, store=None).connect()), strings.KEPT_NOWHERE.format(error)
     except ConnectError as error:
         if error.final or (config.store is None and not may_write):
             raise
@@ -74,20 +65,16 @@ def _connect(config: ChatConfig, worker: LoopThread, *, may_write: bool) -> tupl
         if chat.messages or chat.question:
             return chat, str(error)
         if may_write:
-            return chat, f"{error}; until then the writer on this device answers"
+            return chat, strings.WRITER_ANSWERS.format(error)
         worker.run(chat.close())
         raise
 
 
 class Terminal:
-    """The dialogue with the user.
-
-    Args:
-        read_line: shows a prompt and returns a line, like ``input``.
-    """
+    """The dialogue with the user; ``read_line`` shows a prompt and returns a line, like ``input``."""
 
     def __init__(
-        self, config: ChatConfig, worker: LoopThread, chat: ChatLike, view: View, read_line: Callable[[str], str]
+        self, config: ChatConfig, worker: LoopThread, chat: Chat, view: PlainView, read_line: Callable[[str], str]
     ) -> None:
         self._config, self._worker, self._chat = config, worker, chat
         self._view, self._read_line = view, read_line
@@ -95,7 +82,7 @@ class Terminal:
         self._offline = False  # whether the user works offline
         self._last: Statistics | None = None
         self._commands: dict[str, Callable[[], None]] = {
-            "/help": lambda: self._say(_HELP),
+            "/help": lambda: self._say(strings.TERMINAL_HELP),
             "/offline": self._toggle_offline,
             "/stats": self._show_statistics,
             "/regen": self._regenerate,
@@ -104,7 +91,7 @@ class Terminal:
 
     def loop(self) -> None:
         """Read lines until ``/quit``, the end of the input, or Ctrl-C twice."""
-        self._say(f"{self._config.target} at {self._config.server}; /help lists the commands, Ctrl-C stops an answer")
+        self._say(strings.TERMINAL_WELCOME.format(self._config.target, self._config.server))
         self._go_on()
         interrupted = False
         while True:
@@ -123,7 +110,7 @@ class Terminal:
                 if interrupted:
                     return
                 interrupted = True
-                self._say("Ctrl-C again or Ctrl-D leaves; /help lists the commands")
+                self._say(strings.HOW_TO_LEAVE)
 
     # -- lines ---------------------------------------------------------------------------------
 
@@ -139,20 +126,18 @@ class Terminal:
         elif line.split()[0] == "/save":
             self._save(line.removeprefix("/save").strip())
         elif line.startswith("/"):
-            self._complain(f"unknown command {line.split()[0]}; /help lists the commands")
+            self._complain(strings.UNKNOWN_COMMAND.format(line.split()[0]))
         else:
             self._ask(line)
 
     def _toggle_offline(self) -> None:
         self._offline = not self._offline
         self._worker.run(self._chat.work_offline(self._offline))
-        self._say(
-            "working offline: answers stay tentative; /offline connects again" if self._offline else "connecting again"
-        )
+        self._say(strings.NOW_OFFLINE if self._offline else strings.NOW_ONLINE)
 
     def _show_statistics(self) -> None:
         if self._last is None:
-            self._say("no answer yet")
+            self._say(strings.NO_ANSWER_YET)
             return
         for name, value in self._last.as_dict().items():
             self._say(f"{name.replace('_', ' '):20} {'-' if value is None else value}")
@@ -160,7 +145,7 @@ class Terminal:
     def _regenerate(self) -> None:
         messages = self._chat.messages
         if not messages or messages[-1]["role"] != "assistant":
-            self._say("no answer yet")
+            self._say(strings.NO_ANSWER_YET)
             return
         marks = [mark for mark in self._chat.unconfirmed if mark.turn < len(messages) - 2]
         self._worker.call(self._chat.restore, messages[:-2], marks)
@@ -169,17 +154,16 @@ class Terminal:
     def _begin_anew(self) -> None:
         system = self._config.system
         self._worker.call(self._chat.restore, [{"role": "system", "content": system}] if system else [])
-        self._say("a new conversation")
+        self._say(strings.NEW_CONVERSATION)
 
     def _save(self, name: str) -> None:
         try:
-            saved = save_conversation(
-                name, self._chat.messages, lambda path: self._agrees(f"{path} exists: overwrite it? [y/N] ")
-            )
+            messages, may_overwrite = self._chat.messages, strings.MAY_OVERWRITE
+            saved = save_conversation(name, messages, lambda path: self._agrees(may_overwrite.format(path)))
         except MoaError as error:
             self._complain(str(error))
         else:
-            self._say("not saved" if saved is None else f"saved as {saved}")
+            self._say(strings.NOT_SAVED if saved is None else strings.SAVED.format(saved))
 
     def _agrees(self, question: str) -> bool:
         return self._read_line(question).strip().lower() in ("y", "yes")
@@ -200,10 +184,10 @@ class Terminal:
         pending = self._worker.call(self._chat.pending)
         if not turns and pending is None:
             return
-        self._say("the conversation continues; /new begins another")
+        self._say(strings.CONTINUES)
         shown = [] if pending is not None else turns[-2:]
         if len(turns) > len(shown):
-            self._say(f"({len(turns) - len(shown)} earlier messages; /save FILE writes all)")
+            self._say(strings.EARLIER_MESSAGES.format(len(turns) - len(shown)))
         for prompt, text in zip(("you> ", ""), shown, strict=False):
             self._view.write(Span(clean(prompt + text)))
         if pending is not None:
@@ -215,16 +199,15 @@ class Terminal:
         stopped = False
         while not stopped and (events := self._worker.call(self._chat.check)) is not None:
             mark, turns = self._chat.unconfirmed[0], self._chat.messages
-            self._say("checked by the verifier, after it was written without it:")
+            self._say(strings.CHECKED)
             self._view.write(Span(clean(f"you> {turns[mark.turn - 1]['content']}")))
             stopped = self._show(partial(self._worker.follow, events)).reason is None
 
     def _ask(self, question: str) -> None:
         self._check()
-        config = self._config
-        self._settle(
-            self._show(lambda: self._worker.ask(self._chat, question, config.max_new_tokens, config.sampling()))
-        )
+        most, sampling = self._config.max_new_tokens, self._config.sampling()
+        send = partial(self._chat.send, question, max_new_tokens=most, sampling=sampling)
+        self._settle(self._show(lambda: self._worker.follow(send())))
 
     def _settle(self, shown: AnswerState) -> None:
         """Ask which version counts, if the target disagreed."""
@@ -234,10 +217,10 @@ class Terminal:
                 self._show(lambda: self._worker.follow(again))
 
     def _wants_own(self, disagreement: Disagreement, answer: str) -> bool:
-        self._say("The server disagrees with what was written offline. From where they differ:")
-        self._say(f"  server: {excerpt(answer[disagreement.offset :], _EXCERPT_LENGTH)}")
-        self._say(f"  mine:   {excerpt(disagreement.dropped_text, _EXCERPT_LENGTH)}")
-        return self._agrees("Keep mine, and continue from there? [y/N] ")
+        self._say(strings.DIFFERS)
+        self._say(f"  server: {strings.excerpt(answer[disagreement.offset :], _EXCERPT_LENGTH)}")
+        self._say(f"  mine:   {strings.excerpt(disagreement.dropped_text, _EXCERPT_LENGTH)}")
+        return self._agrees(strings.KEEP_MINE_ASKED)
 
     def _show(self, begin: Callable[[], RunningAnswer]) -> AnswerState:
         """Draw an answer while it is written, and its figures after it."""
@@ -297,5 +280,5 @@ class Terminal:
         if not keyboard.reads_keys:
             return ""
         if shown.disagreement is not None:
-            return "the server disagrees; Ctrl-K: keep the offline text"
-        return f"Tab: go {'online' if self._offline else 'offline'}"
+            return strings.KEEP_KEY
+        return strings.ONLINE_KEY if self._offline else strings.OFFLINE_KEY

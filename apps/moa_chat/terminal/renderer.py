@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TextIO
+from typing import TextIO
 
 TAB = "    "
 REPLACEMENT = "\ufffd"
@@ -108,20 +108,6 @@ def clip(spans: Sequence[Span], columns: int) -> list[Span]:
     return cut_spans(spans, 0, length)
 
 
-class View(Protocol):
-    """A place to show answers."""
-
-    def draw(self, committed: str, tentative: Sequence[Span], status: Sequence[Span]) -> None:
-        """Show the answer as it stands: all of its committed text, what follows it, the status line."""
-
-    def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
-        """Show the committed text and, if the view has uncommitted text at all, what was written without the verifier
-        after it; end the line, and be ready for another answer."""
-
-    def write(self, *spans: Span) -> None:
-        """Show a line that belongs to no answer; not while one is drawn."""
-
-
 class PlainView:
     """A file, a pipe, or a terminal without cursor movements: committed text only, as it comes."""
 
@@ -130,9 +116,11 @@ class PlainView:
         self._written = 0
 
     def draw(self, committed: str, tentative: Sequence[Span] = (), status: Sequence[Span] = ()) -> None:
+        """Show the answer as it stands: all of its committed text, what follows it, the status line."""
         self._append(committed)
 
     def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
+        """Show the committed text and, on a live screen, what was written without the verifier; end the line."""
         self._append(committed)
         if self._written:
             self._out.write("\n")
@@ -140,6 +128,7 @@ class PlainView:
         self._written = 0
 
     def write(self, *spans: Span) -> None:
+        """Show a line that belongs to no answer; not while one is drawn."""
         self._out.write("".join(span.text for span in spans) + "\n")
         self._out.flush()
 
@@ -151,7 +140,7 @@ class PlainView:
             self._written = len(text)
 
 
-class LiveView:
+class LiveView(PlainView):
     """A terminal with ANSI escape sequences.
 
     Rows of committed text that are full are written once and never touched again. Below them lies the
@@ -163,7 +152,8 @@ class LiveView:
     """
 
     def __init__(self, out: TextIO, size: Callable[[], tuple[int, int]]) -> None:
-        self._out, self._size = out, size
+        super().__init__(out)
+        self._size = size
         self._frozen = 0  # characters of the answer in rows that are not touched again
         self._live_widths: list[int] = []  # columns used in each row of the live region, as drawn
         self._last_frame: object = None
@@ -219,7 +209,7 @@ class LiveView:
         self._out.flush()
 
 
-def view_for(out: TextIO) -> View:
+def view_for(out: TextIO) -> PlainView:
     """Return the view that suits the stream."""
     if not out.isatty() or os.environ.get("TERM") == "dumb":
         return PlainView(out)

@@ -1,4 +1,4 @@
-"""Every user error of ``moa-chat`` is one sentence on stderr and exit status 2."""
+"""Every user error of ``moa-chat`` is one sentence with a code on stderr, and exit status 2."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from moa_chat import local_verifier as local
 from moa_chat.chat_config import chat_config_for, endpoint_for
 from moa_chat.cli import main
 from moa_chat.options import build_parser
-from moa_runtime import optional_deps as extras
+from moa_runtime import optional_deps
 from moa_runtime.bundle import Fingerprints
-from moa_runtime.errors import MoaError
+from moa_runtime.transport import ConnectError
+from support.refusals import refused
 
 
 def refusal(capsys, *argv: str) -> str:
@@ -24,146 +25,130 @@ def refusal(capsys, *argv: str) -> str:
     return err
 
 
+def profile_in(monkeypatch, folder: Path, bundle: Path) -> None:
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(bundle))
+    monkeypatch.setattr("moa_chat.cli.data_dir", lambda: folder)
+
+
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "code"),
     [
-        (["--once", " "], "not an empty text"),
-        (["--json", "--terminal"], "--json belongs to --once"),
-        (["--terminal", "--once", "x"], "not allowed with"),
-        (["--unknown"], "--unknown"),
-        (["--once", "x", "--policy", "maybe"], "--policy"),
-        (["--once", "x", "--local", "--server", "ws://a"], "--local starts its own verifier"),
-        (["--once", "x", "--local", "--token", "t"], "--local makes its own token"),
-        (["--once", "x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1, not 0"),
-        (["--once", "x", "--draft-length", "-1"], "--draft-length must be at least 0"),
-        (["--once", "x", "--draft-length", "long"], "expected a whole number or auto, thompson, thompson-calibrated"),
-        (["--once", "x", "--threads", "0"], "--threads must be at least 1"),
-        (["--once", "x", "--offline-limit", "-1"], "--offline-limit must be at least 0"),
-        (["--once", "x", "--temperature", "nan"], "--temperature must be"),
-        (["--once", "x", "--top-p", "0"], "--top-p must be"),
-        (["--once", "x", "--seed", "-1"], "--seed must be"),
-        (["--once", "\udcff"], "no valid UTF-8"),
-        (["--once", "x", "--policy", "ask"], "--once asks nothing"),
-        (["--once", "x", "--allow-origin", "http://a"], "belong to --serve"),
-        (["--serve", "--allow-origin", "localhost:3000"], "'localhost:3000' is no origin"),
-        (["--terminal", "--gateway-token", "t"], "belong to --serve"),
-        (["--serve", "--policy", "rollback"], "cannot take back what it has sent"),
-        (["--once", "x", "--no-save"], "--chat and --no-save belong to --terminal"),
-        (["--chat", "file"], "the window keeps its chats in its profile"),
-        (["--terminal", "--chat", "file", "--no-save"], "--no-save keeps nothing: leave out --chat"),
-        (["--serve", "11435"], "expected HOST:PORT"),
-        (["--serve", "localhost:99999"], "expected HOST:PORT"),
-        (["--serve", "0.0.0.0:11435"], "set a token with --gateway-token or MOA_GATEWAY_TOKEN"),
+        ("--once", "empty"),
+        ("--json --terminal", "excluded"),
+        ("--terminal --once x", "bad_option"),
+        ("--unknown", "bad_option"),
+        ("--once x --policy maybe", "bad_option"),
+        ("--once x --local --server ws://a", "excluded"),
+        ("--once x --local --token t", "excluded"),
+        ("--once x --max-new-tokens 0", "out_of_range"),
+        ("--once x --draft-length -1", "out_of_range"),
+        ("--once x --draft-length long", "bad_option"),
+        ("--once x --threads 0", "out_of_range"),
+        ("--once x --offline-limit -1", "out_of_range"),
+        ("--once x --temperature nan", "out_of_range"),
+        ("--once x --top-p 0", "out_of_range"),
+        ("--once x --seed -1", "out_of_range"),
+        ("--once \udcff", "not_utf8"),
+        ("--once x --policy ask", "excluded"),
+        ("--once x --allow-origin http://a", "excluded"),
+        ("--terminal --gateway-token t", "excluded"),
+        ("--serve --policy rollback", "excluded"),
+        ("--once x --no-save", "excluded"),
+        ("--chat file", "excluded"),
+        ("--terminal --chat file --no-save", "excluded"),
+        ("--serve 11435", "bad_address"),
+        ("--serve localhost:99999", "bad_address"),
+        ("--serve 0.0.0.0:11435", "token_missing"),
     ],
-    ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
+    ids=ascii,
 )
-def test_options(capsys, argv, said):
-    assert said in refusal(capsys, *argv)
+def test_invalid_options_are_refused(capsys, argv, code):
+    err = refusal(capsys, *argv.split(), *([" "] if code == "empty" else []))
+    assert f"[{code}]" in err or (code == "invalid_origin" and "'localhost:3000'" in err)
 
 
-@pytest.mark.parametrize(("given", "copies"), [((), True), (("--no-ngrams",), False)])
-def test_copying_from_the_conversation_can_be_switched_off(given, copies):
-    assert chat_config_for(build_parser().parse_args(given), None, None).ngrams is copies
+def test_an_option_that_names_its_value_is_refused_with_it(capsys):
+    assert "--max-new-tokens" in (err := refusal(capsys, "--once", "x", "--max-new-tokens", "0")) and "not 0" in err
 
 
 def test_a_window_needs_a_display(capsys, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setitem(extras.MODULES, "desktop", ())
-    assert "no display for the window: pass --terminal" in refusal(capsys)
+    monkeypatch.setitem(optional_deps.MODULES, "desktop", ())
+    assert "[no_display]" in (err := refusal(capsys)) and "--terminal" in err
 
 
-def test_what_is_not_installed_is_named_with_the_command_that_does(capsys, monkeypatch):
-    monkeypatch.setitem(extras.MODULES, "desktop", ("no_such_package",))
-    said = refusal(capsys)
-    assert 'needs no_such_package: pip install "moa-edge[desktop]"; or pass --terminal' in said
-    monkeypatch.setitem(extras.MODULES, "gateway", ("no_such_package",))
-    assert '--serve needs no_such_package: pip install "moa-edge[gateway]"' in refusal(capsys, "--serve")
+def test_missing_packages_are_named_with_the_command_that_installs_them(capsys, monkeypatch):
+    for extra, argv in (("desktop", ()), ("gateway", ("--serve",))):
+        monkeypatch.setitem(optional_deps.MODULES, extra, ("no_such_package",))
+        said = refusal(capsys, *argv)
+        assert "no_such_package" in said and f'pip install "moa-edge[{extra}]"' in said
+    monkeypatch.setitem(optional_deps.MODULES, "server", ("torch", "no_such_package"))
+    with pytest.raises(Exception, match=r"moa-edge\[server\]"), local.local_verifier():
+        pass
 
 
-def test_no_bundle(capsys, monkeypatch, tmp_path):
+def test_a_missing_bundle_is_named_with_the_command_that_makes_it(capsys, monkeypatch, tmp_path):
     path = str(tmp_path / "none")
-    said = f"there is no bundle at {path}: `moa-export --target onnx --out {path}` writes it"
-    assert said in refusal(capsys, "--once", "x", "--bundle", path)
-    monkeypatch.setenv("MOA_EDGE_BUNDLE", path)
-    assert said in refusal(capsys, "--once", "x")
+    profile_in(monkeypatch, tmp_path / "file" / "profile", tmp_path / "none")
+    (tmp_path / "file").touch()  # a profile that cannot be made has nothing to delete
+    for argv in (("--bundle", path), ()):
+        said = refusal(capsys, "--once", "x", *argv)
+        assert "[bundle_missing]" in said and f"`moa-export --target onnx --out {path}`" in said
+    assert str(tmp_path) in refusal(capsys, "--once", "x", "--bundle", str(tmp_path))
 
 
 @pytest.mark.parametrize("more", [(), ("--datastore", "off")])
-def test_what_an_older_version_made_of_the_chats_is_deleted_at_the_first_start(capsys, monkeypatch, tmp_path, more):
-    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
-    monkeypatch.setattr("moa_chat.cli.data_dir", lambda: tmp_path)
+def test_the_datastore_of_an_older_version_is_deleted_at_the_first_start(capsys, monkeypatch, tmp_path, more):
+    profile_in(monkeypatch, tmp_path, tmp_path / "none")
     made, unfinished, other = (tmp_path / n for n in ("chats.moadata", ".chats.moadata.unfinished", "mine.moadata"))
     for path in (made, unfinished, other):
         path.write_bytes(b"answers")
     assert main(["--once", "x", *more]) == 2
     said = capsys.readouterr().err
-    assert f"moa-chat: {made}, which is no longer used, is deleted" in said and "there is no bundle" in said
-    assert list(tmp_path.iterdir()) == [other]
-    assert "deleted" not in refusal(capsys, "--once", "x", *more)
-
-
-def test_a_profile_that_cannot_be_has_nothing_to_delete(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
-    monkeypatch.setattr("moa_chat.cli.data_dir", lambda: tmp_path / "file" / "profile")
-    (tmp_path / "file").touch()
-    assert "there is no bundle" in refusal(capsys, "--once", "x")
-
-
-def test_if_it_cannot_be_deleted_moa_chat_starts(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
-    monkeypatch.setattr("moa_chat.cli.data_dir", lambda: tmp_path)
-    made = tmp_path / "chats.moadata"
-    made.mkdir()
+    assert str(made) in said and "[bundle_missing]" in said and list(tmp_path.iterdir()) == [other]
+    assert str(made) not in refusal(capsys, "--once", "x", *more)
+    made.mkdir()  # which cannot be deleted like a file: moa-chat starts nevertheless
     assert main(["--once", "x"]) == 2
     said = capsys.readouterr().err
-    assert f"moa-chat: {made}, which is no longer used, cannot be deleted" in said and "there is no bundle" in said
-
-
-def test_a_folder_that_is_no_bundle(capsys, tmp_path):
-    assert "is no bundle" in refusal(capsys, "--once", "x", "--bundle", str(tmp_path))
+    assert str(made) in said and "[bundle_missing]" in said and made.is_dir()
 
 
 @pytest.mark.parametrize(
-    ("server", "token", "ca", "said"),
+    ("server", "token", "ca", "code"),
     [
-        ("ftp://host", "", False, "no verifier address"),
-        ("ws://host:1", "", True, "--tls-ca needs an encrypted address"),
-        ("wss://host:1", "", True, "not a certificate authority"),
-        ("ws://host:1", "a\nb", False, "visible ASCII"),
+        ("ws://host:1", "", "ca.pem", "not_encrypted"),
+        ("wss://host:1", "", "ca.pem", "certificate_unreadable"),
+        ("wss://host:1", "", "none.pem", "path_refused"),
+        ("ws://host:1", "a\nb", None, "not_ascii"),
     ],
 )
-def test_endpoints(tmp_path, server, token, ca, said):
+def test_an_unusable_address_token_or_authority_is_refused(tmp_path, server, token, ca, code):
     (tmp_path / "ca.pem").write_text("nonsense")
-    with pytest.raises(MoaError, match=said):
-        endpoint_for(server, token, tmp_path / "ca.pem" if ca else None)
+    with refused(code):
+        endpoint_for(server, token, tmp_path / ca if ca else None)
 
 
-def test_a_ca_file_that_is_not_there(tmp_path):
-    with pytest.raises(MoaError, match=r"none\.pem"):
-        endpoint_for("wss://host", "", tmp_path / "none.pem")
-
-
-def test_local_without_the_server_extra(monkeypatch):
-    monkeypatch.setitem(extras.MODULES, "server", ("torch", "no_such_package"))
-    with (
-        pytest.raises(MoaError, match=r'needs no_such_package: pip install "moa-edge\[server\]"'),
-        local.local_verifier(),
-    ):
-        pass
+def test_an_invalid_address_or_origin_is_named(capsys):
+    with pytest.raises(ConnectError, match="ftp://host"):
+        endpoint_for("ftp://host", "", None)
+    assert "'localhost:3000'" in refusal(capsys, "--serve", "--allow-origin", "localhost:3000")
 
 
 class Manifest:
     fingerprints = Fingerprints("0123456789abcdef" * 4, "tokenizer", "drafter")
 
 
+def config_of(*argv: str):
+    return chat_config_for(build_parser().parse_args(argv), SimpleNamespace(manifest=Manifest), None)
+
+
 def kept_in(*argv: str) -> tuple[Path | None, bool]:
-    config = chat_config_for(build_parser().parse_args(argv), SimpleNamespace(manifest=Manifest), None)
-    return config.store, config.must_store
+    return config_of(*argv).store, config_of(*argv).must_store
 
 
-def test_a_conversation_is_kept_where_a_person_types_it(monkeypatch, tmp_path):
+def test_a_conversation_is_kept_if_a_person_types_it(monkeypatch, tmp_path):
     monkeypatch.setenv("MOA_EDGE_PROFILE", str(tmp_path))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     assert kept_in("--terminal") == (tmp_path / "terminal" / "0123456789abcdef.json", False)
@@ -171,3 +156,4 @@ def test_a_conversation_is_kept_where_a_person_types_it(monkeypatch, tmp_path):
     assert kept_in("--terminal", "--no-save") == kept_in("--once", "x") == kept_in() == (None, False)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     assert kept_in("--terminal") == (None, False)
+    assert config_of().ngrams and not config_of("--no-ngrams").ngrams

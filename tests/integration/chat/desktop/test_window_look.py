@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from moa_chat.desktop.appearance import DARK, LIGHT, contrast
+from moa_chat.desktop.appearance import DARK, LIGHT
 from moa_chat.desktop.message_widgets import Answer, CodeBlock, TextBlock
 from moa_chat.desktop.settings_dialog import SettingsDialog
 from moa_chat.history.message import Dropped, Message
@@ -37,6 +37,18 @@ ANSWER = Message(
     ),
     (Dropped(7, "another"), Dropped(14, "\n "), Dropped(33, "y")),
 )
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the contrast ratio of two colours as WCAG 2.2 defines it, from 1 to 21."""
+    lighter, darker = sorted((luminance(first), luminance(second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
