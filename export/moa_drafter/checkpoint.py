@@ -33,36 +33,127 @@ from moa_drafter.drafter import Drafter, TokenDrafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_source import WEIGHTS_DIFFER, WeightFaults
+from moa_runtime.errors import reason_of
 
-_TYPES = ("moa_spec", "llama")
-#: Tensors of the layer self-attention by the axis that runs over its width.
-_WIDTH_AXIS = {
-    "layer_self_attention.self_attn.q_proj.weight": 1,
-    "layer_self_attention.self_attn.k_proj.weight": 1,
-    "layer_self_attention.self_attn.v_proj.weight": 1,
-    "layer_self_attention.self_attn.o_proj.weight": 0,
-    "layer_self_attention.mlp.gate_proj.weight": 1,
-    "layer_self_attention.mlp.up_proj.weight": 1,
-    "layer_self_attention.mlp.down_proj.weight": 0,
-    "layer_self_attention.input_layernorm.weight": 0,
-    "layer_self_attention.post_attention_layernorm.weight": 0,
-    "Ekv2E.weight": 1,
-}
+#: Drafters that can be exported.
+DeviceDrafter = MoADrafter | TokenDrafter
+
+
+def save_checkpoint(drafter: Drafter, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write configuration and weights, the weights in ``dtype``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor.to(torch.int32)).contiguous().cpu()
+        for name, tensor in drafter.state_dict().items()
+    }
+    scratch = folder / f".{WEIGHTS_FILE}.tmp"
+    save_file(state, scratch, metadata={"format": "pt"})
+    scratch.replace(folder / WEIGHTS_FILE)
+    (folder / CONFIG_FILE).write_text(drafter.config.to_json())
+
+
+def load_checkpoint(folder: Path) -> Drafter:
+    """Load a drafter of any architecture in float32; :meth:`Drafter.bind_target` must follow before it can draft.
+
+    A folder in the layout of the paper's authors is accepted too. Raises CheckpointError for missing or damaged files,
+    weights that cannot draft, and (code ``weights_differ``) missing, superfluous or misshapen tensors.
+    """
+    weights = folder / WEIGHTS_FILE
+    try:
+        raw = _read_config(folder / CONFIG_FILE)
+        published = is_published(raw)
+        if published:
+            state = load_file(weights)
+            drafter = MoADrafter(published_config(raw, {name: tuple(t.shape) for name, t in state.items()}))
+            state["draft_to_target"] = torch.arange(drafter.config.vocab_size)
+        else:
+            drafter = drafter_of(raw)
+            state = load_file(weights)
+    except ConfigError as error:
+        inside = folder / CHECKPOINT_FOLDER
+        advice = f"name the checkpoint of the run, {inside}" if inside.is_dir() else "expected one written by moa-train"
+        raise CheckpointError(f"cannot load the drafter in {folder}: {error}; {advice}", code=error.code) from error
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} has no {WEIGHTS_FILE}: expected a folder written by moa-train", code="file_missing"
+        ) from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {weights}: {error}; it may be truncated", code="damaged") from error
+    if faults := WeightFaults.between(state, drafter.state_dict()):
+        raise CheckpointError(
+            f"the weights in {weights} are not those of its config.json: {faults}; take another, or train one",
+            code=WEIGHTS_DIFFER,
+        )
+    for name, tensor in state.items():
+        if tensor.is_complex() or not torch.isfinite(tensor).all():
+            raise CheckpointError(
+                f"{weights}: {name!r} holds something else than finite real numbers, as after a training run that "
+                "diverged: take an earlier checkpoint, or train with a lower learning_rate",
+                code="not_finite",
+            )
+    if published:
+        # The target's key-value heads have the size of the decoder's own heads.
+        heads = drafter.config.target_kv_size // (2 * drafter.config.decoder.head_dim)
+        state = keys_before_values(state, heads)
+    drafter.load_state_dict(state)
+    low, high = drafter.draft_to_target.aminmax()
+    if low < 0 or high >= drafter.config.vocab_size:
+        raise CheckpointError(
+            f"{weights}: draft_to_target must hold tokens from 0 to {drafter.config.vocab_size - 1}, not "
+            f"{int(low if low < 0 else high)}: train the drafter again",
+            code="out_of_range",
+        )
+    return drafter.eval()
+
+
+def load_for_device(folder: Path) -> DeviceDrafter:
+    """Load a drafter as :func:`load_checkpoint` does. Raises CheckpointError if a device cannot run it without
+    PyTorch."""
+    drafter = load_checkpoint(folder)
+    if not isinstance(drafter, DeviceDrafter):
+        raise CheckpointError(
+            f"{folder} holds a drafter of the architecture {drafter.config.architecture}, which runs in PyTorch only: "
+            "moa, early-exit and independent can be exported",
+            code="not_exportable",
+        )
+    return drafter
+
+
+def load_bound(folder: Path, target: Target) -> Drafter:
+    """Load a drafter as :func:`load_checkpoint` does and bind it, ready to draft. Raises FitError for another
+    target."""
+    drafter = load_checkpoint(folder)
+    check_fit(drafter.config, target)
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    drafter.sharpen()
+    return drafter
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read a ``config.json`` of either layout. Raises ConfigError."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path.name}: {reason_of(error)}", code="unreadable") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path.name} is no UTF-8 text", code="not_utf8") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path.name} is no JSON: {error}", code="not_json") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path.name} is not a drafter configuration: expected one JSON object", code="wrong_type")
+    return raw
 
 
 def is_published(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` is of the authors' layout and not of ours."""
-    return config.get("model_type") in _TYPES and "architecture" not in config
+    """Whether a ``config.json`` is of the authors' layout, not ours."""
+    return config.get("model_type") in ("moa_spec", "llama") and "architecture" not in config
 
 
 def published_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> DrafterConfig:
-    """The drafter's configuration, from ``config.json`` and the shapes of the tensors.
-
-    Raises:
-        ConfigError: something is in neither; the message names it.
-    """
+    """Make the configuration from ``config.json`` and the shapes of the tensors. Raises ConfigError if neither has a
+    field."""
     if "Ekv2E.weight" not in shapes:
-        raise ConfigError("the folder holds no drafter: its weights have no Ekv2E.weight")
+        raise ConfigError("its weights have no Ekv2E.weight", code="weights_differ")
     try:
         hidden, kv_size = shapes["Ekv2E.weight"]
         # A moa_spec configuration keeps the number of key-value heads under this name, and adds head_dim.
@@ -86,151 +177,34 @@ def published_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     except KeyError as error:
         name = error.args[0]
         hint = ": add it, the number of the target's layers" if name == "target_num_layers" else ""
-        raise ConfigError(f"the published checkpoint does not say {name}{hint}") from error
+        raise ConfigError(f"the published checkpoint does not say {name}{hint}", code="missing_field") from error
     except ConfigError:
         raise
     except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ConfigError("the shapes of the published checkpoint's tensors are those of no drafter") from error
+        raise ConfigError(
+            "the shapes of the published checkpoint's tensors are those of no drafter", code="weights_differ"
+        ) from error
 
 
 def keys_before_values(state: Mapping[str, Tensor], target_kv_heads: int) -> dict[str, Tensor]:
-    """The same weights for an input in our order.
+    """Return the weights for inputs with all keys before all values.
 
     Args:
         target_kv_heads: key-value heads of the target.
     """
     width = state["Ekv2E.weight"].shape[1]
-    head_dim = width // (2 * target_kv_heads)
-    # Where each number of ours stands among theirs.
-    order = torch.arange(width).view(target_kv_heads, 2, head_dim).transpose(0, 1).flatten()
-    return {
-        name: tensor.index_select(_WIDTH_AXIS[name], order) if name in _WIDTH_AXIS else tensor
-        for name, tensor in state.items()
-    }
+    order = torch.arange(width).view(target_kv_heads, 2, -1).transpose(0, 1).flatten()
+
+    def permuted(name: str, tensor: Tensor) -> Tensor:
+        if not name.startswith(("layer_self_attention.", "Ekv2E.weight")):
+            return tensor
+        over_outputs = tensor.ndim == 1 or name.endswith(("o_proj.weight", "down_proj.weight"))
+        return tensor.index_select(0 if over_outputs else 1, order)
+
+    return {name: permuted(name, tensor) for name, tensor in state.items()}
 
 
 def _layer(name: str, shapes: Mapping[str, tuple[int, ...]], width: int, heads: int) -> LayerDims:
     head_dim = width // heads
     kv_heads = shapes[f"{name}.self_attn.k_proj.weight"][0] // head_dim
     return LayerDims(width, heads, kv_heads, head_dim, shapes[f"{name}.mlp.gate_proj.weight"][0])
-
-
-#: What can be exported.
-DeviceDrafter = MoADrafter | TokenDrafter
-
-
-def save_checkpoint(drafter: Drafter, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write configuration and weights, the weights in ``dtype``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor.to(torch.int32)).contiguous().cpu()
-        for name, tensor in drafter.state_dict().items()
-    }
-    scratch = folder / f".{WEIGHTS_FILE}.tmp"
-    save_file(state, scratch, metadata={"format": "pt"})
-    scratch.replace(folder / WEIGHTS_FILE)
-    (folder / CONFIG_FILE).write_text(drafter.config.to_json())
-
-
-def load_checkpoint(folder: Path) -> Drafter:
-    """Load a drafter of any architecture in float32; :meth:`Drafter.bind_target` must follow before it can draft.
-
-    A folder in the layout of the paper's authors is taken too (:mod:`moa_drafter.checkpoint`).
-
-    Raises:
-        CheckpointError: a missing or truncated file, weights that nothing can be drafted with, or tensors that are
-            missing, superfluous or of another shape, with the code ``weights_differ``.
-    """
-    try:
-        published = _published_config(folder / CONFIG_FILE)
-        if published is None:
-            drafter = _read_config(folder)
-            state = load_file(folder / WEIGHTS_FILE)
-        else:
-            state = load_file(folder / WEIGHTS_FILE)
-            drafter = MoADrafter(published_config(published, {name: tuple(t.shape) for name, t in state.items()}))
-            state["draft_to_target"] = torch.arange(drafter.config.vocab_size)
-    except ConfigError as error:
-        inside = folder / CHECKPOINT_FOLDER
-        meant = (
-            f"name the checkpoint of the run, {inside}" if inside.is_dir() else "expected a folder written by moa-train"
-        )
-        raise CheckpointError(f"{error}; {meant}") from error
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder} has no {WEIGHTS_FILE}: expected a folder written by moa-train") from error
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {WEIGHTS_FILE} in {folder}: {error}; it may be truncated") from error
-    if faults := WeightFaults.between(state, drafter.state_dict()):
-        raise CheckpointError(
-            f"the weights in {folder / WEIGHTS_FILE} are not those of its config.json: {faults}; take another "
-            "checkpoint, or train one",
-            code=WEIGHTS_DIFFER,
-        )
-    for name, tensor in state.items():
-        if tensor.is_complex() or not torch.isfinite(tensor).all():
-            raise CheckpointError(
-                f"{folder / WEIGHTS_FILE}: {name!r} holds something else than finite real numbers: a training run that "
-                "diverged writes such; take an earlier checkpoint, or train with a lower learning_rate"
-            )
-    if published is not None:
-        # The target's key-value heads have the size of the decoder's own heads.
-        heads = drafter.config.target_kv_size // (2 * drafter.config.decoder.head_dim)
-        state = keys_before_values(state, heads)
-    drafter.load_state_dict(state)
-    low, high = drafter.draft_to_target.aminmax()
-    if low < 0 or high >= drafter.config.vocab_size:
-        raise CheckpointError(
-            f"{folder / WEIGHTS_FILE}: draft_to_target must hold tokens from 0 to {drafter.config.vocab_size - 1}, not "
-            f"{int(low if low < 0 else high)}: train the drafter again"
-        )
-    return drafter.eval()
-
-
-def load_for_device(folder: Path) -> DeviceDrafter:
-    """Load a drafter of an architecture that a device can run without PyTorch.
-
-    Raises:
-        CheckpointError: see :func:`load_checkpoint`; also an architecture that cannot be exported.
-    """
-    drafter = load_checkpoint(folder)
-    if not isinstance(drafter, DeviceDrafter):
-        raise CheckpointError(
-            f"{folder} holds a drafter of the architecture {drafter.config.architecture}, which runs in PyTorch only: "
-            "moa, early-exit and independent can be exported"
-        )
-    return drafter
-
-
-def load_bound(folder: Path, target: Target) -> Drafter:
-    """Load a drafter and bind it to its target, ready to draft.
-
-    Raises:
-        CheckpointError: see :func:`load_checkpoint`.
-        FitError: the drafter was made for another shape of target.
-    """
-    drafter = load_checkpoint(folder)
-    check_fit(drafter.config, target)
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    drafter.sharpen()
-    return drafter
-
-
-def _read_config(folder: Path) -> Drafter:
-    """The drafter that ``config.json`` describes. Raises ConfigError."""
-    try:
-        return drafter_of((folder / CONFIG_FILE).read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: it is no UTF-8 text") from error
-    except ConfigError as error:
-        raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: {error}") from error
-
-
-def _published_config(path: Path) -> dict[str, Any] | None:
-    """What a ``config.json`` in the authors' layout says; None for one of ours, or one that cannot be read."""
-    try:
-        raw = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return raw if isinstance(raw, dict) and is_published(raw) else None

@@ -15,7 +15,7 @@ from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 
-# By what the type of a setting is called, the first that fits: how a flag is read, and what help calls its value.
+# By a part of the name of a setting's type, the first that fits: type and metavar of its flag.
 _KINDS = (
     ("Path", (str, "PATH")),
     ("dict", (str, "KIND=WEIGHT")),
@@ -74,14 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     require_extra("train", "moa-train")
     set_variables()
-    # Imported late, so that --help answers at once, and torch finds what was set.
+    # Imported late, so that --help answers at once, and torch finds the variables.
     from moa_drafter.training.cli import Command
 
     given = {key: getattr(args, key) for key in FIELDS if getattr(args, key) is not None}
     if "mix" in given:
         given["mix"] = _weights(given["mix"])
     if args.pause_after is not None and not args.pause_after > 0:
-        raise MoaError(f"--pause-after must be positive, not {args.pause_after}")
+        raise MoaError(f"--pause-after must be positive, not {args.pause_after}", code="out_of_range")
     command = Command(
         out=args.out,
         config=args.config,
@@ -104,10 +104,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _weights(pairs: Sequence[str]) -> dict[str, str]:
-    """``["code=2", "chat=1"]`` as a mapping."""
+    """Parse ``["code=2", "chat=1"]``."""
     found = dict(pair.partition("=")[::2] for pair in pairs)
     if not all(found.values()):
-        raise MoaError(f"--mix must be given as kind=weight, not {' '.join(pairs)}")
+        raise MoaError(f"--mix must be given as kind=weight, not {' '.join(pairs)}", code="wrong_type")
     return found
 
 

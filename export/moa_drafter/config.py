@@ -21,121 +21,12 @@ if TYPE_CHECKING:
 
     from moa_drafter.target import Target, TargetFacts
 
-#: What a class declares that computes as Llama does. Sizes, biases and the activation are seen in the modules, rotary
-#: positions are computed by the target's own module, windows bound the context; the rest is of no concern in inference.
-_KNOWN = frozenset(
-    {
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "attention_bias",
-        "attention_out_bias",
-        "mlp_bias",
-        "hidden_act",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-        "rope_parameters",
-        "max_position_embeddings",
-        "original_max_position_embeddings",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-        "layer_types",
-        "attention_dropout",
-        "residual_dropout",
-        "resid_pdrop",
-        "embd_pdrop",
-        "initializer_range",
-        "pretraining_tp",
-        "use_cache",
-        "bos_token_id",
-        "eos_token_id",
-        "eod_token_id",
-        "pad_token_id",
-    }
-)
-#: Of its rotary positions: read by the module that computes them, all of them.
-_KNOWN_ROPE = frozenset(
-    {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "factor",
-        "attention_factor",
-        "original_max_position_embeddings",
-        "max_position_embeddings",
-        "low_freq_factor",
-        "high_freq_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-    }
-)
-
-
-def unknown_fields(config: Any, known_rope: Collection[str] = ()) -> list[str]:
-    """Fields by which a target may compute something else than Llama: those that its class declares and that are not
-    known, unless they are None. What a class does not declare its model does not read.
-
-    Args:
-        config: transformers' configuration.
-        known_rope: further fields of the rotary positions that the caller computes with.
-    """
-    from transformers import PreTrainedConfig
-
-    declared = {field.name for field in dataclasses.fields(config)}
-    declared -= {field.name for field in dataclasses.fields(PreTrainedConfig)} | _KNOWN
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    if rope.get("partial_rotary_factor") == 1:
-        del rope["partial_rotary_factor"]
-    found = [name for name in sorted(declared) if getattr(config, name) is not None]
-    unread = sorted(rope.keys() - _KNOWN_ROPE - set(known_rope))
-    found += [f"rope_parameters.{name}" for name in unread if rope[name] is not None]
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    return found + [f"layer_types: {kind}" for kind in sorted(kinds)]
-
-
-def original_contexts(config: Any) -> set[int]:
-    """Lengths after which rotary positions or attention are computed in another way."""
-    name = "original_max_position_embeddings"
-    return {int(rope[name]) for rope in ropes(config) if name in rope}
-
-
-def longest_context(config: Any) -> tuple[int, str]:
-    """How many tokens a target's context may have, and why no more.
-
-    A window counts as the limit, for caches keep every token. So does the original context of a longrope: after it the
-    keys of all earlier tokens would have to be computed anew.
-    """
-    limits = [(int(config.max_position_embeddings), "its max_position_embeddings")]
-    for name in ("sliding_window", "attention_chunk_size"):
-        if window := getattr(config, name, None):
-            limits.append((int(window), f"some layers look no further back (its {name})"))
-    if any(rope.get("rope_type") == "longrope" for rope in ropes(config)):
-        reason = "after these its rotary positions change for all tokens (longrope)"
-        limits += [(length, reason) for length in original_contexts(config)]
-    return min(limits)
-
-
-def ropes(config: Any) -> Iterator[Mapping[str, Any]]:
-    """The parameters of its rotary positions; some families have several, by the kind of a layer."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    yield from nested or [parameters]
-
-
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 #: Where a training run keeps its checkpoint.
 CHECKPOINT_FOLDER = "drafter"
 #: Largest width accepted for a layer; no model has a wider one.
 _WIDEST = 1 << 17
-#: Why a checkpoint, training run or configuration of version 0.1.0 cannot be used.
+#: Why a checkpoint, training run or configuration of version 0.1.0 cannot be used (code ``unsupported``).
 FIRST_LAYERS = (
     "first_layers must be 0: drafters with copies of the target's first layers are no longer supported "
     "(target_layers, copies of its last ones, are)"
@@ -165,38 +56,54 @@ class LayerDims:
     intermediate_size: int
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if not isinstance(value, int) or not 1 <= value <= _WIDEST:
-                raise ConfigError(f"{field.name} must lie in 1..{_WIDEST}, not {value!r}")
+                raise ConfigError(f"{name} must lie in 1..{_WIDEST}, not {value!r}", code="out_of_range")
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+            raise ConfigError("num_heads must be a multiple of num_kv_heads", code="inconsistent")
         if self.head_dim % 2:
-            raise ConfigError(f"head_dim must be even for rotary positions, not {self.head_dim}")
+            raise ConfigError(f"head_dim must be even for rotary positions, not {self.head_dim}", code="out_of_range")
+
+
+class JsonConfig:
+    """Base of the dataclasses that are stored as ``config.json``."""
+
+    def to_json(self) -> str:
+        """Return all fields as one JSON object."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_mapping(cls, raw: Mapping[str, Any], inside: str) -> LayerDims:
-        """Parse the object of the field ``inside``.
+    def from_mapping(cls, raw: Mapping[str, Any]) -> Self:
+        """Parse what :meth:`to_json` wrote, also in version 0.1.0, which had ``first_layers``. Raises ConfigError for
+        unknown, missing or wrong fields, and for copies of the target's first layers."""
+        values = dict(raw)
+        if values.pop("first_layers", 0) != 0:
+            raise ConfigError(FIRST_LAYERS, code="unsupported")
+        check_fields(cls, values)
+        for field in dataclasses.fields(cls):
+            if field.type == "LayerDims":
+                check_fields(LayerDims, raw[field.name], field.name)
+                values[field.name] = LayerDims(**raw[field.name])
+            elif field.type == "tuple[int, ...]":
+                values[field.name] = tuple(raw[field.name])
+        return cls(**values)
 
-        Raises:
-            ConfigError: an unknown or missing field, or a value out of range.
-        """
-        check_fields(cls, raw, inside)
-        return cls(**raw)
+    def _check_draft_vocabulary(self) -> None:
+        if not 0 < self.draft_vocab_size <= self.vocab_size:
+            raise ConfigError(f"draft_vocab_size must lie in 1..{self.vocab_size}", code="out_of_range")
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
+class DrafterConfig(JsonConfig):
     """Tensor shapes of a Mixture of Attentions drafter.
 
-    ``decoder`` serves both the self-attention and the cross-attention layer. The layer
-    self-attention's width is the target's key-value vector, ``target_kv_size``. It sees the target
-    layers named in ``lsa_layers``; the published drafter sees all of them.
-
-    ``target_layers`` is how many copies of the target's last layers the device half contains, after the
-    cross-attention. They are the target's own, frozen and no part of a checkpoint, unless ``trained_target_layers``.
-
-    ``sharpness`` is the one number that fixes no shape: see :meth:`moa_drafter.drafter.Drafter.sharpen`.
+    Attributes:
+        decoder: shape of the self-attention and of the cross-attention layer.
+        layer_attention: shape of the layer self-attention, as wide as the target's key-value vector.
+        lsa_layers: target layers that it sees; the published drafter sees all.
+        target_layers: number of copies of the target's last layers in the device half, after the cross-attention. They
+            are frozen and no part of a checkpoint, unless ``trained_target_layers``.
+        sharpness: see :meth:`moa_drafter.drafter.Drafter.sharpen`; it fixes no shape.
     """
 
     target_num_layers: int
@@ -218,38 +125,24 @@ class DrafterConfig:
     sharpness: float = 1.0
 
     def __post_init__(self) -> None:
+        self._check_draft_vocabulary()
         if self.layer_attention.hidden_size != self.target_kv_size:
-            raise ConfigError(
-                f"layer_attention.hidden_size ({self.layer_attention.hidden_size}) must equal "
-                f"target_kv_size ({self.target_kv_size})"
-            )
-        if not self.lsa_layers or not all(0 <= i < self.target_num_layers for i in self.lsa_layers):
-            raise ConfigError(
-                f"lsa_layers must name layers 0..{self.target_num_layers - 1}, not {list(self.lsa_layers)}"
-            )
-        if not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise ConfigError(f"draft_vocab_size must lie in 1..{self.vocab_size}, not {self.draft_vocab_size}")
-        check_sharpness(self.sharpness)
+            raise ConfigError("layer_attention.hidden_size must equal target_kv_size", code="inconsistent")
+        last = self.target_num_layers - 1
+        if not self.lsa_layers or not all(0 <= i <= last for i in self.lsa_layers):
+            raise ConfigError(f"lsa_layers must name layers 0..{last} of the target", code="out_of_range")
         if self.architecture != "moa":
-            raise ConfigError(f"architecture must be 'moa', not {self.architecture!r}")
-        self._check_target_layers()
-
-    def _check_target_layers(self) -> None:
+            raise ConfigError(f"architecture must be 'moa', not {self.architecture!r}", code="unknown_arch")
         count = self.target_layers
-        if not isinstance(count, int) or not 0 <= count < self.target_num_layers:
-            raise ConfigError(
-                f"target_layers must lie in 0..{self.target_num_layers - 1} (the target has "
-                f"{self.target_num_layers} layers), not {count!r}"
-            )
+        if not isinstance(count, int) or not 0 <= count <= last:
+            raise ConfigError(f"target_layers must lie in 0..{last}, not {count!r}", code="out_of_range")
         if self.trained_target_layers and not count:
-            raise ConfigError("no layer of the target to train: set target_layers")
+            raise ConfigError("no layer of the target to train: set target_layers", code="inconsistent")
         if count and not self.final_norm:
-            raise ConfigError("target_layers need the norm that follows them: set final_norm")
-        if count and 2 * self.decoder.num_kv_heads * self.decoder.head_dim != self.target_kv_size:
-            raise ConfigError(
-                "layers of the target need a decoder of its shape: its keys and values of a token are "
-                f"{2 * self.decoder.num_kv_heads * self.decoder.head_dim} numbers, the target's {self.target_kv_size}"
-            )
+            raise ConfigError("target_layers need the norm that follows them: set final_norm", code="inconsistent")
+        kv_size = 2 * self.decoder.num_kv_heads * self.decoder.head_dim
+        if count and kv_size != self.target_kv_size:
+            raise ConfigError("target_layers need a decoder of the target's shape", code="inconsistent")
 
     @property
     def step_layers(self) -> int:
@@ -258,41 +151,18 @@ class DrafterConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys, or of values, in a cache entry and in a memory row: those of the self-attention or of the
-        cross-attention, then of the ``target_layers``."""
+        """Heads of keys, or of values, in a cache entry and in a memory row: those of the self- or cross-attention,
+        then of the ``target_layers``."""
         return (1 + self.target_layers) * self.decoder.num_kv_heads
 
     @property
     def tail_layers(self) -> tuple[int, ...]:
-        """Which of the target's layers follow on the cross-attention, counted from 0."""
+        """The target's layers that follow the cross-attention, counted from 0."""
         return tuple(range(self.target_num_layers - self.target_layers, self.target_num_layers))
-
-    @property
-    def memory_row_size(self) -> int:
-        """Numbers in one memory row: all its keys and values."""
-        return 2 * self.kv_heads * self.decoder.head_dim
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_mapping(cls, raw: Mapping[str, Any]) -> DrafterConfig:
-        """Parse what :meth:`to_json` wrote, also that of version 0.1.0, which had a field ``first_layers``.
-
-        Raises:
-            ConfigError: an unknown or missing field, a value out of range, or a drafter with copies of the target's
-                first layers.
-        """
-        raw = dict(raw)
-        if raw.pop("first_layers", 0) != 0:
-            raise ConfigError(FIRST_LAYERS)
-        check_fields(cls, raw)
-        layers = {name: LayerDims.from_mapping(raw[name], name) for name in ("decoder", "layer_attention")}
-        return cls(**{**raw, **layers, "lsa_layers": tuple(raw["lsa_layers"])})
 
 
 @dataclass(frozen=True, kw_only=True)
-class RivalConfig:
+class RivalConfig(JsonConfig):
     """Shapes of a drafter whose decoder layers have the shape of one layer of the target.
 
     Attributes:
@@ -314,9 +184,7 @@ class RivalConfig:
     sharpness: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise ConfigError(f"draft_vocab_size must lie in 1..{self.vocab_size}, not {self.draft_vocab_size}")
-        check_sharpness(self.sharpness)
+        self._check_draft_vocabulary()
 
     @classmethod
     def like(cls, config: DrafterConfig, **own: Any) -> Self:
@@ -325,25 +193,8 @@ class RivalConfig:
         Args:
             own: the architecture's own fields.
         """
-        shared = {
-            field.name: getattr(config, field.name)
-            for field in dataclasses.fields(RivalConfig)
-            if field.name != "architecture"
-        }
-        return cls(**shared, **own)
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_mapping(cls, raw: Mapping[str, Any]) -> Self:
-        """Parse what :meth:`to_json` wrote.
-
-        Raises:
-            ConfigError: an unknown or missing field, or a value out of range.
-        """
-        check_fields(cls, raw)
-        return cls(**{**raw, "decoder": LayerDims.from_mapping(raw["decoder"], "decoder")})
+        names = {field.name for field in dataclasses.fields(RivalConfig)} - {"architecture"}
+        return cls(**{name: getattr(config, name) for name in names}, **own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,23 +221,19 @@ def config_for_target(
     trained_target_layers: bool = False,
     target_fingerprint: str = "",
 ) -> DrafterConfig:
-    """Default drafter dimensions for a Llama-like target.
-
-    Self- and cross-attention take the shape of one target layer, so they can start from its weights.
+    """Make a configuration with the shape of one target layer, so that a drafter can start from its weights. Raises
+    ConfigError for a number out of range.
 
     Args:
         target: the target's transformers configuration.
         draft_vocab_size: rows of the draft head, at most the target's vocabulary.
-        lsa_layers: how many target layers, evenly spaced and ending with the last, are seen.
+        lsa_layers: number of target layers, evenly spaced and ending with the last, that are seen.
         target_layers, trained_target_layers: see :class:`DrafterConfig`.
         target_fingerprint: see :func:`moa_drafter.target.target_fingerprint`.
-
-    Raises:
-        ConfigError: a number out of range.
     """
     head_dim, kv_size = head_size(target), key_value_size(target)
     layers = target.num_hidden_layers
-    seen = min(lsa_layers, layers)
+    seen, rope = min(lsa_layers, layers), getattr(target, "rope_parameters", None) or {}
     if target_layers:
         check_copied_exactly(target)
     return DrafterConfig(
@@ -409,7 +256,7 @@ def config_for_target(
             intermediate_size=2 * kv_size,
         ),
         lsa_layers=tuple(layers - 1 - (i * layers) // seen for i in range(seen))[::-1],
-        rope_theta=rope_theta_of(target),
+        rope_theta=float(rope.get("rope_theta") or getattr(target, "rope_theta", None) or 10000.0),
         rms_norm_eps=target.rms_norm_eps,
         max_position_embeddings=target.max_position_embeddings,
         target_fingerprint=target_fingerprint,
@@ -419,14 +266,11 @@ def config_for_target(
 
 
 def check_fit(config: DrafterConfig | RivalConfig, target: Target | TargetFacts) -> str:
-    """Check that a drafter was made for a target.
+    """Check that a drafter was made for a target; raises FitError, which names the first size that differs.
 
     Returns:
         a warning if the shapes fit but the fingerprints differ (such as the Hub's copy and the wheel's), which costs
         accepted tokens but no correctness; otherwise the empty string.
-
-    Raises:
-        FitError: a size differs; the message names the first one.
     """
     theirs = target.config
     for what, ours, found in (
@@ -438,7 +282,8 @@ def check_fit(config: DrafterConfig | RivalConfig, target: Target | TargetFacts)
         if ours != found:
             raise FitError(
                 f"this drafter does not fit the target {target.folder.name}: it was made for {what} {ours}, "
-                f"the target has {found}; train one with moa-train, or pass the target it was made for as --model"
+                f"the target has {found}; train one with moa-train, or pass the target it was made for as --model",
+                code="wrong_target",
             )
     trained_for = config.target_fingerprint
     if trained_for and trained_for != target.fingerprint:
@@ -454,25 +299,21 @@ def drafter_fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def check_sharpness(value: Any) -> None:
-    """Raise a ConfigError unless ``value`` is a positive number."""
-    if not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ConfigError(f"sharpness must be a positive number, not {value!r}")
-
-
 def check_copied_exactly(target: Any) -> None:
     """Raise a ConfigError if the target's layers differ from :class:`moa_drafter.llama.DecoderLayer`."""
-    rope = getattr(target, "rope_parameters", None) or getattr(target, "rope_scaling", None) or {}
+    rope = getattr(target, "rope_parameters", None) or {}
     kind, activation = rope.get("rope_type", "default"), getattr(target, "hidden_act", "silu")
     advice = "use 0 target layers, another architecture than early-exit, another offline model"
     if unknown := unknown_fields(target):
         raise ConfigError(
-            f"layers cannot be copied from a target whose configuration has {', '.join(unknown)}: {advice}"
+            f"layers cannot be copied from a target whose configuration has {', '.join(unknown)}: {advice}",
+            code="unsupported_target",
         )
     if kind != "default" or activation != "silu":
         raise ConfigError(
             "layers can be copied from a target with plain rotary positions and SwiGLU, this one has "
-            f"{kind!r} positions and {activation!r}: {advice}"
+            f"{kind!r} positions and {activation!r}: {advice}",
+            code="unsupported_target",
         )
 
 
@@ -486,19 +327,10 @@ def key_value_size(target: Any) -> int:
     return 2 * target.num_key_value_heads * head_size(target)
 
 
-def rope_theta_of(target: Any) -> float:
-    """Return the rotary base of a transformers configuration, of version 4 or 5."""
-    parameters = getattr(target, "rope_parameters", None) or {}
-    return float(parameters.get("rope_theta") or getattr(target, "rope_theta", None) or 10000.0)
-
-
-#: By annotation: what a field must be in words, and whether a value of JSON is.
+#: Description of a field's kind and check of its JSON value, by annotation.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "int": ("a whole number from 0 on", lambda value: type(value) is int and value >= 0),
-    "float": (
-        "a positive number",
-        lambda value: type(value) in (int, float) and value > 0 and math.isfinite(value),
-    ),
+    "float": ("a positive number", lambda value: type(value) in (int, float) and 0 < value < math.inf),
     "bool": ("true or false", lambda value: type(value) is bool),
     "str": ("a string", lambda value: type(value) is str),
     "LayerDims": ("an object", lambda value: isinstance(value, Mapping)),
@@ -510,24 +342,102 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_fields(config: type, raw: Mapping[str, Any], inside: str = "") -> None:
-    """Check the fields that a file gives for a dataclass.
-
-    Args:
-        inside: the field whose object ``raw`` is; empty for the whole file.
-
-    Raises:
-        ConfigError: a field that is missing, unknown, or of another kind.
-    """
+    """Check the fields that a file gives for a dataclass. Raises ConfigError if one is missing, unknown or of another
+    kind. ``inside`` is the field whose object ``raw`` is; empty for the whole file."""
     what, before = "not a drafter configuration: ", f"{inside}." if inside else ""
     fields = {field.name: field for field in dataclasses.fields(config)}
-    for name in raw:
-        if name not in fields:
-            raise ConfigError(f"{what}the field {before + name!r:.60} is unknown")
+    for name in sorted(raw.keys() - fields.keys()):
+        raise ConfigError(f"{what}the field {before + name!r:.60} is unknown", code="unknown_field")
     for name, field in fields.items():
-        if name not in raw:
-            if field.default is dataclasses.MISSING:
-                raise ConfigError(f"{what}the field {before + name!r} is missing")
-            continue
         words, is_one = _KINDS[str(field.type)]
-        if not is_one(raw[name]):
-            raise ConfigError(f"{what}{before}{name} must be {words}, not {raw[name]!r:.60}")
+        if name in raw and not is_one(raw[name]):
+            raise ConfigError(f"{what}{before}{name} must be {words}, not {raw[name]!r:.60}", code="wrong_type")
+        if name not in raw and field.default is dataclasses.MISSING:
+            raise ConfigError(f"{what}the field {before + name!r} is missing", code="missing_field")
+
+
+#: Fields that do not change what a layer computes, beside those of Llama. Sizes and biases are seen in the modules,
+#: windows bound the context, dropout is of no concern in inference.
+_HARMLESS = frozenset(
+    {
+        "attention_out_bias",
+        "original_max_position_embeddings",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "layer_types",
+        "residual_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
+        "eod_token_id",
+    }
+)
+#: Fields of the rotary positions; the target's own module, which computes them, reads all.
+_KNOWN_ROPE = frozenset(
+    {
+        "rope_type",
+        "type",
+        "rope_theta",
+        "factor",
+        "attention_factor",
+        "original_max_position_embeddings",
+        "max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    }
+)
+
+
+def unknown_fields(config: Any, known_rope: Collection[str] = ()) -> list[str]:
+    """Fields by which a target may compute something else than Llama: those that its class declares beside Llama's and
+    that are not None. A model reads no field that its class does not declare.
+
+    Args:
+        config: transformers' configuration.
+        known_rope: further fields of the rotary positions that the caller computes with.
+    """
+    from transformers import LlamaConfig
+
+    names, of_llama = ({field.name for field in dataclasses.fields(each)} for each in (config, LlamaConfig))
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    if rope.get("partial_rotary_factor") == 1:
+        del rope["partial_rotary_factor"]
+    found = [name for name in sorted(names - of_llama - _HARMLESS) if getattr(config, name) is not None]
+    unread = sorted(rope.keys() - _KNOWN_ROPE - set(known_rope))
+    found += [f"rope_parameters.{name}" for name in unread if rope[name] is not None]
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    return found + [f"layer_types: {kind}" for kind in sorted(kinds)]
+
+
+def original_contexts(config: Any) -> set[int]:
+    """Return the lengths after which rotary positions or attention are computed in another way."""
+    name = "original_max_position_embeddings"
+    return {int(rope[name]) for rope in ropes(config) if name in rope}
+
+
+def longest_context(config: Any) -> tuple[int, str]:
+    """Return the longest context of a target in tokens, and the reason for the limit.
+
+    A window is a limit because caches keep every token, and so is the original context of a longrope, after which the
+    keys of all earlier tokens would have to be computed again.
+    """
+    limits = [(int(config.max_position_embeddings), "its max_position_embeddings")]
+    for name in ("sliding_window", "attention_chunk_size"):
+        if window := getattr(config, name, None):
+            limits.append((int(window), f"some layers look no further back (its {name})"))
+    if any(rope.get("rope_type") == "longrope" for rope in ropes(config)):
+        reason = "after these its rotary positions change for all tokens (longrope)"
+        limits += [(length, reason) for length in original_contexts(config)]
+    return min(limits)
+
+
+def ropes(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the parameters of a target's rotary positions; some families have one set for each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    yield from nested or [parameters]

@@ -16,7 +16,7 @@ from moa_runtime.bundle import TensorSpec
 
 
 def signature(config: DrafterConfig | TokenConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of the device half, see :func:`signature_of`."""
+    """Return the inputs and outputs of the device half, see :func:`signature_of`."""
     kv_shape, top_k = (config.kv_heads, config.decoder.head_dim), min(top_k, config.draft_vocab_size)
     return signature_of(kv_shape, top_k, row_heads=config.kv_heads if isinstance(config, DrafterConfig) else 0)
 
@@ -24,12 +24,9 @@ def signature(config: DrafterConfig | TokenConfig, top_k: int) -> tuple[tuple[Te
 def signature_of(
     kv_shape: tuple[int, int], top_k: int, *, row_heads: int = 0
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of a step, in order: the fields of :class:`~moa_runtime.backends.base.StepInputs` and
-    :class:`~moa_runtime.backends.base.StepResult`. Sizes that vary keep their letters there.
-
-    Args:
-        row_heads: of a memory row; 0 where it looks at none.
-    """
+    """Return the inputs and outputs of a step: the fields of :class:`~moa_runtime.backends.base.StepInputs` and
+    :class:`~moa_runtime.backends.base.StepResult`, in order. Variable sizes keep their letters. ``row_heads`` are those
+    of a memory row; 0 if the step reads none."""
     sizes = {"H": kv_shape[0], "D": kv_shape[1], "K": top_k, "R": row_heads}
     inputs, outputs = (
         tuple(
@@ -42,22 +39,31 @@ def signature_of(
     return inputs, outputs
 
 
-class DeviceModule(nn.Module):
-    """One drafting step; caches are inputs and outputs, so the module has no state.
-
-    The layers are the drafter's own modules. Only the embedding may differ.
+class StepModule(nn.Module):
+    """Base of the drafting steps. Caches are inputs and outputs, so a module has no state; a cache entry holds the
+    keys, or the values, of all layers, one layer's heads after the other's.
 
     Args:
-        drafter: bound to its target.
-        embed: token ids ``[T]`` to float32 ``[T, hidden]``; the drafter's own in float32 when omitted.
+        drafter: bound to its target; its own modules are used.
         top_k: candidates per query, at most the draft vocabulary.
+        embed: token ids ``[T]`` to float32 ``[T, hidden]``; the drafter's own in float32 when omitted.
     """
 
-    def __init__(self, drafter: MoADrafter, *, top_k: int, embed: nn.Module | None = None) -> None:
+    def __init__(self, drafter: MoADrafter | TokenDrafter, *, top_k: int, embed: nn.Module | None = None) -> None:
         super().__init__()
         self.drafter = drafter
-        self.top_k = min(top_k, drafter.config.draft_vocab_size)
         self.embed = drafter.embed if embed is None else embed
+        self.top_k = min(top_k, drafter.config.draft_vocab_size)
+        self.kv_shape = (drafter.config.kv_heads, drafter.config.decoder.head_dim)
+
+    def _check_sizes(self, tokens: Tensor, self_keys: Tensor, self_mask: Tensor) -> None:
+        """Tell the exporter how the sizes depend on each other; it cannot guess "cached + new"."""
+        torch._check(self_mask.shape[0] == tokens.shape[0])
+        torch._check(self_mask.shape[1] == self_keys.shape[0] + tokens.shape[0])
+
+
+class DeviceModule(StepModule):
+    """One drafting step of a Mixture of Attentions drafter."""
 
     def forward(
         self,
@@ -70,16 +76,11 @@ class DeviceModule(nn.Module):
         memory_keys: Tensor,
         memory_values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :class:`~moa_runtime.backends.base.StepInputs`; the exporter takes the inputs' names from here.
-
-        Returns:
-            see :class:`~moa_runtime.backends.base.StepResult`.
-        """
-        # Tells the exporter how the sizes depend on each other; it cannot guess "cached + new".
-        torch._check(self_mask.shape[0] == tokens.shape[0])
-        torch._check(self_mask.shape[1] == self_keys.shape[0] + tokens.shape[0])
+        """Compute a :class:`~moa_runtime.backends.base.StepResult` from the arrays of a
+        :class:`~moa_runtime.backends.base.StepInputs`; the exporter takes the inputs' names from here."""
+        self._check_sizes(tokens, self_keys, self_mask)
         heads = self.drafter.config.decoder.num_kv_heads
-        # Without any row there is one of zeros, see MoaDrafter.
+        # MoaDrafter passes a placeholder row of zeros if there is none.
         given = memory_keys[0].ne(0).any()
         hidden, new = self.drafter.draft(
             self.embed(tokens),
@@ -97,47 +98,28 @@ class DeviceModule(nn.Module):
 
 
 def in_place(rows: Tensor, own: Tensor, given: Tensor) -> Tensor:
-    """What tokens attend to in the target's own layers: of a token with a row the row, of the others their own.
+    """Return the keys or values that the target's own layers attend to: the rows, then the device's own.
 
-    A row of zeros that stands for none at all is left out: a key of zeros would still take its share of attention.
+    A placeholder row of zeros is left out, because a key of zeros would still take its share of attention.
 
     Args:
         rows: keys or values of positions ``0..M-1``, ``[M, kv_heads, head_dim]``.
-        own: as the device computed them, of positions from 0 on, then of a tree's nodes: ``[S + T, kv_heads,
-            head_dim]``, at least M.
-        given: boolean ``[]``, false where the only row stands for none.
-
-    Returns:
-        ``[S + T, kv_heads, head_dim]``.
+        own: the device's, from position 0 on, then of a tree's nodes: ``[S + T, kv_heads, head_dim]``, at least M.
+        given: boolean ``[]``, false if the only row is the placeholder.
     """
     torch._check(rows.shape[0] <= own.shape[0])
     return torch.cat((torch.where(given, rows, own[:1]), own[rows.shape[0] :]))
 
 
 def by_layer(keys: Tensor, values: Tensor, heads: int) -> list[tuple[Tensor, Tensor]]:
-    """``[n, layers * heads, head_dim]`` -> for each layer ``[n, heads, head_dim]``."""
+    """Split ``[n, layers * heads, head_dim]`` into ``[n, heads, head_dim]`` for each layer."""
     if keys.shape[1] == heads:  # a split in one is a copy of the whole cache in some runtimes
         return [(keys, values)]
     return list(zip(keys.split(heads, dim=1), values.split(heads, dim=1), strict=True))
 
 
-class TokenDeviceModule(nn.Module):
-    """One step; caches are inputs and outputs. A cache entry holds the keys, or the values, of all layers, one layer's
-    heads after the other's.
-
-    Args:
-        drafter: bound to its target.
-        top_k: candidates per query, at most the draft vocabulary.
-        embed: token ids ``[T]`` to float32 ``[T, hidden]``; the drafter's own in float32 when omitted.
-    """
-
-    def __init__(self, drafter: TokenDrafter, *, top_k: int, embed: nn.Module | None = None) -> None:
-        super().__init__()
-        self.drafter = drafter
-        self.embed = drafter.embed if embed is None else embed
-        self.top_k = min(top_k, drafter.config.draft_vocab_size)
-        self.layers = list(drafter.device_layers)
-        self.kv_shape = (drafter.config.kv_heads, drafter.config.decoder.head_dim)
+class TokenDeviceModule(StepModule):
+    """One drafting step of a drafter that reads tokens alone."""
 
     def forward(
         self,
@@ -148,65 +130,27 @@ class TokenDeviceModule(nn.Module):
         self_values: Tensor,
         self_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :class:`~moa_runtime.backends.base.StepInputs`; the exporter takes the inputs' names from here.
-
-        Returns:
-            see :class:`~moa_runtime.backends.base.StepResult`.
-        """
-        # Tells the exporter how the sizes depend on each other; it cannot guess "cached + new".
-        torch._check(self_mask.shape[0] == tokens.shape[0])
-        torch._check(self_mask.shape[1] == self_keys.shape[0] + tokens.shape[0])
+        """Compute a :class:`~moa_runtime.backends.base.StepResult` from the arrays of a
+        :class:`~moa_runtime.backends.base.StepInputs`; the exporter takes the inputs' names from here."""
+        self._check_sizes(tokens, self_keys, self_mask)
         heads = self.drafter.config.decoder.num_kv_heads
         past = list(zip(self_keys.split(heads, dim=1), self_values.split(heads, dim=1), strict=True))
         x, angles = self.embed(tokens), self.drafter.angles(positions)
-        hidden, new = run_layers(self.layers, x, angles, self_mask, queries, past)
+        hidden, new = run_layers(self.drafter.device_layers, x, angles, self_mask, queries, past)
         keys, values = (torch.cat(part, dim=1) for part in zip(*new, strict=True))
         return *self.drafter.candidates(self.drafter.norm(hidden), self.top_k), keys, values
 
 
 class TorchBackend(Backend):
-    """A Mixture of Attentions drafter, in float32.
+    """The runtime's backend of a bound drafter in PyTorch and float32, with which exports are compared."""
 
-    Args:
-        drafter: bound to its target.
-        top_k: candidates per query.
-    """
-
-    def __init__(self, drafter: MoADrafter, *, top_k: int) -> None:
-        self._module = DeviceModule(drafter, top_k=top_k).eval()
-        self._kv_shape = (drafter.config.kv_heads, drafter.config.decoder.head_dim)
+    def __init__(self, drafter: MoADrafter | TokenDrafter, *, top_k: int) -> None:
+        kind = TokenDeviceModule if isinstance(drafter, TokenDrafter) else DeviceModule
+        self._module = kind(drafter, top_k=top_k).eval()
 
     @property
-    def top_k(self) -> int:
-        return self._module.top_k
-
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        return self._kv_shape
-
-    @property
-    def max_positions(self) -> None:
-        return None
-
-    @torch.no_grad()
-    def step(self, inputs: StepInputs) -> StepResult:
-        """See :meth:`moa_runtime.backends.base.Backend.step`."""
-        tensors = {name: torch.from_numpy(array) for name, array in inputs.by_name().items()}
-        return StepResult(*(out.numpy() for out in self._module(**tensors)))
-
-
-class TokenTorchBackend(Backend):
-    """A drafter that reads tokens alone, in float32. It ignores memory rows.
-
-    Args:
-        drafter: bound to its target.
-        top_k: candidates per query.
-    """
-
-    needs_a_row = False
-
-    def __init__(self, drafter: TokenDrafter, *, top_k: int) -> None:
-        self._module = TokenDeviceModule(drafter, top_k=top_k)
+    def needs_a_row(self) -> bool:
+        return isinstance(self._module, DeviceModule)
 
     @property
     def top_k(self) -> int:
@@ -223,5 +167,6 @@ class TokenTorchBackend(Backend):
     @torch.inference_mode()
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
-        given = {name: torch.from_numpy(array) for name, array in inputs.of_tokens().items()}
-        return StepResult(*(out.numpy() for out in self._module(**given)))
+        arrays = inputs.by_name() if self.needs_a_row else inputs.of_tokens()
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return StepResult(*(out.numpy() for out in self._module(**tensors)))

@@ -15,14 +15,13 @@ def check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise MoaError(f"no torch device {device!r}: {str(error).splitlines()[0]}") from error
+        raise MoaError(f"no torch device {device!r}: {str(error).splitlines()[0]}", code="unknown_device") from error
 
 
 def fastest_dtype(device: str) -> torch.dtype:
-    """bfloat16 on accelerators and on processors with instructions for it, else float32.
+    """Return bfloat16 for accelerators and processors with instructions for it, else float32.
 
-    Measured, because it cannot be asked for: without such instructions bfloat16 is several times
-    slower than float32, with them several times faster.
+    Measured, because torch cannot be asked: without such instructions bfloat16 is several times slower than float32.
     """
     if device != "cpu":
         return torch.bfloat16
@@ -40,16 +39,16 @@ def _matmul_seconds(dtype: torch.dtype, repeats: int = 5) -> float:
 
 
 def input_major(matrix: Tensor) -> Tensor:
-    """Return the matrix ``[out, in]`` with the numbers of each input side by side; copies unless it is stored so."""
+    """Return the matrix ``[out, in]`` stored input by input; copies unless it is stored so."""
     return matrix.T.contiguous().T
 
 
 def lay_out_for_few_rows(module: nn.Module) -> None:
     """Store the matrices of all linear layers in ``module`` input by input; no value changes.
 
-    For inference on a CPU. Speculative decoding multiplies few rows at once (a level of a tree, a draft). For those the
-    CPU libraries of PyTorch are several times faster with this layout than with that of ``nn.Linear``, output by
-    output; for hundreds of rows it makes no difference. The last bits of sums may change.
+    For products of few rows (a draft, a level of a tree) PyTorch's CPU libraries are several times faster with this
+    layout than with that of ``nn.Linear``; for hundreds of rows it makes no difference. The last bits of sums may
+    change.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear):

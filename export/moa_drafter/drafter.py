@@ -19,15 +19,8 @@ if TYPE_CHECKING:
 
 
 class Drafter(nn.Module):
-    """A trainable drafter.
-
-    The token embedding and the draft head are the target's own, frozen, and are not part of the
-    checkpoint: they are given by :meth:`bind_target`.
-
-    Args:
-        vocab_size: tokens of the target.
-        draft_vocab_size: tokens that can be drafted.
-        hidden_size: the target's.
+    """A trainable drafter. Token embedding and draft head are the target's own, frozen and no part of the checkpoint:
+    :meth:`bind_target` sets them. ``vocab_size`` and ``hidden_size`` are the target's.
     """
 
     config: DrafterConfig | RivalConfig
@@ -45,38 +38,30 @@ class Drafter(nn.Module):
 
     @property
     def reads(self) -> Reads:
-        """What it reads of the target in training."""
+        """The states of the target that training reads."""
         raise NotImplementedError
 
     @property
     def row_reads(self) -> Reads:
-        """What :meth:`rows` needs of the target; nothing where no rows are sent to the device."""
+        """The states that :meth:`rows` needs; an empty set if no rows are sent to the device."""
         return self.reads
 
     @property
     def frozen_parameters(self) -> int:
-        """Numbers of the target's layers that a drafting step runs; embedding and head are not counted."""
+        """Parameters of the target's layers that a drafting step runs, without embedding and head."""
         return 0
 
     def bind_target(
-        self,
-        embedding: Tensor,
-        head: Tensor,
-        layers: Sequence[nn.Module] = (),
-        logits: TargetLogits | None = None,
+        self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = (), logits: TargetLogits | None = None
     ) -> None:
-        """Take the target's token embedding and the draft vocabulary's rows of its head.
-
-        Nothing is copied that has not to be picked, converted or moved: then the memory is the target's own.
+        """Take the target's token embedding and the draft vocabulary's rows of its head; without a copy, unless rows
+        are picked, converted or moved.
 
         Args:
             embedding: ``[vocab_size, hidden]``.
             head: the target's whole output matrix, ``[vocab_size, hidden]``.
             layers: the target's decoder layers, for architectures that contain some of them.
             logits: for :meth:`target_logits`, which training needs.
-
-        Raises:
-            ValueError: shapes that are not this drafter's.
         """
         for name, tensor in (("embedding", embedding), ("head", head)):
             if tuple(tensor.shape) != self._shape_of_head:
@@ -87,16 +72,15 @@ class Drafter(nn.Module):
         like = next(self.parameters())
         self.embedding = embedding.detach().to(like)
         rows = self.draft_to_target.to(head.device)
-        # Picking rows copies them: gigabytes, where a large vocabulary can be drafted as a whole.
+        # Picking rows copies them, which would be gigabytes for a large vocabulary.
         whole = torch.equal(rows, torch.arange(len(head), device=head.device))
         self.head = (head.detach() if whole else head.detach()[rows]).to(like)
         self._target_logits = logits
 
     def sharpen(self) -> None:
-        """Multiply the draft logits by ``config.sharpness`` from here on: for drafting; training has them as they are.
+        """Multiply the draft logits by ``config.sharpness`` from now on, for drafting alone.
 
-        The factor was fitted to what the target chose (:mod:`temperature_scaling`). It changes how likely
-        candidates are, not their order.
+        The factor (see :func:`moa_drafter.training.evaluation.fitted_sharpness`) does not change the candidates' order.
         """
         if self.config.sharpness != 1:
             self.head = self.head * self.config.sharpness
@@ -106,41 +90,33 @@ class Drafter(nn.Module):
         return rotary_angles(positions, self.config.decoder.head_dim, self.config.rope_theta)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """``[...]`` -> ``[..., hidden]``."""
+        """Look up the embeddings ``[..., hidden]`` of token ids ``[...]``."""
         return nn.functional.embedding(tokens, self.embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Draft-vocabulary logits ``[..., draft_vocab_size]``."""
+        """Compute the draft logits ``[..., draft_vocab_size]`` of normed states ``[..., hidden]``."""
         return hidden @ self.head.T
 
     def target_logits(self, hidden: Tensor) -> Tensor:
-        """The target's own logits of the draft vocabulary, ``[Q, draft_vocab_size]``, from its last hidden states; the
-        drafter is bound with them, and not sharpened."""
+        """Compute the target's logits ``[Q, draft_vocab_size]`` from its last hidden states; the drafter must be bound
+        with ``logits`` and not sharpened."""
         assert self._target_logits is not None
         return self._target_logits.of_tokens(hidden, self.head, self.draft_to_target)
 
     def candidates(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """The likeliest next tokens behind ``hidden [Q, hidden]``.
-
-        Returns:
-            ids in the target's vocabulary and log-probabilities over the draft vocabulary (nats), ``[Q, top_k]`` each,
-            best first.
-        """
+        """Return the likeliest next tokens after ``hidden [Q, hidden]``, best first: ids in the target's vocabulary and
+        log-probabilities over the draft vocabulary (nats), ``[Q, top_k]`` each."""
         logits = self.logits(hidden)
         top, index = logits.topk(top_k, dim=-1)
         return self.draft_to_target[index], top - logits.logsumexp(dim=-1, keepdim=True)
 
     def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Server half: what is sent to the device for each token, as two arrays ``[T, heads, size]``.
-
-        Args:
-            states: of the tokens, as :attr:`reads` asks for.
-            positions: their absolute positions ``[T]``.
-        """
+        """Compute the server half: each token's row for the device, as two arrays ``[T, heads, size]``, from the states
+        in :attr:`reads` and the absolute positions ``[T]``."""
         raise NotImplementedError
 
     def predict(self, batch: Batch) -> Tensor:
-        """Training forward: hidden states ``[Q, hidden]`` behind the final norm, for ``batch.queries``."""
+        """Compute the training forward: normed hidden states ``[Q, hidden]`` for ``batch.queries``."""
         raise NotImplementedError
 
 

@@ -7,7 +7,7 @@ written as plain matrix products, which every export target compiles; training u
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding.
-
-    Args:
-        positions: absolute positions, integer, ``[T]``.
-
-    Returns:
-        two float32 tensors ``[T, 1, head_dim]``, to be broadcast over heads.
-    """
+    """Return cosines and sines of integer positions ``[T]``: float32 ``[T, 1, head_dim]``, broadcast over heads."""
     steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
     angles = positions.float()[:, None] / theta ** (steps / head_dim)
     angles = torch.cat((angles, angles), dim=-1)[:, None, :]
@@ -66,30 +59,27 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(q_size, dims.hidden_size, bias=False)
 
     def queries(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """``x [..., T, hidden]`` -> rotated queries ``[..., T, num_heads, head_dim]``."""
+        """Compute rotated queries ``[..., T, num_heads, head_dim]`` of ``x [..., T, hidden]``."""
         q = self.q_proj(x).unflatten(-1, (self.dims.num_heads, self.dims.head_dim))
         return rotate(q, *angles)
 
     def keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """``x [..., S, hidden]`` -> rotated keys and plain values, each ``[..., S, num_kv_heads, head_dim]``."""
+        """Compute rotated keys and plain values, ``[..., S, num_kv_heads, head_dim]``, of ``x [..., S, hidden]``."""
         shape = (self.dims.num_kv_heads, self.dims.head_dim)
         k = self.k_proj(x).unflatten(-1, shape)
         return rotate(k, *angles), self.v_proj(x).unflatten(-1, shape)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Softmax attention and the output projection.
+        """Compute softmax attention and the output projection, ``[..., T, hidden]``.
 
         Args:
             q: ``[..., T, num_heads, head_dim]``.
-            k: ``[..., S, num_kv_heads, head_dim]``; ``v`` likewise.
-            mask: boolean ``[T, S]``, true where a query may look; each query needs one true entry. In training it is
-                for one sequence, without axes before ``T``.
-
-        Returns:
-            ``[..., T, hidden]``.
+            k, v: ``[..., S, num_kv_heads, head_dim]``.
+            mask: boolean ``[T, S]``, true where a query may look, at least once for each; in training, ``q`` has no
+                axes before ``T`` then.
         """
         groups = self.dims.num_heads // self.dims.num_kv_heads
-        if self.training and mask is not None:  # not worth it without one, over the few layers of a token
+        if self.training and mask is not None:  # without a mask, over a token's few layers, it is not faster
             return self.o_proj(_fused(q, k, v, mask, groups).flatten(-2))
         # Heads of one group become extra query rows, so keys and values are never repeated.
         grouped = q.unflatten(-2, (self.dims.num_kv_heads, groups)).movedim(-4, -2)  # [.., KV, G, T, D]
@@ -103,8 +93,8 @@ class Attention(nn.Module):
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, groups: int) -> Tensor:
-    """Softmax attention that keeps no scores for the backward pass: ``[T, num_heads, head_dim]`` like ``q``."""
-    # With a mask the kernels want as many heads of keys as of queries.
+    """Compute softmax attention, shaped like ``q [T, num_heads, head_dim]``, without keeping scores for backward."""
+    # With a mask the kernels need equal numbers of query and key heads.
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
     heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
     return nn.functional.scaled_dot_product_attention(*heads_first, attn_mask=mask)[0].transpose(0, 1)
@@ -124,7 +114,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One Llama decoder layer; callers supply keys and values, so caches stay outside."""
+    """One Llama decoder layer; callers supply keys and values."""
 
     def __init__(self, dims: LayerDims, eps: float) -> None:
         super().__init__()
@@ -134,20 +124,20 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(dims)
 
     def keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys and values of ``x [..., S, hidden]`` behind the input norm."""
+        """Compute keys and values of ``x [..., S, hidden]``, normed first."""
         return self.self_attn.keys_values(self.input_layernorm(x), angles)
 
     def forward(
         self, x: Tensor, k: Tensor, v: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None = None
     ) -> Tensor:
-        """``x [..., T, hidden]`` attending to ``k, v`` -> ``[..., T, hidden]``; ``angles`` are the queries'."""
+        """Compute the layer's output ``[..., T, hidden]``; ``angles`` are those of ``x``."""
         q = self.self_attn.queries(self.input_layernorm(x), angles)
         x = x + self.self_attn.attend(q, k, v, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def joined(*parts: KeysValues) -> KeysValues:
-    """Keys and values one after the other."""
+    """Concatenate keys and values."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
@@ -161,13 +151,13 @@ def run_layers(
     queries: Tensor | None = None,
     past: Sequence[KeysValues] = (),
 ) -> tuple[Tensor, list[KeysValues]]:
-    """Run decoder layers over new tokens, the last layer only where its result is wanted.
+    """Run decoder layers over new tokens, the last layer for ``queries`` alone.
 
     Args:
         x: ``[T, hidden]``; ``angles`` are those of their positions.
         mask: boolean ``[T, S + T]``, true where a token may look (earlier tokens first).
         queries: indices ``[Q]`` into the new tokens; all when omitted.
-        past: keys and values of ``S`` earlier tokens for each layer, ``[S, kv_heads, head_dim]``; none when empty.
+        past: each layer's keys and values of ``S`` earlier tokens, ``[S, kv_heads, head_dim]``; none when empty.
 
     Returns:
         hidden states ``[Q, hidden]``, and each layer's keys and values of the new tokens.
@@ -182,48 +172,33 @@ def run_layers(
     return x, new
 
 
-def frozen(layer: nn.Module) -> nn.Module:
-    """The same module, its parameters now buffers: neither trained nor part of a checkpoint, moved with the rest."""
-    for module in layer.modules():
-        for name, tensor in list(module.named_parameters(recurse=False)):
-            delattr(module, name)
-            module.register_buffer(name, tensor.detach(), persistent=False)
-    return layer
-
-
 @torch.no_grad()
 def copy_layer(ours: DecoderLayer, theirs: nn.Module) -> None:
-    """Copy the weights of one Llama decoder layer of transformers.
-
-    Raises:
-        FitError: the target's layer lacks a weight, or has another shape.
-    """
+    """Copy the weights of a layer of transformers. Raises FitError if one is missing or has another shape."""
     state = theirs.state_dict()
     for name, tensor in ours.state_dict().items():
         found, wanted = tuple(state[name].shape) if name in state else None, tuple(tensor.shape)
         if found != wanted:
-            raise FitError(f"a layer of the target has {name} of shape {found}, this drafter was made for {wanted}")
+            raise FitError(f"the target's layer has {name} of shape {found}, not {wanted}", code="wrong_target")
         tensor.copy_(state[name])
 
 
-def copy_exactly(ours: Sequence[DecoderLayer], theirs: Sequence[nn.Module]) -> None:
-    """Copy the weights of layers that must compute the same as the target's.
-
-    Raises:
-        FitError: see :func:`copy_layer`; or the target's layer has a weight that ours lack, such as a bias.
-    """
+def copy_exactly(ours: Iterable[DecoderLayer], theirs: Iterable[nn.Module]) -> None:
+    """Copy the weights of layers that must compute the same. Raises FitError also if the target has more, such as a
+    bias."""
     for copy, layer in zip(ours, theirs, strict=True):
         copy_layer(copy, layer)
         if unknown := sorted(layer.state_dict().keys() - copy.state_dict().keys()):
-            raise FitError(f"a layer of the target has {unknown[0]}, which this drafter's copy could not compute with")
+            raise FitError(f"the target's layer has {unknown[0]}, which ours lacks", code="unsupported_target")
 
 
-def frozen_layers(layers: Sequence[nn.Module], dims: LayerDims, eps: float) -> list[nn.Module]:
-    """Return frozen copies of some of the target's layers, see :func:`moa_drafter.llama.frozen`.
-
-    Raises:
-        FitError: see :func:`copy_exactly`.
-    """
-    copies = [DecoderLayer(dims, eps) for _ in layers]
+def frozen_layers(layers: Sequence[nn.Module], dims: LayerDims, eps: float) -> nn.ModuleList:
+    """Copy layers as :func:`copy_exactly` does, with buffers for parameters: neither trained nor part of a
+    checkpoint."""
+    copies = nn.ModuleList(DecoderLayer(dims, eps) for _ in layers)
     copy_exactly(copies, layers)
-    return [frozen(layer) for layer in copies]
+    for module in copies.modules():
+        for name, tensor in list(module.named_parameters(recurse=False)):
+            delattr(module, name)
+            module.register_buffer(name, tensor.detach(), persistent=False)
+    return copies

@@ -1,11 +1,10 @@
 """The Mixture of Attentions drafter (arXiv 2410.03804, section 3), cut in two.
 
-The server half turns the target's keys and values into memory rows; the device half turns tokens and
-memory rows into draft logits. The training forward is the two halves run over a whole sequence.
+The server half turns the target's keys and values into memory rows; the device half turns tokens and memory rows into
+draft logits. The training forward runs both over a whole sequence.
 
-With target layer inference (section 3.3) the device half ends with the target's own last layers. There a token
-attends to what the target computed for the tokens it has processed, which travels in the memory rows, and to what
-the device computed for those it has not.
+With target layer inference (section 3.3) the device half ends with the target's own last layers, whose keys and values
+are the target's for tokens that it has processed, sent in the memory rows, and the device's own for the others.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ class MoADrafter(Drafter):
         self.Ekv2E = nn.Linear(config.target_kv_size, hidden, bias=True)
         self.self_attention = DecoderLayer(config.decoder, eps)
         self.cross_attention = DecoderLayer(config.decoder, eps)
-        # Copies of the target's last layers: frozen ones come with bind_target.
+        # Frozen copies of the target's last layers come with bind_target.
         copies = config.target_layers if config.trained_target_layers else 0
         self.tail = nn.ModuleList(DecoderLayer(config.decoder, eps) for _ in range(copies))
         self.norm = RMSNorm(hidden, eps) if config.final_norm else nn.Identity()
 
     @property
     def reads(self) -> Reads:
-        """Keys and values of the layers that the layer self-attention sees, then of the tail's."""
+        """Keys and values of the layers that the layer self-attention reads, then of the tail's."""
         return Reads(kv_layers=self.config.lsa_layers + self.config.tail_layers)
 
     @property
@@ -58,51 +57,39 @@ class MoADrafter(Drafter):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all layers of a step are there: frozen ones of the target come with :meth:`bind_target`."""
+        """Whether all layers of a step exist, frozen ones included."""
         return len(self.device_layers) == self.config.step_layers
 
     @property
     def frozen_parameters(self) -> int:
-        """See :attr:`Drafter.frozen_parameters`: of the copies, unless they are trained."""
+        """See :attr:`Drafter.frozen_parameters`; 0 if the copies are trained."""
         return sum(tensor.numel() for tensor in self.tail.buffers())
 
     def bind_target(
-        self,
-        embedding: Tensor,
-        head: Tensor,
-        layers: Sequence[nn.Module] = (),
-        logits: TargetLogits | None = None,
+        self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = (), logits: TargetLogits | None = None
     ) -> None:
         """See :meth:`Drafter.bind_target`; the last of ``layers`` are copied, unless the drafter has trained copies.
-
-        Raises:
-            FitError: layers that are missing, or have other parts or sizes than the drafter's own.
-        """
+        Raises FitError if they are missing or differ in parts or sizes."""
         super().bind_target(embedding, head, layers, logits)
         config = self.config
         if config.trained_target_layers:
             return
         if len(layers) < config.target_layers:
-            raise FitError(f"the drafter contains {config.target_layers} of the target's layers: bind them too")
-        copies = frozen_layers(layers[len(layers) - config.target_layers :], config.decoder, config.rms_norm_eps)
-        self.tail = nn.ModuleList(copies).to(self.embedding)
+            raise FitError(f"bind {config.target_layers} of the target's layers too", code="layers_missing")
+        last = layers[len(layers) - config.target_layers :]
+        self.tail = frozen_layers(last, config.decoder, config.rms_norm_eps).to(self.embedding)
 
     def start_copies(self, layers: Sequence[nn.Module]) -> None:
-        """Let the trained copies begin as the target's ``layers``.
-
-        Raises:
-            FitError: layers of other parts or sizes than the drafter's own.
-        """
+        """Let the trained copies begin as the target's ``layers``. Raises FitError if they differ in parts or sizes."""
         copy_exactly(list(self.tail), layers[len(layers) - len(self.tail) :])  # type: ignore[arg-type]
 
     # -- server half ---------------------------------------------------------------------------
 
     def memory_rows(self, target_kv: Tensor, positions: Tensor) -> KeysValues:
-        """Server half: what the target computed for some tokens, as the device half's layers attend to it.
+        """Compute the server half: the keys and values that the device half's layers attend to.
 
         Args:
-            target_kv: keys (after RoPE) and values of the layers in :attr:`reads`, concatenated:
-                ``[T, layers, target_kv_size]``.
+            target_kv: keys (after RoPE) and values of the layers in :attr:`reads`, ``[T, layers, target_kv_size]``.
             positions: absolute positions of the tokens, ``[T]``.
 
         Returns:
@@ -117,7 +104,7 @@ class MoADrafter(Drafter):
         return self.memory_rows(states.kv, positions)
 
     def aggregate(self, target_kv: Tensor) -> Tensor:
-        """Layer self-attention over the layer axis, mean, ``Ekv2E``: ``[T, lsa_layers, kv] -> [T, hidden]``."""
+        """Compute the layer self-attention's mean through ``Ekv2E``: ``[T, lsa_layers, kv] -> [T, hidden]``."""
         dims = self.config.layer_attention
         if self.config.layer_scale:
             target_kv = target_kv * self.layer_scale
@@ -128,7 +115,7 @@ class MoADrafter(Drafter):
         return self.Ekv2E(mixed.mean(dim=-2))
 
     def _row_parts(self, target_kv: Tensor, angles: tuple[Tensor, Tensor]) -> list[KeysValues]:
-        """Memory rows layer by layer: the cross-attention's, then the tail's."""
+        """Compute memory rows layer by layer: the cross-attention's, then the tail's."""
         seen = len(self.config.lsa_layers)
         parts = [self.cross_attention.keys_values(self.aggregate(target_kv[:, :seen]), angles)]
         heads = (2, self.config.decoder.num_kv_heads, self.config.decoder.head_dim)
@@ -151,18 +138,18 @@ class MoADrafter(Drafter):
         cached: Sequence[KeysValues] = (),
         with_rows: Callable[[KeysValues, KeysValues], KeysValues] | None = None,
     ) -> tuple[Tensor, list[KeysValues]]:
-        """Device half from the self-attention up to the head.
+        """Compute the device half from the self-attention up to the head.
 
         Args:
             x: embeddings of new tokens, ``[T, hidden]``, and the ``angles`` of their positions.
-            queries: indices ``[Q]`` of the tokens whose prediction is wanted.
+            queries: indices ``[Q]`` of the tokens to predict from.
             self_mask: boolean ``[T, S + T]``, true where a token may look, cached tokens first.
             memory: by layer, the cross-attention first, keys and values of memory rows ``[M, kv_heads, head_dim]``.
-            memory_mask: boolean ``[T, M]``, which of them the cross-attention sees; all when omitted.
-            tail_mask: boolean ``[T, K]``, where a token may look in the tail; heeded only if there is one.
+            memory_mask: boolean ``[T, M]``, rows that the cross-attention sees; all when omitted.
+            tail_mask: boolean ``[T, K]``, where a token may look in the tail, if there is one.
             cached: by layer, the self-attention first, of earlier tokens, ``[S, kv_heads, head_dim]``.
-            with_rows: what a layer of the tail attends to, ``[K, kv_heads, head_dim]`` each, from its rows and its
-                ``S + T`` tokens; one after the other when omitted.
+            with_rows: makes the ``[K, kv_heads, head_dim]`` that a layer of the tail attends to of its rows and its
+                ``S + T`` tokens; concatenates them when omitted.
 
         Returns:
             normed hidden states ``[Q, hidden]``, and keys and values of the new tokens in the form of ``cached``.
@@ -202,23 +189,20 @@ class MoADrafter(Drafter):
         memory_mask: Tensor,
         queries: Tensor | None = None,
     ) -> Tensor:
-        """Training forward over packed conversations.
+        """Compute normed hidden states ``[Q, hidden]`` over packed conversations.
 
         Args:
             tokens, positions: ``[T]``, integer.
             target_kv: ``[T, layers, target_kv_size]``, of the layers in :attr:`reads`.
-            self_mask, memory_mask: boolean ``[T, T]``; the latter says which rows each token may see. A token
-                that a query attends to without its row must see the rows that the query sees.
-            queries: indices ``[Q]`` of the positions whose prediction is wanted; all when omitted.
-
-        Returns:
-            normed hidden states ``[Q, hidden]``; :meth:`logits` makes them draft logits.
+            self_mask, memory_mask: boolean ``[T, T]``; the latter names the rows that each token sees. A token that a
+                query attends to without its row must see the rows that the query sees.
+            queries: indices ``[Q]`` of the tokens to predict from; all when omitted.
         """
         angles = self.angles(positions)
         queries = torch.arange(len(tokens), device=tokens.device) if queries is None else queries
         x = self.embed(tokens)
         (keys, values), *tail_rows = self._row_parts(target_kv, angles)
-        # As on the device: who sees no row at all sees one of zeros.
+        # As on the device, a token that sees no row sees one of zeros.
         zero = keys.new_zeros(1, *keys.shape[1:])
         memory = [(torch.cat((keys, zero)), torch.cat((values, zero))), *tail_rows]
         nothing = ~memory_mask.any(dim=1, keepdim=True)

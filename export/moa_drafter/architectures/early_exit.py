@@ -34,7 +34,7 @@ class EarlyExitConfig(TokenConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.exit_layer <= self.target_num_layers:
-            raise ConfigError(f"exit_layer must lie in 1..{self.target_num_layers}, not {self.exit_layer}")
+            raise ConfigError(f"exit_layer must lie in 1..{self.target_num_layers}", code="out_of_range")
 
     @property
     def step_layers(self) -> int:
@@ -42,10 +42,8 @@ class EarlyExitConfig(TokenConfig):
 
 
 class EarlyExitDrafter(TokenDrafter):
-    """The trained layer and norm; the target's layers below come with :meth:`bind_target`.
-
-    Those are frozen and no part of the checkpoint. Training does not run them: it reads what the target computed.
-    """
+    """The trained layer and norm. The target's layers below come with :meth:`bind_target`, frozen and no part of the
+    checkpoint; training reads their outputs from the target's own states."""
 
     config: EarlyExitConfig
 
@@ -57,27 +55,19 @@ class EarlyExitDrafter(TokenDrafter):
 
     @property
     def reads(self) -> Reads:
-        """The output of the layer below the exit; for training alone."""
+        """The output of the layer below the exit, which training alone reads."""
         return Reads(inner_layers=(self.config.exit_layer - 1,))
 
     def bind_target(
-        self,
-        embedding: Tensor,
-        head: Tensor,
-        layers: Sequence[nn.Module] = (),
-        logits: TargetLogits | None = None,
+        self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = (), logits: TargetLogits | None = None
     ) -> None:
-        """See :meth:`Drafter.bind_target`; needs the target's layers.
-
-        Raises:
-            FitError: too few layers, or some with other parts or sizes than the drafter's own.
-        """
+        """See :meth:`Drafter.bind_target`. Raises FitError if the target's layers are too few or differ in parts or
+        sizes."""
         count = self.config.exit_layer
         if len(layers) < count:
-            raise FitError(f"this drafter contains the target's first {count} layers, {len(layers)} were given")
+            raise FitError(f"bind the target's first {count} layers too", code="layers_missing")
         super().bind_target(embedding, head, layers, logits)
-        below = frozen_layers(layers[:count], self.config.decoder, self.config.rms_norm_eps)
-        self.below = nn.ModuleList(below).to(self.embedding)
+        self.below = frozen_layers(layers[:count], self.config.decoder, self.config.rms_norm_eps).to(self.embedding)
 
     @property
     def frozen_parameters(self) -> int:
@@ -96,6 +86,6 @@ class EarlyExitDrafter(TokenDrafter):
 
     @torch.no_grad()
     def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]] = ()) -> None:
-        """Start as the target's last layer and norm. Samples are not looked at."""
+        """Start as the target's last layer and norm; samples are not used."""
         copy_layer(self.exit, target.layers[-1])
         self.norm.weight.copy_(target.model.model.norm.weight)

@@ -1,4 +1,4 @@
-"""A small language model of its own, beside the target: what is left of MoA when nothing is sent to the device."""
+"""A small language model beside the target: MoA without memory rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class IndependentConfig(TokenConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layers < 1:
-            raise ConfigError(f"layers must be at least 1, not {self.layers}")
+            raise ConfigError(f"layers must be at least 1, not {self.layers}", code="out_of_range")
 
     @property
     def step_layers(self) -> int:
@@ -48,7 +48,7 @@ class IndependentDrafter(TokenDrafter):
 
     @property
     def reads(self) -> Reads:
-        """Nothing of the target."""
+        """An empty set: nothing of the target is read."""
         return Reads()
 
     @property
@@ -63,7 +63,7 @@ class IndependentDrafter(TokenDrafter):
 
     @torch.no_grad()
     def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]] = ()) -> None:
-        """Start as the target's first layers, its last layer above them, and its norm. Samples are not looked at."""
+        """Start as the target's first layers, its last layer above them, and its norm; samples are not used."""
         first = self.config.layers - 1
         for ours, theirs in zip(self.device_layers, [*target.layers[:first], target.layers[-1]], strict=True):
             copy_layer(ours, theirs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from moa_drafter.architectures.eagle import EagleBackend, EagleConfig, EagleDraf
 from moa_drafter.architectures.early_exit import EarlyExitConfig, EarlyExitDrafter
 from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
 from moa_drafter.config import ConfigError, DrafterConfig, check_copied_exactly, config_for_target
-from moa_drafter.device_module import TokenTorchBackend, TorchBackend
+from moa_drafter.device_module import TorchBackend
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
@@ -43,19 +42,13 @@ class Architecture:
 ARCHITECTURES: Mapping[str, Architecture] = {
     "moa": Architecture(DrafterConfig, MoADrafter, TorchBackend, initialise_from_target),
     "eagle": Architecture(EagleConfig, EagleDrafter, EagleBackend, EagleDrafter.initialise),
-    "early-exit": Architecture(EarlyExitConfig, EarlyExitDrafter, TokenTorchBackend, EarlyExitDrafter.initialise),
-    "independent": Architecture(
-        IndependentConfig, IndependentDrafter, TokenTorchBackend, IndependentDrafter.initialise
-    ),
+    "early-exit": Architecture(EarlyExitConfig, EarlyExitDrafter, TorchBackend, EarlyExitDrafter.initialise),
+    "independent": Architecture(IndependentConfig, IndependentDrafter, TorchBackend, IndependentDrafter.initialise),
 }
 
 
 def torch_backend_of(drafter: Drafter, *, top_k: int) -> Backend:
-    """Return the runtime's backend of a bound drafter, in PyTorch and float32; it shares the drafter's weights.
-
-    Args:
-        top_k: candidates per query, at most the draft vocabulary.
-    """
+    """Return the runtime's backend of a bound drafter, whose weights it shares, for ``top_k`` candidates per query."""
     return ARCHITECTURES[drafter.config.architecture].backend(drafter, top_k=top_k)
 
 
@@ -73,20 +66,18 @@ def new_drafter(
     target_layers: int = 0,
     trained_target_layers: bool = False,
 ) -> Drafter:
-    """A drafter with random weights for ``target``, not bound to it; it can draft the first tokens of the vocabulary.
+    """Make an unbound drafter with random weights for ``target`` that drafts the first tokens of the vocabulary. Raises
+    ConfigError for an unknown architecture, a number out of range, or a target whose layers cannot be copied.
 
     Args:
         architecture: one of :data:`ARCHITECTURES`.
         draft_vocab_size: tokens that can be drafted, at most the target's.
         lsa_layers: see :func:`~moa_drafter.config.config_for_target`; of MoA alone.
         target_layers, trained_target_layers: see :class:`~moa_drafter.config.DrafterConfig`; of MoA alone.
-
-    Raises:
-        ValueError: an unknown architecture.
-        ConfigError: a number out of range, or a target whose layers cannot be copied into the drafter.
     """
+    kind = _architecture(architecture)
     if target_layers and architecture != "moa":
-        raise ConfigError(f"target_layers are a part of moa, not of {architecture}")
+        raise ConfigError(f"target_layers are a part of moa, not of {architecture}", code="wrong_architecture")
     moa = config_for_target(
         target.model.config,
         draft_vocab_size=draft_vocab_size,
@@ -95,34 +86,23 @@ def new_drafter(
         trained_target_layers=trained_target_layers,
         target_fingerprint=target.fingerprint,
     )
-    if architecture == "moa":
-        return MoADrafter(moa)
-    if architecture == "eagle":
-        return EagleDrafter(EagleConfig.like(moa))
+    own = {}
     if architecture == "early-exit":
         check_copied_exactly(target.model.config)
-        # EESD leaves Llama-2 after about a sixth of its layers.
-        return EarlyExitDrafter(EarlyExitConfig.like(moa, exit_layer=max(1, round(moa.target_num_layers / 6))))
-    if architecture == "independent":
-        return IndependentDrafter(IndependentConfig.like(moa))
-    raise ValueError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+        own["exit_layer"] = max(1, round(moa.target_num_layers / 6))  # EESD exits Llama-2 after about a sixth
+    drafter: Drafter = kind.model(moa if architecture == "moa" else kind.config.like(moa, **own))
+    return drafter
 
 
-def drafter_of(text: str) -> Drafter:
-    """The drafter that a ``config.json`` describes, with random weights.
-
-    Raises:
-        ConfigError: no configuration of ours.
-    """
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"no JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError("not a drafter configuration: expected one JSON object")
-    architecture = raw.get("architecture", "moa")
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
-    kind = ARCHITECTURES[architecture]
+def drafter_of(raw: Mapping[str, Any]) -> Drafter:
+    """Make the drafter that a ``config.json`` describes, with random weights. Raises ConfigError if it is none of
+    ours."""
+    kind = _architecture(raw.get("architecture", "moa"))
     drafter: Drafter = kind.model(kind.config.from_mapping(raw))
     return drafter
+
+
+def _architecture(name: object) -> Architecture:
+    if name not in ARCHITECTURES:
+        raise ConfigError(f"unknown architecture {name!r}: known are {', '.join(ARCHITECTURES)}", code="unknown_arch")
+    return ARCHITECTURES[name]

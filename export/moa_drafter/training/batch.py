@@ -2,10 +2,8 @@
 
 A drafted token sees only the rows of tokens that the target has processed. Training imitates that: an answer is cut
 into segments of random *future length* F; every position of a segment sees the rows up to the token before the segment,
-so the k-th position has depth k (arXiv 2410.03804, section 3.4).
-
-Text that a device writes offline has a much larger depth, or no rows at all. So some segments are long, and some
-conversations lose their rows from a random token on.
+so the k-th position has depth k (arXiv 2410.03804, section 3.4). Some segments are long, and some conversations lose
+their rows after a random token, because offline text has a large depth, or no rows at all.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from moa_drafter.training.features import Features, packed_states
 
 @dataclass(frozen=True)
 class FutureLengths:
-    """Distribution of future lengths: uniform on ``low..high``, or with probability ``long_share``
-    log-uniform on ``high..longest``. ``no_rows_share`` is the probability of :func:`drop_rows`."""
+    """Distribution of future lengths: uniform on ``low..high``, or with probability ``long_share`` log-uniform on
+    ``high..longest``. ``no_rows_share`` is the probability of :func:`drop_rows`."""
 
     low: int
     high: int
@@ -39,7 +37,7 @@ class FutureLengths:
         return rng.randint(self.low, self.high)
 
 
-#: Every position sees its own row: the easiest task, which teaches the drafter to use memory at all.
+#: Every position sees its own row: the easiest task, which teaches the drafter to use the rows.
 OWN_ROW = FutureLengths(0, 0)
 # Shares are of segments: 4 % long ones with 124 tokens on average hold half of all tokens.
 CURRICULUM = (
@@ -47,7 +45,7 @@ CURRICULUM = (
     (0.4, FutureLengths(1, 4)),
     (1.0, FutureLengths(1, 9, long_share=0.04, longest=512, no_rows_share=0.03)),
 )
-#: For weights that have been through the curriculum: longer futures, which offline text needs.
+#: For weights that were trained by the curriculum: longer futures, which offline text needs.
 CONTINUED = FutureLengths(1, 9, long_share=0.1, longest=512, no_rows_share=0.05)
 
 
@@ -61,8 +59,8 @@ def future_lengths_at(progress: float, *, continued: bool = False) -> FutureLeng
 def row_limits(prompt: int, total: int, lengths: FutureLengths, rng: random.Random) -> list[int]:
     """Draw the last visible row of every position of one conversation.
 
-    Example: ``prompt=3, total=8`` and lengths drawn 2, 3 give ``[0, 1, 2, 2, 2, 4, 4, 4]``: answer
-    positions 3 and 4 see rows 0..2, positions 5 to 7 see rows 0..4.
+    Example: ``prompt=3, total=8`` and drawn lengths 2, 3 give ``[0, 1, 2, 2, 2, 4, 4, 4]``: answer positions 3 and 4
+    see rows 0..2, positions 5 to 7 see rows 0..4.
     """
     limits = list(range(prompt))
     while len(limits) < total:
@@ -73,13 +71,10 @@ def row_limits(prompt: int, total: int, lengths: FutureLengths, rng: random.Rand
 
 
 def drop_rows(limits: list[int], share: float, rng: random.Random) -> list[int]:
-    """With probability ``share``, remove the rows after a random token, or, half of these times, all rows.
+    """With probability ``share``, remove the rows after a random token, or in half of these cases all rows.
 
-    Every position loses them alike, because a drafter may keep what it computed for one position and read it at the
-    next (target layer inference).
-
-    Example: dropped after token 1, ``[0, 1, 2, 2, 2, 4, 4]`` becomes ``[0, 1, 1, 1, 1, 1, 1]``; with none at all,
-    every limit is -1.
+    All positions lose the same rows, because a drafter may read at one position what it computed for another (target
+    layer inference). Dropped after token 1, ``[0, 1, 2, 2, 2, 4, 4]`` becomes ``[0, 1, 1, 1, 1, 1, 1]``.
     """
     if not share or rng.random() >= share:
         return limits
@@ -108,11 +103,11 @@ class Batch:
 
     Attributes:
         tokens, positions: integer ``[T]``; positions count from the start of each conversation.
-        states: the target's, of every token.
-        self_mask: boolean ``[T, T]``: the same conversation, not later.
-        memory_mask: boolean ``[T, T]``: tokens whose states a position may see.
+        states: the target's states of every token.
+        self_mask: boolean ``[T, T]``: earlier tokens of the same conversation, and the token itself.
+        memory_mask: boolean ``[T, T]``: tokens whose states a position sees.
         queries: ``[Q]``, the positions whose next token is learnt.
-        depths: ``[Q]``, distance of each query from the last token whose states it may see.
+        depths: ``[Q]``, distance of each query from the last token whose states it sees.
     """
 
     tokens: Tensor
@@ -132,20 +127,20 @@ def make_batch(
     rng: random.Random,
     device: torch.device,
 ) -> Batch:
-    """Pack conversations end to end and draw what each position may see."""
+    """Pack conversations end to end and draw the rows that each position sees."""
     chosen = [conversations[i] for i in indices]
     limits: list[int] = []
     queries: list[int] = []
     for conversation in chosen:
         first, own = len(limits), []
         for start, stop in conversation.answers:
-            # The server has processed whatever the user wrote, so only answers have rows to wait for.
+            # The server has processed the user's messages, so only answers wait for rows.
             own += range(len(own), start)
             own += row_limits(start, stop, lengths, rng)[start:]
             # The server itself gives the first answer token; the last token has no successor.
             queries += range(first + start, first + stop - 1)
         limits += drop_rows(own, lengths.no_rows_share, rng)
-    with torch.device(device):  # masks of thousands of tokens squared are made where they are used
+    with torch.device(device):  # large masks are made where they are used
         positions, self_mask, memory_mask = packed_masks([len(c) for c in chosen], limits)
         where = torch.tensor(queries)
         depths = positions[where] - torch.tensor(limits)[where]

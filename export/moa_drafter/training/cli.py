@@ -1,4 +1,4 @@
-"""What ``moa-train`` does: from the settings of a file, of flags or of an earlier start to a finished drafter."""
+"""The tasks of ``moa-train``: from settings in a file, in flags or of an earlier start to a finished drafter."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ from moa_runtime.errors import MoaError
 
 WRITTEN_FILE = "conversations.jsonl"
 _PROFILE_STEPS = 50
-_LONGER = 60  # seconds that writing goes on where too little was written in its time
+_LONGER = 60  # further seconds of writing if too little was written in its time
 
 
 @dataclass
 class Command:
-    """One call of ``moa-train``. Every method returns what ``--json`` prints; None where another process does.
+    """One call of ``moa-train``. Every task returns the result to print, or None if another process prints it.
 
     Args:
         out: folder of the run.
         config: a YAML file of settings.
-        flags: checked settings that go before the file's.
+        flags: checked settings that override the file's.
         pause_after: minutes from now.
     """
 
@@ -75,7 +75,7 @@ class Command:
 
     def __post_init__(self) -> None:
         if self.out.exists() and not self.out.is_dir():
-            raise MoaError(f"--out {self.out} is a file, and a run needs a folder: name another")
+            raise MoaError(f"--out {self.out} is a file, and a run needs a folder: name another", code="not_a_folder")
         self._until = math.inf if self.pause_after is None else time.monotonic() + 60 * self.pause_after
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         check_device(self.device)
@@ -83,12 +83,12 @@ class Command:
             torch.set_float32_matmul_precision("high")
 
     def train(self) -> dict[str, Any] | None:
-        """Write what is to be written, then train."""
+        """Write conversations if needed, then train."""
         with processes.joined(self.device) as device:
             settings = self._settings(device)
             target = _load(settings, device)
             if not settings.data:
-                start_drafter(target, [], settings)  # what cannot be trained is refused before hours of writing
+                start_drafter(target, [], settings)  # refuses impossible settings before hours of writing
                 settings = self._write_in_time(target, settings)
                 held = lines_held(self.out / WRITTEN_FILE)
                 if held < (settings.conversations or DEFAULT_CONVERSATIONS):
@@ -109,10 +109,10 @@ class Command:
             return None if processes.rank() else {"checkpoint": str(self.out / CHECKPOINT_FOLDER), **result}
 
     def write_only(self) -> dict[str, Any]:
-        """Write the conversations, and when they are whole a file of them to keep."""
+        """Write the conversations, and after the last one a compressed file with a card."""
         settings = self._settings(str(self.device))
         if settings.data:
-            raise MoaError("--write-only writes conversations, and data names some that are written: leave one out")
+            raise MoaError("--write-only and data exclude each other: leave one out", code="options_conflict")
         target, file = _load(settings, str(self.device)), self.out / WRITTEN_FILE
         finished = self._write(target, settings, self._until)
         result = {"conversations": lines_held(file), "writer": settings.writer, "file": str(file)}
@@ -120,7 +120,7 @@ class Command:
         return {"finished": finished, **result, **kept}
 
     def dry_run(self) -> dict[str, Any]:
-        """What would be done: resolved settings, counts, parameters. Writes nothing."""
+        """Return resolved settings, counts and parameters; writes nothing."""
         settings = self._settings(str(self.device))
         written = settings.data or (self.out / WRITTEN_FILE).is_file()
         if not written:
@@ -137,11 +137,11 @@ class Command:
         }
 
     def self_check(self) -> dict[str, Any]:
-        """Ten steps at the run's settings: the loss must fall."""
+        """Take ten steps at the run's settings, in which the loss must fall."""
         return self._check(CHECK_STEPS, must_fall=True)
 
     def profile(self) -> dict[str, Any]:
-        """Where the time of a step goes."""
+        """Measure the parts of a step."""
         return self._check(_PROFILE_STEPS, must_fall=False)
 
     def _check(self, steps: int, *, must_fall: bool) -> dict[str, Any]:
@@ -170,21 +170,19 @@ class Command:
                 settings = replace(settings, writer=_recorded(record).writer)  # what is installed may have changed
             return resolve_writer(settings, device)
         if not record.is_file():
-            raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}")
+            raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}", code="nothing_to_resume")
         stored = _recorded(record)
         given = {key: _absolute(value) for key, value in {**from_file, **self.flags}.items()}
         if problem := contradiction(stored, given):
-            raise MoaError(f"{self.out} was started with another {problem}: resume without it, or choose another --out")
+            raise MoaError(
+                f"{self.out} was started with another {problem}: resume without it, or choose another --out",
+                code="settings_differ",
+            )
         return stored
 
     def _write_in_time(self, target: Target, settings: RunSettings) -> RunSettings:
-        """Write conversations; where a run has minutes and no number of them, for half of its time.
-
-        Where so few are written in that time that nothing could be trained on, it takes a minute longer at most.
-
-        Returns:
-            the settings, with the number that was written and the minutes that are left in that case.
-        """
+        """Write conversations; in a run with minutes and no number of them for half of its time, and a minute more if
+        they would be too few to train on. Returns the settings with the written number and the minutes left then."""
         if settings.minutes is None or settings.conversations is not None:
             self._write(target, settings, self._until)
             return settings
@@ -196,15 +194,11 @@ class Command:
         return replace(settings, conversations=held, minutes=settings.minutes / 2)
 
     def _write(self, target: Target, settings: RunSettings, until: float, *, few_from: float = math.inf) -> bool:
-        """Write conversations until there are enough, or until a reading of the clock; whether there are.
-
-        Args:
-            until, few_from: see :func:`generate_conversations`.
-        """
+        """Write conversations as :func:`generate_conversations` does; whether there are enough."""
         wanted = settings.conversations or DEFAULT_CONVERSATIONS
         file = self.out / WRITTEN_FILE
         if processes.count() > 1 and lines_held(file) < wanted:
-            raise MoaError("several processes only train: write the conversations with one first (--write-only)")
+            raise MoaError("several processes only train: write the conversations first (--write-only)", code="too_few")
         if lines_held(file) < wanted:
             check_installed(settings)
         if not processes.rank():
@@ -226,7 +220,7 @@ class Command:
             )
 
     def _record_writing(self, settings: RunSettings) -> None:
-        """Keep the settings for --resume; refuse to mix what other settings wrote."""
+        """Keep the settings for --resume; refuse to mix texts of different settings."""
         record = self.out / RECORD_FILE
         if (self.out / STATE_FILE).is_file():
             return
@@ -236,28 +230,16 @@ class Command:
             keys.remove("conversations")
             writing = {key: _absolute(getattr(settings, key)) for key in keys}
             if problem := contradiction(stored, writing):
-                raise MoaError(f"{self.out / WRITTEN_FILE} was written with another {problem}: choose another --out")
+                raise MoaError(
+                    f"{self.out / WRITTEN_FILE} was written with another {problem}: choose another --out",
+                    code="settings_differ",
+                )
         write_record(record, {"settings": plain(settings)})
 
     @staticmethod
     def describe(result: Mapping[str, Any]) -> str:
-        """The result for people."""
-        if "settings" in result or "shares" in result:
-            return "\n".join(_lines(result))
-        if "file" in result or "checkpoint" not in result:
-            return "\n".join(f"{key:<15}{value}" for key, value in result.items() if key != "finished")
-        depths = result["accuracy_by_depth"]
-        return "\n".join(
-            (
-                f"drafter      {result['checkpoint']}",
-                f"steps        {result['step']} of {result['steps']} ({result['tokens']} tokens)",
-                f"loss         {result['loss']:.4f} nats (held out)",
-                f"tau          {result['tau']:.3f} (greedy chain of {len(depths)}, held-out answers)",
-                *([f"sharpness    {result['sharpness']:.2f}"] if "sharpness" in result else []),
-                "depth        " + " ".join(f"{depth:6d}" for depth in range(1, len(depths) + 1)),
-                "accuracy     " + " ".join("     -" if value is None else f"{value:6.3f}" for value in depths),
-            )
-        )
+        """Format a result for people: a line for each value."""
+        return "\n".join(_lines({key: value for key, value in result.items() if key != "finished"}))
 
 
 def _load(settings: RunSettings, device: str) -> Target:
@@ -265,15 +247,15 @@ def _load(settings: RunSettings, device: str) -> Target:
 
 
 def _recorded(record: Path) -> RunSettings:
-    """The settings of a run that was begun."""
+    """Read the settings of an earlier start."""
     stored = resolve(read_settings(record))
     if stored.data or stored.writer != "auto":
         return stored
-    return for_writer(stored, "transformers")  # of a release that knew no other
+    return for_writer(stored, "transformers")  # the only one of earlier versions
 
 
 def _absolute(value: Any) -> Any:
-    """Paths as a record holds them."""
+    """Make paths absolute, as in a record."""
     if isinstance(value, tuple):
         return tuple(_absolute(item) for item in value)
     return value.absolute() if isinstance(value, Path) else value
@@ -284,9 +266,10 @@ def _lines(mapping: Mapping[str, Any], indent: str = "") -> list[str]:
     for key, value in mapping.items():
         if isinstance(value, dict):
             found += [f"{indent}{key}", *_lines(value, indent + "  ")]
-        elif isinstance(value, list):
-            for item in value:
-                found += _lines(item if isinstance(item, dict) else {key: item}, indent)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            found += [line for item in value for line in _lines(item, indent)]
         else:
-            found.append(f"{indent}{key:<22}{f'{value:.4g}' if isinstance(value, float) else value}")
+            items = value if isinstance(value, list) else [value]
+            shown = (f"{item:.4g}" if isinstance(item, float) else str(item) for item in items)
+            found.append(f"{indent}{key:<22}{' '.join(shown)}")
     return found

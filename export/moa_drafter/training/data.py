@@ -1,4 +1,4 @@
-"""Token store: conversations as JSON lines, and how they are packed into training steps."""
+"""Token stores: conversations as JSON lines, the card of a stored file, and packing into training steps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from moa_runtime.errors import MoaError
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said, as token ids.
+    """The token ids of a conversation.
 
     Attributes:
         prompt: everything before the first answer.
-        answer: everything from there on; it ends with the end-of-turn token where the answer ended.
-        asked: spans of ``answer``, counted from its start, that the target did not write: the template's and the
-            user's later turns.
+        answer: everything from the first answer on, with the end-of-turn token unless the text was cut off.
+        asked: spans of ``answer``, counted from its start, that the target did not write: the user's later turns, with
+            the template's tokens.
     """
 
     prompt: tuple[int, ...]
@@ -40,10 +40,8 @@ class Conversation:
 
     @property
     def answers(self) -> list[tuple[int, int]]:
-        """Spans of ``tokens`` that the target wrote.
-
-        Example: a prompt of 3, an answer of 9 and ``asked=((4, 6),)`` give ``[(3, 7), (9, 12)]``.
-        """
+        """Spans of ``tokens`` that the target wrote: ``[(3, 7), (9, 12)]`` for a prompt of 3, an answer of 9 and
+        ``asked=((4, 6),)``."""
         offset = len(self.prompt)
         starts = [offset, *(offset + stop for _, stop in self.asked)]
         stops = [*(offset + start for start, _ in self.asked), len(self)]
@@ -51,7 +49,7 @@ class Conversation:
 
     @property
     def learnt(self) -> int:
-        """Positions whose next token is learnt: the server itself gives an answer's first token."""
+        """Number of positions whose next token is learnt; the first token of an answer comes from the server."""
         return sum(stop - start - 1 for start, stop in self.answers)
 
     def __len__(self) -> int:
@@ -59,24 +57,22 @@ class Conversation:
 
 
 def open_lines(path: Path) -> IO[str]:
-    """A text file, gzip if named ``.gz``."""
+    """Open a text file, gzip if named ``.gz``."""
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
 def check_token_file(path: Path) -> None:
-    """Raise a MoaError where there is no such file."""
+    """Raise a MoaError if there is no such file."""
     if not path.is_file():
-        raise MoaError(f"no token file {path}: expected JSON lines as `moa-train --write-only` writes them")
+        raise MoaError(f"there is no token file {path}: moa-train --write-only writes one", code="file_missing")
 
 
 def read_conversations(path: Path, *, vocab_size: int) -> list[Conversation]:
-    """Read a token store: a line a conversation, ``{"p": [ids], "r": [ids]}``, gzip if named ``.gz``.
+    """Read a token store, gzip if named ``.gz``: one conversation a line, ``{"p": [ids], "r": [ids]}``.
 
-    Of several turns ``r`` holds all from the first answer on, and ``"u": [[start, stop], ...]`` the spans of
-    ``r`` that the user wrote. A last line cut short by an interrupted writer is left out.
-
-    Raises:
-        MoaError: the file is missing, or a line is broken (named by number).
+    ``r`` holds everything from the first answer on, and ``"u": [[start, stop], ...]`` the spans of ``r`` that the
+    target did not write. A last line that an interruption cut short is skipped. Raises MoaError if the file is missing
+    or a line, named by number, is broken.
     """
     check_token_file(path)
     found: list[Conversation] = []
@@ -86,14 +82,14 @@ def read_conversations(path: Path, *, vocab_size: int) -> list[Conversation]:
                 if line.endswith("\n") and (conversation := _conversation(line, f"{path}, line {number}", vocab_size)):
                     found.append(conversation)
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise MoaError(f"cannot read the token file {path}: {error}") from error
+        raise MoaError(f"cannot read the token file {path}: {error}", code="unreadable") from error
     if not found:
-        raise MoaError(f"{path} holds no conversation with an answer of two tokens or more")
+        raise MoaError(f"{path} holds no conversation with an answer of two tokens or more", code="too_few")
     return found
 
 
 def _conversation(line: str, where: str, vocab_size: int) -> Conversation | None:
-    """The conversation of one line; None where nothing can be learnt from it."""
+    """Parse one line; None if nothing can be learnt from it."""
     try:
         raw = json.loads(line)
         asked = tuple((int(start), int(stop)) for start, stop in raw.get("u", ()))
@@ -101,41 +97,29 @@ def _conversation(line: str, where: str, vocab_size: int) -> Conversation | None
         if not all(type(token) is int for token in conversation.tokens):
             raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise MoaError(f"{where}: expected {{'p': [ids], 'r': [ids]}} of whole numbers, and spans in 'u'") from error
+        raise MoaError(f"{where}: expected {{'p': [ids], 'r': [ids]}}, and spans in 'u'", code="bad_line") from error
     if not all(0 <= token < vocab_size for token in conversation.tokens):
-        raise MoaError(f"{where}: a token id outside 0..{vocab_size - 1}; another tokenizer's?")
+        raise MoaError(f"{where}: a token id outside 0..{vocab_size - 1}; another tokenizer's?", code="out_of_range")
     edges = [0, *(edge for span in asked for edge in span), len(conversation.answer)]
     if any(after <= before for before, after in itertools.pairwise(edges)) and asked:
-        raise MoaError(f"{where}: the spans in 'u' must lie in order inside 'r', with an answer after each")
+        raise MoaError(f"{where}: spans in 'u' must lie in order inside 'r', an answer after each", code="bad_line")
     return conversation if conversation.prompt and conversation.learnt > 0 else None
 
 
 def frequent_tokens(conversations: Sequence[Conversation], size: int, always: Sequence[int]) -> list[int]:
-    """The draft vocabulary: ``size`` token ids, ascending; ``always`` first, then by frequency in
-    answers and prompts, then lowest ids (which byte-pair encodings learnt first)."""
-    counts: Counter[int] = Counter()
-    for conversation in conversations:
-        counts.update(conversation.tokens)
-    chosen = dict.fromkeys(always)
-    for token, _ in counts.most_common():
-        if len(chosen) >= size:
-            break
-        chosen[token] = None
-    for token in range(size):
-        if len(chosen) >= size:
-            break
-        chosen[token] = None
-    return sorted(chosen)
+    """Choose the ``size`` token ids of the draft vocabulary, ascending: ``always``, then the most frequent ones, then
+    the lowest ids, which byte-pair encodings learnt first."""
+    counts = Counter(token for conversation in conversations for token in conversation.tokens)
+    ranked = dict.fromkeys((*always, *(token for token, _ in counts.most_common()), *range(size)))
+    return sorted(list(ranked)[:size])
 
 
 def packed_order(lengths: Sequence[int], step_tokens: int, seed: int) -> Iterator[list[int]]:
-    """Endless training steps: lists of conversation indices of about ``step_tokens`` tokens in all.
+    """Yield training steps without end: lists of conversation indices of about ``step_tokens`` tokens in all.
 
-    Each epoch is a new permutation drawn from ``seed`` and the epoch's number, so step ``n`` is the same
-    in every run and a resumed run can skip to it.
+    Each epoch is a permutation drawn from ``seed`` and the epoch's number, so a resumed run can skip to any step.
     """
-    epoch = 0
-    while True:
+    for epoch in itertools.count():
         order = list(range(len(lengths)))
         random.Random(f"{seed}/{epoch}").shuffle(order)
         step: list[int] = []
@@ -147,7 +131,6 @@ def packed_order(lengths: Sequence[int], step_tokens: int, seed: int) -> Iterato
             step.append(index)
             size += lengths[index]
         yield step
-        epoch += 1
 
 
 CARD_SUFFIX = ".card.yaml"
@@ -158,11 +141,7 @@ _FORMAT = (
 
 
 def keep(store: Path, target: Target, settings: RunSettings) -> Path:
-    """Write ``STORE.gz`` and its card beside a store; the same store gives the same bytes.
-
-    Returns:
-        the compressed file.
-    """
+    """Write ``STORE.gz`` and its card beside a store, and return the file; the same store gives the same bytes."""
     kept = store.with_name(store.name + ".gz")
     scratch = kept.with_name(f".{kept.name}.tmp")
     with (
@@ -181,14 +160,10 @@ def card_of(file: Path) -> Path:
 
 
 def check_card(file: Path, sha256: str) -> None:
-    """Compare a file that is read with its card, where it has one.
-
-    Raises:
-        MoaError: the file is another one, or the card cannot be read.
-    """
+    """Compare a file with its card, if it has one. Raises MoaError if they differ or the card is unreadable."""
     card = card_of(file)
     if card.is_file() and read_mapping(card, str(card), example="sha256: ...").get("sha256") != sha256:
-        raise MoaError(f"{file} is not what its card says: its SHA-256 is {sha256}; fetch it again, or remove {card}")
+        raise MoaError(f"{file} differs from its card: fetch it again, or remove {card}", code="bad_digest")
 
 
 def _card(kept: Path, target: Target, settings: RunSettings) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Several processes that train one drafter, started by torchrun. Plain ``torch.distributed``: the drafter is small,
-so every process holds all of it, and only gradients travel."""
+"""Several processes, started by torchrun, that train one drafter: each holds all of it and exchanges gradients."""
 
 from __future__ import annotations
 
@@ -13,22 +12,18 @@ from torch import Tensor
 
 
 def count() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this one; number 0 writes files and reports."""
+    """Return the number of this process; number 0 writes files and reports."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 @contextmanager
 def joined(device: str) -> Iterator[str]:
-    """Join the processes that torchrun started, if it did.
-
-    Args:
-        device: what was asked for; ``cuda`` becomes this process's own GPU.
-    """
+    """Join the processes that torchrun started, if any; yields the device, this process's own GPU for ``cuda``."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield device
         return
@@ -44,7 +39,7 @@ def joined(device: str) -> Iterator[str]:
 
 @contextmanager
 def first_alone() -> Iterator[None]:
-    """Process 0 goes through the block before the others do."""
+    """Let process 0 run the block before the others."""
     if rank() and count() > 1:
         dist.barrier()
     yield

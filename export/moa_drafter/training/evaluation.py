@@ -1,8 +1,8 @@
-"""How well a drafter drafts on answers that it was not trained on, and its temperature scaling.
+"""Evaluation of a drafter on held-out answers, and its temperature scaling.
 
-Temperature scaling (Guo et al. 2017, arXiv 1706.04599, section 4.2): training compares distributions, but a target that
-decodes greedily or at a low temperature is more certain of its next token than its distribution says. The draft's
-probabilities, which decide which drafted tokens are worth sending, are sharpened to match.
+Temperature scaling (Guo et al. 2017, arXiv 1706.04599, section 4.2): a target that decodes greedily or at a low
+temperature is more certain of its next token than its distribution, on which the drafter is trained. The draft's
+probabilities, which decide how many drafted tokens are worth sending, are sharpened to match.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def drafted(
     indices: Sequence[int],
     draft_tokens: int,
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Each conversation with its answers drafted ``draft_tokens`` at a time: the batch and the draft logits
+    """Yield each conversation's batch, its answers drafted ``draft_tokens`` at a time, and the draft logits
     ``[Q, draft_vocab_size]`` of its queries."""
     drafter.eval()
     lengths = FutureLengths(draft_tokens, draft_tokens)
@@ -46,18 +46,17 @@ def evaluate(
     *,
     draft_tokens: int = 6,
 ) -> dict[str, object]:
-    """Held-out loss, accuracy by depth and tau of a greedy chain, on the target's own answers.
+    """Compute loss, accuracy by depth and tau of a greedy chain on the target's own answers.
 
-    While all drafted tokens so far are right, a chain follows the target's text, so the accepted
-    length of a round is the run of right predictions at the start of its segment. Segments that an
+    The accepted length of a round is the number of right predictions at the start of its segment; segments that an
     answer's end cuts short do not count for tau.
 
     Args:
-        validation: indices of the conversations to look at.
+        validation: indices of the conversations.
 
     Returns:
         ``loss`` (forward KL, nats, mean over conversations), ``tau``, and ``accuracy_by_depth``, a list of
-        ``draft_tokens`` shares, None where no token stands so deep.
+        ``draft_tokens`` shares, None for depths without a token.
     """
     right = torch.zeros(draft_tokens)
     seen = torch.zeros(draft_tokens)
@@ -93,15 +92,11 @@ def fitted_sharpness(
     *,
     draft_tokens: int = 6,
 ) -> float:
-    """The factor on the draft logits under which the target's answers are likeliest, drafted by ``draft_tokens``.
-
-    Tokens that cannot be drafted do not count.
+    """Return the factor on the draft logits, a multiple of 0.05 from 0.5 to 2.5, that makes the target's answers
+    likeliest, drafted by ``draft_tokens``. Tokens that cannot be drafted do not count.
 
     Args:
         indices: conversations that the drafter was not trained on.
-
-    Returns:
-        a multiple of 0.05 from 0.5 to 2.5.
     """
     device = drafter.head.device
     factors = _FACTORS.to(device)

@@ -1,8 +1,7 @@
-"""What the drafter is trained on: the target's keys, values and hidden states.
+"""The target's keys, values and hidden states of the training data.
 
-The target's forward is the dearest part of a training step on a CPU. Its results do not change between epochs,
-so there they are computed once, at first use, and kept on disk as float16. A GPU computes them faster than a disk
-reads them.
+On a CPU the target's forward is the most expensive part of a training step, so its states are computed once, at first
+use, and kept on disk as float16. A GPU computes them faster than a disk reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Features(Protocol):
 
 
 def packed_states(features: Features, indices: Sequence[int], device: torch.device) -> TargetStates:
-    """States of several conversations, end to end, on ``device``."""
+    """Return the states of several conversations, end to end, on ``device``."""
     if isinstance(features, LiveFeatures):
         return features.packed(indices)
     parts = [features[i] for i in indices]
@@ -38,17 +37,17 @@ def packed_states(features: Features, indices: Sequence[int], device: torch.devi
 
 
 class LiveFeatures:
-    """States computed whenever they are asked for, by one forward of the target over all conversations of a batch."""
+    """States computed on demand, by one forward of the target over all conversations of a batch."""
 
     def __init__(self, target: Target, conversations: Sequence[Conversation], reads: Reads) -> None:
         self._target, self._conversations, self._reads = target, conversations, reads
 
     def __getitem__(self, index: int) -> TargetStates:
-        """The states of one conversation, float32."""
+        """Return the states of one conversation, float32."""
         return self.packed([index])
 
     def packed(self, indices: Sequence[int]) -> TargetStates:
-        """The states of several conversations, end to end, float32, on the target's device."""
+        """Return the states of several conversations, end to end, float32, on the target's device."""
         texts = [self._conversations[i].tokens for i in indices]
         return packed_target_states(self._target, texts, self._reads).to(torch.float32)
 
@@ -57,7 +56,7 @@ class FeatureStore:
     """States of a fixed list of conversations, computed at first use and memory-mapped.
 
     Args:
-        folder: where they lie; made again when conversations or what is read differ.
+        folder: of the files, which are made again if conversations or ``reads`` differ.
     """
 
     def __init__(self, folder: Path, target: Target, conversations: Sequence[Conversation], reads: Reads) -> None:
@@ -87,7 +86,7 @@ class FeatureStore:
         return len(self._reads.kv_layers) * self._kv, len(self._reads.inner_layers) * self._hidden, self._hidden
 
     def __getitem__(self, index: int) -> TargetStates:
-        """The states of one conversation, float32."""
+        """Return the states of one conversation, float32."""
         start, stop = self._starts[index], self._starts[index + 1]
         if not self._ready[index]:
             states = target_states(self._target, self._conversations[index].tokens, self._reads)

@@ -1,13 +1,12 @@
 """Initialise the drafter from the target's weights and states.
 
-From random weights a drafter learns to ignore the memory rows, which are noise to it at first. So it starts out
-using them: cross-attention looks at the latest visible row, and what it reads there is the best linear
-estimate of the target's last hidden state that fits through the row. If layers of the target follow, the estimate
-is of the hidden state that enters them.
+From random weights a drafter learns to ignore the memory rows, which are noise at first. So it starts out using them:
+the cross-attention looks at the latest visible row, from which it reads the best linear estimate, through the numbers
+of one row, of the target's last hidden state, or of the state that enters the target's layers if some follow.
 
-A trained drafter can also be continued with more of the target's layers after it (target layer inference). Without such
-layers the head reads the cross-attention's output; with them the first layer does, which expects another space. The
-attention that the drafter has learnt is kept; the two output projections of the cross-attention are fitted again.
+A trained drafter can be continued with more of the target's layers (target layer inference). Then the first of them,
+instead of the head, reads the cross-attention's output and expects another space: the learnt attention is kept, and
+the two output projections of the cross-attention are fitted again.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ def initialise_from_target(
 ) -> None:
     """Fill all parameters.
 
-    Self-attention comes from the target's first layer, the norm from its final norm, the cross-attention's
-    feed-forward input from the layer whose output it stands for. The output projections of the layer
-    self-attention and of the cross-attention's feed-forward network begin at zero; ``Ekv2E`` is the ridge regression
-    from the layers' mean to the hidden state that is estimated.
+    Self-attention comes from the target's first layer, the norm from its final norm, the cross-attention's feed-forward
+    input from the layer that it replaces. The output projections of the layer self-attention and of the
+    cross-attention's feed-forward network begin at zero; ``Ekv2E`` is the ridge regression from the layers' mean to the
+    estimated hidden state.
 
     Args:
         samples: tokens ``[T]`` and states of some conversations.
         ridge: penalty of every regression, relative to the mean diagonal of its normal equations.
     """
     parts, model = list(samples), target.model
-    seen = len(drafter.config.lsa_layers)  # behind them come the keys and values of the layers that follow
+    seen = len(drafter.config.lsa_layers)  # the tail's keys and values come after these
     kv = torch.cat([states.kv[:, :seen] for _, states in parts])
     hidden = torch.cat([estimated(drafter, model, tokens, states) for tokens, states in parts]).double()
     _copy_target_layers(drafter, model)
@@ -64,7 +63,7 @@ def estimated(drafter: MoADrafter, target: Any, tokens: Tensor, states: TargetSt
     """Return the output ``[T, hidden]`` that the cross-attention should have."""
     if not drafter.config.target_layers:
         return states.last
-    # Only wanted here, so not worth a place among the features. The first of them is the embedding.
+    # Used only here, so no part of the features. The first hidden state is the embedding.
     out = target.model(input_ids=tokens[None].to(target.device), output_hidden_states=True)
     return out.hidden_states[drafter.config.tail_layers[0]][0].to(states.last)
 
@@ -84,7 +83,7 @@ def _copy_target_layers(drafter: MoADrafter, target: Any) -> None:
 
 
 def _aggregate_linearly(drafter: MoADrafter, kv: Tensor, hidden: Tensor, ridge: float) -> None:
-    """``layer_scale`` and ``Ekv2E``, so that the aggregate estimates ``hidden``."""
+    """Set ``layer_scale`` and ``Ekv2E`` so that the aggregate estimates ``hidden``."""
     if drafter.config.layer_scale:
         scale = 1 / (kv.std(dim=0) + 1e-6)
         scale[:-1] *= _EARLIER_LAYERS
@@ -94,7 +93,7 @@ def _aggregate_linearly(drafter: MoADrafter, kv: Tensor, hidden: Tensor, ridge: 
 
 
 def _self_attended(drafter: MoADrafter, tokens: Tensor) -> Tensor:
-    """Self-attention's output ``[T, hidden]`` over one conversation."""
+    """Compute the self-attention's output ``[T, hidden]`` over one conversation."""
     x = drafter.embed(tokens)
     angles = drafter.angles(torch.arange(len(tokens), device=tokens.device))
     causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=tokens.device).tril()
@@ -102,19 +101,19 @@ def _self_attended(drafter: MoADrafter, tokens: Tensor) -> Tensor:
 
 
 def _read_latest_row(drafter: MoADrafter, kv: Tensor, hidden: Tensor, own: Tensor, ridge: float) -> None:
-    """Cross-attention: queries and keys that prefer recent rows, values that carry the hidden state."""
+    """Set the cross-attention: queries and keys that prefer recent rows, values that carry the hidden state."""
     attention, dims = drafter.cross_attention.self_attn, drafter.config.decoder
     norm = drafter.cross_attention.input_layernorm
     aggregate = norm(drafter.aggregate(kv)).double()
     query, key = recency_vectors(dims.head_dim, drafter.config.rope_theta)
-    # No projection has a bias, so a constant is made from what is nearly constant in the inputs.
+    # Projections have no bias, so a constant is regressed from the inputs.
     for projection, inputs, constant in ((attention.q_proj, norm(own), query), (attention.k_proj, aggregate, key)):
         ones = torch.ones(len(inputs), 1, dtype=torch.float64)
         functional = regress(inputs.double(), ones, ridge)[:, 0]
         heads = projection.out_features // dims.head_dim
         projection.weight.mul_(_TARGET_SHARE).add_(torch.outer(constant.repeat(heads), functional))
 
-    # Reduced-rank regression: the best estimate that fits through the numbers of one row.
+    # Reduced-rank regression: the best estimate through the numbers of one row.
     rank = dims.num_kv_heads * dims.head_dim
     estimate = regress(aggregate, hidden, ridge)
     directions = torch.linalg.svd(aggregate @ estimate, full_matrices=False).Vh[:rank].T  # [hidden, rank]
@@ -122,7 +121,7 @@ def _read_latest_row(drafter: MoADrafter, kv: Tensor, hidden: Tensor, own: Tenso
     attention.v_proj.weight[: directions.shape[1]] = (estimate @ directions).T.to(attention.v_proj.weight)
     groups = dims.num_heads // dims.num_kv_heads
     if drafter.config.target_layers:
-        # What follows adds to the residual, so the estimate has to have its true size.
+        # Later layers add to the residual, so the estimate needs its true size.
         weight, gain = directions.new_ones(1), 1 / groups
     else:
         # The norm before the head multiplies by its weight, so the residual must not contain it.
@@ -139,14 +138,11 @@ def _read_latest_row(drafter: MoADrafter, kv: Tensor, hidden: Tensor, own: Tenso
 def recency_vectors(
     head_dim: int, theta: float, *, slope: float = 3.0, reach: int = 10, span: int = 400
 ) -> tuple[Tensor, Tensor]:
-    """A query and a key whose attention score falls with distance through the rotary embedding alone.
+    """Return a query and a key, float64 ``[head_dim]`` before rotation, whose score falls with their distance.
 
-    A constant query and key, rotated by positions at distance d, score ``sum a_i cos(d f_i) + b_i sin(d f_i)``
-    over the rotary frequencies. The coefficients are the least-squares fit to ``-slope * min(d, reach)``
-    on ``0..span-1``, near distances weighing most.
-
-    Returns:
-        float64 vectors ``[head_dim]`` before rotation, in Llama's half-split layout.
+    A constant query and key, rotated by positions at distance d, score ``sum a_i cos(d f_i) + b_i sin(d f_i)`` over the
+    rotary frequencies. The coefficients are the least-squares fit to ``-slope * min(d, reach)`` on ``0..span-1``, near
+    distances weighing most.
     """
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     distance = torch.arange(span, dtype=torch.float64)
@@ -162,7 +158,7 @@ def recency_vectors(
 
 
 def fit_linear(linear: nn.Linear, x: Tensor, y: Tensor, ridge: float) -> None:
-    """Weight and bias as the ridge regression in float64 from ``x [n, a]`` to ``y [n, b]``."""
+    """Set weight and bias to the ridge regression in float64 from ``x [n, a]`` to ``y [n, b]``."""
     x = torch.cat((x, torch.ones(len(x), 1, dtype=x.dtype)), dim=1)
     solution = regress(x.double(), y.double(), ridge)
     linear.weight.copy_(solution[:-1].T)
@@ -170,24 +166,19 @@ def fit_linear(linear: nn.Linear, x: Tensor, y: Tensor, ridge: float) -> None:
 
 
 def regress(x: Tensor, y: Tensor, ridge: float) -> Tensor:
-    """Ridge regression in float64: ``[n, a], [n, b] -> [a, b]``."""
+    """Compute the ridge regression in float64: ``[n, a], [n, b] -> [a, b]``."""
     gram = x.T @ x
     gram += ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
     return torch.linalg.solve(gram, x.T @ y)
 
 
 def with_target_layers(drafter: MoADrafter, target_layers: int = 0, *, trained: bool = False) -> MoADrafter:
-    """The weights of ``drafter`` in one that contains layers of the target, not bound to it.
-
-    :func:`start_target_layers` must follow.
+    """Make an unbound drafter with the weights of ``drafter`` and layers of the target; :func:`start_target_layers`
+    must follow.
 
     Args:
-        target_layers: see :class:`~moa_drafter.config.DrafterConfig`; 0 for as many as it has.
-        trained: whether its copies are to be trained; those that are stay so.
-
-    Raises:
-        ConfigError: there are not so many, the drafter has no final norm or another shape than the target's, or its
-            weights were trained with another number of layers that these are tied to.
+        target_layers: see :class:`~moa_drafter.config.DrafterConfig`; 0 to keep their number.
+        trained: whether to train the copies; trained ones stay so, and so does their number.
     """
     was = drafter.config
     config = dataclasses.replace(
@@ -196,7 +187,7 @@ def with_target_layers(drafter: MoADrafter, target_layers: int = 0, *, trained: 
         trained_target_layers=trained or was.trained_target_layers,
     )
     if was.trained_target_layers and config != was:
-        raise ConfigError("this drafter has trained copies of the target's layers: their number cannot be changed")
+        raise ConfigError("the number of trained copies of the target's layers is fixed", code="fixed_by_checkpoint")
     deeper = MoADrafter(config)
     deeper.load_state_dict({**deeper.state_dict(), **drafter.state_dict()})
     return deeper
@@ -206,13 +197,8 @@ def with_target_layers(drafter: MoADrafter, target_layers: int = 0, *, trained: 
 def start_target_layers(
     drafter: MoADrafter, was: DrafterConfig, target: Any, samples: Iterable[tuple[Tensor, TargetStates]]
 ) -> None:
-    """Let a drafter of :func:`with_target_layers` start well.
-
-    Args:
-        drafter: bound to its target.
-        was: the configuration that its weights were trained with.
-        target, samples: see :func:`fit_to_target_layers`.
-    """
+    """Initialise the layers that :func:`with_target_layers` added to a drafter of the configuration ``was``; for the
+    other arguments see :func:`fit_to_target_layers`."""
     if drafter.config.trained_target_layers and not was.trained_target_layers:
         drafter.start_copies(target.model.layers)
     if drafter.config.target_layers != was.target_layers:
@@ -223,22 +209,19 @@ def start_target_layers(
 def fit_to_target_layers(
     drafter: MoADrafter, target: Any, samples: Iterable[tuple[Tensor, TargetStates]], *, ridge: float = 1e-2
 ) -> None:
-    """Let the cross-attention's output be what enters the first target layer, as well as two regressions can.
-
-    The attention's output projection estimates it first, then the feed-forward network's what is left. The norm
-    becomes the target's own final norm.
+    """Fit the cross-attention's output to the input of the first target layer by two regressions, of the attention's
+    output projection and then of the feed-forward network's on the rest. The norm becomes the target's final norm.
 
     Args:
         drafter: bound to its target.
         target: the transformers model.
-        samples: tokens ``[T]`` and states of some conversations.
-        ridge: see :func:`~moa_drafter.training.initialise.initialise_from_target`.
+        samples, ridge: see :func:`initialise_from_target`.
     """
     parts = [(tokens, states, estimated(drafter, target, tokens, states)) for tokens, states in samples]
     drafter.norm.load_state_dict(target.model.norm.state_dict())
     layer = drafter.cross_attention
     layer.mlp.down_proj.weight.zero_()
-    # The output of a zero projection adds nothing, so what is left to estimate is the target's state less the input.
+    # A zero projection adds nothing, so the rest to estimate is the target's state less the input.
     layer.self_attn.o_proj.weight.zero_()
     for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
         inputs, left = [], []
@@ -251,7 +234,8 @@ def fit_to_target_layers(
 
 
 def _run(drafter: MoADrafter, projection: nn.Module, tokens: Tensor, states: TargetStates) -> dict[str, Tensor]:
-    """What ``projection`` reads and what the cross-attention computes, ``[T, ...]``, over one conversation."""
+    """Return the ``input`` of ``projection`` and the ``output`` of the cross-attention, ``[T, ...]``, over one
+    conversation."""
     read: dict[str, Tensor] = {}
 
     def keep(name: str, which: int) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What training makes small. Every loss is a mean over positions, so that weights carry over."""
+"""Training losses; each is a mean over positions, so that weights carry over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def forward_kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Forward KL divergence from target to draft over the draft vocabulary, mean over positions (nats)."""
+    """Compute the forward KL divergence (nats) from target to draft over the draft vocabulary."""
     return nn.functional.kl_div(
         draft_logits.float().log_softmax(-1),
         target_logits.float().log_softmax(-1),
@@ -21,7 +21,7 @@ def forward_kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 def rejection_rate(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Total variation distance: how often speculative sampling rejects a token (arXiv 2211.17192, theorem 3.5)."""
+    """Compute the rejection rate of speculative sampling: the total variation distance (arXiv 2211.17192)."""
     gap = draft_logits.float().softmax(-1) - target_logits.float().softmax(-1)
     return 0.5 * gap.abs().sum(-1).mean()
 
@@ -29,11 +29,11 @@ def rejection_rate(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
 #: By the name that ``moa-train --loss`` takes.
 LOSSES: dict[str, Loss] = {
     "kl": lambda hidden, logits, target_hidden, target_logits: forward_kl(logits, target_logits),
-    # arXiv 2410.03804 and EAGLE (arXiv 2401.15077): features, and a tenth of the classification.
+    # As in arXiv 2410.03804 and EAGLE (arXiv 2401.15077).
     "feature": lambda hidden, logits, target_hidden, target_logits: (
         nn.functional.smooth_l1_loss(hidden.float(), target_hidden.float()) + 0.1 * forward_kl(logits, target_logits)
     ),
-    # The KL divergence keeps gradients alive where the draft is far off.
+    # The KL divergence keeps gradients alive when the draft is far off.
     "acceptance": lambda hidden, logits, target_hidden, target_logits: (
         rejection_rate(logits, target_logits) + 0.1 * forward_kl(logits, target_logits)
     ),

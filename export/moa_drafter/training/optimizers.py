@@ -19,24 +19,20 @@ _BETAS = (0.9, 0.95)
 
 
 class Optimizers:
-    """Several of torch's optimisers that step as one, at one learning rate.
-
-    Attributes:
-        parts: what each holds is disjoint, together they hold every trained parameter.
-    """
+    """Several torch optimisers that step as one, at one learning rate; each trained parameter belongs to one."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = tuple(parts)
 
     def step(self, rate: float) -> None:
-        """One step along the gradients, at learning rate ``rate``."""
+        """Take one step along the gradients, at learning rate ``rate``."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = rate
             part.step()
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 
@@ -50,26 +46,19 @@ class Optimizers:
             part.load_state_dict(state)
 
 
-def optimizers_for(drafter: nn.Module, settings: TrainSettings) -> Optimizers:
-    """Make the optimizers that ``settings.optimizer`` names, for the trained parameters of ``drafter``."""
-    return Optimizers(OPTIMIZERS[settings.optimizer](drafter, settings))
+def _adamw(drafter: nn.Module, settings: TrainSettings) -> Optimizers:
+    return Optimizers([_adamw_over([p for p in drafter.parameters() if p.requires_grad], settings)])
 
 
-def _adamw(drafter: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    return [_adamw_over([p for p in drafter.parameters() if p.requires_grad], settings)]
-
-
-def _muon(drafter: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the weights of linear layers.
-
-    Its steps are scaled to the size of AdamW's (arXiv 2502.16982, section 2.2), so that one rate serves both.
-    """
+def _muon(drafter: nn.Module, settings: TrainSettings) -> Optimizers:
+    """Muon (Jordan et al. 2024) for the weights of linear layers, its steps scaled to the size of AdamW's (arXiv
+    2502.16982, section 2.2), so that one rate serves both."""
     linear = [m.weight for m in drafter.modules() if isinstance(m, nn.Linear) and m.weight.requires_grad]
     taken = set(map(id, linear))
     rest = [p for p in drafter.parameters() if p.requires_grad and id(p) not in taken]
     decay = settings.weight_decay
     muon = SharedMuon(linear, lr=settings.learning_rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return [muon, _adamw_over(rest, settings)]
+    return Optimizers([muon, _adamw_over(rest, settings)])
 
 
 def _adamw_over(parameters: Sequence[nn.Parameter], settings: TrainSettings) -> torch.optim.Optimizer:
@@ -80,27 +69,23 @@ def _adamw_over(parameters: Sequence[nn.Parameter], settings: TrainSettings) -> 
 
 
 #: By the name that ``moa-train --optimizer`` takes.
-OPTIMIZERS: dict[str, Callable[[nn.Module, TrainSettings], list[torch.optim.Optimizer]]] = {
-    "adamw": _adamw,
-    "muon": _muon,
-}
+OPTIMIZERS: dict[str, Callable[[nn.Module, TrainSettings], Optimizers]] = {"adamw": _adamw, "muon": _muon}
 
 
 class SharedMuon(torch.optim.Muon):
     """:class:`torch.optim.Muon` for processes that hold the same weights and gradients.
 
-    Each matrix has an owner: the process that orthogonalises it, which is most of the work of a step, and sends it to
-    the others. The momentum of a matrix stays with its owner until :meth:`state_dict` is called, which every process
-    must do.
+    Each matrix has an owner, the process that orthogonalises it, which is most of the work of a step, and sends it to
+    the others. Momentum stays with the owner until :meth:`state_dict`, which every process must call.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """See :class:`torch.optim.Muon`; gradients of matrices of other owners are forgotten."""
+        """See :class:`torch.optim.Muon`; discards the gradients of other owners' matrices."""
         matrices, owners = self._owned()
         for matrix, owner in zip(matrices, owners, strict=True):
             if owner != processes.rank():
-                matrix.grad = None  # the optimiser steps over what has none
+                matrix.grad = None  # the optimiser skips it then
         loss = super().step(closure)
         processes.copy_from(owners, matrices)
         return loss
@@ -116,18 +101,14 @@ class SharedMuon(torch.optim.Muon):
     def _owned(self) -> tuple[list[Tensor], list[int]]:
         """Return all matrices, and the rank of the process that owns each."""
         matrices = [matrix for group in self.param_groups for matrix in group["params"]]
-        # Products of the smaller side with itself and with the whole.
+        # Products of the smaller side with itself and with the matrix.
         costs = [min(matrix.shape) ** 2 * sum(matrix.shape) for matrix in matrices]
         return matrices, share_out(costs, processes.count())
 
 
 def share_out(costs: Sequence[float], count: int) -> list[int]:
-    """Assign each piece of work to one of ``count`` workers, so that all have about the same.
-
-    The most expensive piece comes first; each goes to the worker with the least work.
-
-    Example: ``share_out([1, 4, 3], 2)`` is ``[1, 0, 1]``.
-    """
+    """Assign each piece of work to one of ``count`` workers: the most expensive first, to the worker with the least
+    work. ``share_out([1, 4, 3], 2)`` is ``[1, 0, 1]``."""
     owners, loads = [0] * len(costs), [0.0] * count
     for piece in sorted(range(len(costs)), key=lambda index: -costs[index]):
         owners[piece] = loads.index(min(loads))
@@ -136,10 +117,9 @@ def share_out(costs: Sequence[float], count: int) -> list[int]:
 
 
 class WeightAverage:
-    """Exponential moving average of a model's parameters; it drafts better than the weights of the last step.
+    """Exponential moving average of a model's parameters, which drafts better than the weights of the last step.
 
-    Early on the average follows faster, so that it forgets the initial weights:
-    step ``n`` counts with ``1 - min(decay, (1 + n) / (10 + n))``.
+    It forgets the initial weights early: step ``n`` counts with ``1 - min(decay, (1 + n) / (10 + n))``.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -155,7 +135,7 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Use the average as the model's weights inside the block."""
+        """Use the average as the model's weights in the block."""
         self._swap()
         try:
             yield

@@ -1,6 +1,6 @@
-"""Every knob of a run, once: the flags of ``moa-train``, the keys of its configuration file and their defaults.
+"""Settings of a run: flags of ``moa-train``, keys of its YAML file, their checks, and the record beside the weights.
 
-This module imports no torch, so that ``moa-train --help`` answers at once.
+Needs no torch, so that ``moa-train --help`` answers at once.
 """
 
 # ruff: noqa: RUF009 - knob() is a field() with its limits
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ DEFAULT_STEPS = 3000
 DEFAULT_CONVERSATIONS = 2000
 DEFAULT_DRAFT_VOCAB = 16384
 DEFAULT_LSA_LAYERS = 6
-#: What a user's message may be about, and how often, where the target writes the messages too.
+#: Weights of the kinds of user's messages that the target writes.
 DEFAULT_MIX = {
     "open": 4.0,
     "chat": 2.0,
@@ -35,9 +34,8 @@ DEFAULT_MIX = {
     "extraction": 1.0,
     "rewriting": 1.0,
 }
-#: What may run the target where it writes, and what it does where nothing else is asked for: batches that take about
-#: as long with each, and messages of the user without improbable tokens. Top-p would sort the vocabulary in each of
-#: vLLM's steps, for every conversation.
+#: Programs that may run the target for writing, with their defaults: batches that take about equally long, and user's
+#: messages without improbable tokens (top-p would sort the vocabulary for each token with vLLM).
 WRITERS: dict[str, dict[str, Any]] = {
     "transformers": {"write_batch": 64, "prompt_top_p": 0.98, "prompt_min_p": 0.0},
     "vllm": {"write_batch": 256, "prompt_top_p": 1.0, "prompt_min_p": 0.02},
@@ -53,7 +51,7 @@ def knob(
     most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field with what ``--help`` says of it, and the range it is checked against."""
+    """Make a field with its text for ``--help`` and its range."""
     limits = {"help": text, "above": above, "least": least, "most": most, "choices": choices}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=limits)
@@ -85,13 +83,9 @@ class TrainSettings:
         "short futures first (full), or long ones at once (none); auto: none with init",
         choices=("auto", "full", "none"),
     )
-    future_high: int | None = knob(
-        None, "highest ordinary future length of the last stage (default: the stage's)", above=0
-    )
-    long_share: float | None = knob(
-        None, "share of long futures in the last stage (default: the stage's)", least=0, most=1
-    )
-    longest_future: int | None = knob(None, "highest of the long future lengths (default: the stage's)", above=0)
+    future_high: int | None = knob(None, "highest ordinary future length of the last stage", above=0)
+    long_share: float | None = knob(None, "share of long futures in the last stage", least=0, most=1)
+    longest_future: int | None = knob(None, "highest of the long future lengths", above=0)
     no_rows_share: float | None = knob(None, "share that is trained without recent memory rows", least=0, most=1)
     dtype: str = knob("auto", "of the forward pass; auto: measured", choices=("auto", "float32", "bfloat16"))
     compile: bool = knob(False, "torch.compile the drafter's forward and backward")
@@ -102,38 +96,31 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class GenerateSettings:
-    """What the target writes. Lengths are in tokens; ``sampled_share`` of the answers are sampled at
-    ``temperature``, the others are greedy. What is None is left to the writer, see :func:`for_writer`."""
+    """Settings of the texts that the target writes. Lengths are in tokens; ``sampled_share`` of the answers are sampled
+    at ``temperature``, the others are greedy. None is the writer's own default, see :func:`for_writer`."""
 
     conversations: int | None = knob(
-        None, f"how many to write, or to use of data (default {DEFAULT_CONVERSATIONS}, all)", above=0
+        None, f"number to write, or to use of data (default {DEFAULT_CONVERSATIONS}, all)", above=0
     )
     writer: str = knob(
         "auto",
-        "what runs the target where it writes: transformers, or vllm; auto: vllm where it is installed for the device",
+        "program that runs the target for writing; auto: vllm if it is installed for the device",
         choices=("auto", *WRITERS),
     )
     write_batch: int | None = knob(None, _left_to_writer("conversations written at once", "write_batch"), above=0)
-    prompt_tokens: int = knob(96, "longest message of the user, where the target writes it", above=1)
+    prompt_tokens: int = knob(96, "longest message of the user that the target writes", above=1)
     answer_tokens: int = knob(176, "longest answer", above=1)
     longest_prompt: int = knob(448, "longest text before an answer", above=1)
     prompt_temperature: float = knob(1.0, "of the user's messages", above=0)
     prompt_top_p: float | None = knob(
-        None, _left_to_writer("of the user's messages; below 1 it is slow with vllm", "prompt_top_p"), above=0, most=1
+        None, _left_to_writer("of the user's messages; slow with vllm", "prompt_top_p"), above=0, most=1
     )
     prompt_min_p: float | None = knob(
-        None,
-        _left_to_writer(
-            "least probability in the user's messages, as a share of the likeliest token's", "prompt_min_p"
-        ),
-        least=0,
-        most=1,
+        None, _left_to_writer("of the user's messages, relative to the likeliest", "prompt_min_p"), least=0, most=1
     )
     sampled_share: float = knob(0.25, "share of answers that are sampled", least=0, most=1)
     temperature: float = knob(0.8, "of sampled answers", above=0)
-    follow_up_share: float = knob(
-        0.15, "share of conversations whose user asks again, where the target writes both", least=0, most=1
-    )
+    follow_up_share: float = knob(0.15, "share of written conversations whose user asks again", least=0, most=1)
     mix: dict[str, float] = knob(DEFAULT_MIX, "weights of the kinds of message, as kind=weight")
     seed: int = knob(0, "")  # TrainSettings has the text
 
@@ -142,17 +129,17 @@ SettingsT = TypeVar("SettingsT", bound=GenerateSettings)
 
 
 def for_writer(settings: SettingsT, writer: str) -> SettingsT:
-    """The settings with ``writer``, and its own values where they leave something to it."""
+    """Return the settings with ``writer`` and its defaults for settings that are None."""
     left = {key: value for key, value in WRITERS[writer].items() if getattr(settings, key) is None}
     return replace(settings, writer=writer, **left)
 
 
 @dataclass(frozen=True)
 class RunSettings(TrainSettings, GenerateSettings):
-    """One run from the first prompt to the last step.
+    """Settings of a run from the first prompt to the last step.
 
-    Without ``data`` the target first writes ``conversations``. ``init`` is a checkpoint to train on, instead
-    of starting from the target's weights; it keeps its architecture, draft vocabulary and the layers that it sees.
+    Without ``data`` the target first writes ``conversations``. ``init`` is a checkpoint to train on; it keeps its
+    architecture, its draft vocabulary and the target layers that it sees.
     """
 
     model: str | None = knob(None, "target: the built-in default, a folder, a .gguf file, or a Hub id")
@@ -161,19 +148,13 @@ class RunSettings(TrainSettings, GenerateSettings):
     prompts: Path | None = knob(None, "JSON lines of prompts for the target to answer, .gz too")
     init: Path | None = knob(None, "a checkpoint to train on, with longer futures: a folder, or a shipped one's name")
     minutes: float | None = knob(
-        None,
-        "train for about this long instead of steps; without data or conversations, half of it to write",
-        above=0,
-        most=1_000_000,
+        None, "time to train instead of steps; half of it to write without data", above=0, most=1_000_000
     )
     draft_vocab: int | None = knob(
         None, f"tokens that can be drafted (default {DEFAULT_DRAFT_VOCAB}; with init, that checkpoint's)", above=0
     )
     lsa_layers: int | None = knob(
-        None,
-        f"target layers that the layer self-attention sees, of moa alone (default {DEFAULT_LSA_LAYERS}; with init, "
-        "that checkpoint's)",
-        above=0,
+        None, f"target layers that moa sees (default {DEFAULT_LSA_LAYERS}; with init, that checkpoint's)", above=0
     )
     target_layers: int = knob(0, "the target's last layers inside the drafter (TLI); with init 0: as it has", least=0)
     train_target_layers: bool = knob(False, "train these layers too, as copies in the checkpoint")
@@ -186,69 +167,56 @@ class RunSettings(TrainSettings, GenerateSettings):
 
 RECORD_FILE = "training.yaml"
 _EXAMPLE = "steps: 3000"
-#: Settings whose ``auto`` a run has replaced.
+#: Settings whose ``auto`` a run replaces.
 _RESOLVED = ("dtype", "curriculum", "features", "writer")
 FIELDS = {field.name: field for field in dataclasses.fields(RunSettings)}
 TYPES: dict[str, Any] = typing.get_type_hints(RunSettings)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings that a file names; the record of an earlier run is such a file too.
-
-    Raises:
-        MoaError: no such file, no YAML mapping, an unknown key, a value of a wrong type or out of range.
-    """
+    """Read settings from a YAML file or the record of a run. Raises MoaError if the file, a key or a value is wrong."""
     raw = read_mapping(path, str(path), example=_EXAMPLE)
     raw = raw.get("settings", raw)
     if not isinstance(raw, dict):
-        raise MoaError(f"{path} must hold keys and values, such as `{_EXAMPLE}`")
+        raise MoaError(f"{path} must hold keys and values, such as `{_EXAMPLE}`", code="wrong_type")
     raw = dict(raw)
-    if raw.pop("first_layers", 0) != 0:  # a setting of version 0.1.0, in the record of each of its runs
-        raise MoaError(f"{path}: {FIRST_LAYERS}")
-    for key in raw:
-        if key not in FIELDS:
-            raise MoaError(f"{path} has an unknown key {key!r}: known are {', '.join(FIELDS)}")
+    if raw.pop("first_layers", 0) != 0:  # in the record of each run of version 0.1.0
+        raise MoaError(f"{path}: {FIRST_LAYERS}", code="unsupported")
+    for key in raw.keys() - FIELDS.keys():
+        raise MoaError(f"{path} has an unknown key {key!r}: known are {', '.join(FIELDS)}", code="unknown_key")
     return checked({key: value for key, value in raw.items() if value is not None}, str(path))
 
 
 def checked(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """The same values in their settings' types.
-
-    Raises:
-        MoaError: a wrong type or a value out of range, named with its key.
-    """
+    """Convert values to the types of their settings. Raises MoaError for a wrong type or a value out of range."""
     where = f"{source}: " if source else ""
     return {key: _in_range(key, _typed(key, value, where), where) for key, value in values.items()}
 
 
 def resolve(*layers: Mapping[str, Any]) -> RunSettings:
-    """Settings from several layers, later ones over earlier ones.
-
-    Raises:
-        MoaError: one layer gives both ``steps`` and ``minutes``, or settings do not fit each other.
-    """
+    """Merge layers of settings, later ones over earlier ones. Raises MoaError if settings contradict each other."""
     merged: dict[str, Any] = {}
     for layer in layers:
         if "steps" in layer and "minutes" in layer:
-            raise MoaError("steps and minutes exclude each other: give one of them")
+            raise MoaError("steps and minutes exclude each other: give one of them", code="options_conflict")
         for one, other in (("steps", "minutes"), ("minutes", "steps")):
             if one in layer:
                 merged.pop(other, None)
         merged.update(layer)
     settings = RunSettings(**merged)
     if settings.step_tokens % settings.accumulate:
-        raise MoaError(f"accumulate ({settings.accumulate}) must divide step_tokens ({settings.step_tokens})")
+        raise MoaError(f"accumulate must divide step_tokens ({settings.step_tokens})", code="not_divisible")
     if settings.data and settings.prompts:
-        raise MoaError("prompts and data exclude each other: data already holds answers")
+        raise MoaError("prompts and data exclude each other: data already holds answers", code="options_conflict")
     if settings.minutes is None and not settings.steps:
-        settings = dataclasses.replace(settings, steps=DEFAULT_STEPS)
+        settings = replace(settings, steps=DEFAULT_STEPS)
     if settings.curriculum == "auto":
-        settings = dataclasses.replace(settings, curriculum="none" if settings.init else "full")
+        settings = replace(settings, curriculum="none" if settings.init else "full")
     return settings
 
 
 def contradiction(stored: RunSettings, given: Mapping[str, Any]) -> str | None:
-    """The first given setting that is not what the run was started with, and both its values, for a message."""
+    """Describe the first given setting that differs from those of a run, with both values; None if there is none."""
     for key, value in given.items():
         if getattr(stored, key) != value and not (value == "auto" and key in _RESOLVED):
             return f"{key} ({value}; the run has {getattr(stored, key)})"
@@ -256,20 +224,24 @@ def contradiction(stored: RunSettings, given: Mapping[str, Any]) -> str | None:
 
 
 def plain(settings: RunSettings, *, names_only: bool = False) -> dict[str, Any]:
-    """Settings as YAML and JSON know them; what was not set is left out.
+    """Return the settings that are set as types of YAML and JSON.
 
     Args:
         names_only: paths without their folders, for files that go to other machines.
     """
+
+    def text(path: Path) -> str:
+        return path.name if names_only else str(path.absolute())
+
     found: dict[str, Any] = {}
     for key in FIELDS:
         value = getattr(settings, key)
         if key == "model" and value and names_only:
             value = Path(value).name if Path(value).is_dir() else value
-        if isinstance(value, tuple):
-            value = [_path(item, names_only) for item in value]
+        elif isinstance(value, tuple):
+            value = [text(item) for item in value]
         elif isinstance(value, Path):
-            value = _path(value, names_only)
+            value = text(value)
         if value is not None and value != [] and (key, value) != ("steps", 0):
             found[key] = value
     return found
@@ -289,57 +261,54 @@ def read_mapping(path: Path, name: str, *, example: str, error: type[MoaError] =
     """Read the keys and values of a YAML file.
 
     Args:
-        name: what messages call the file.
+        name: the file's name in messages.
         example: a possible line of the file, for messages.
-        error: class of the error to raise.
-
-    Raises:
-        MoaError: no such file, no YAML, or no mapping.
+        error: class of the error for no such file, no YAML, or no mapping.
     """
     import yaml
 
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
-        raise error(f"cannot read {name}: {getattr(problem, 'strerror', None) or problem}") from problem
+        reason = getattr(problem, "strerror", None) or problem
+        raise error(f"cannot read {name}: {reason}", code="unreadable") from problem
     except yaml.YAMLError as problem:
-        raise error(f"{name} is no YAML: {' '.join(str(problem).split())}") from problem
+        raise error(f"{name} is no YAML: {' '.join(str(problem).split())}", code="not_yaml") from problem
     if not isinstance(raw, dict):
-        raise error(f"{name} must hold keys and values, such as `{example}`")
+        raise error(f"{name} must hold keys and values, such as `{example}`", code="wrong_type")
     return raw
 
 
-def _path(path: Path, names_only: bool) -> str:
-    return path.name if names_only else str(path.absolute())
+#: Names of the types of settings, for messages.
+_TYPE_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a file",
+    tuple[Path, ...]: "a list of files",
+    dict[str, float]: "kinds with weights",
+}
 
 
 def _typed(key: str, value: Any, where: str) -> Any:
-    """``value`` in the type of the setting ``key``."""
-    wanted = TYPES[key]
-    kinds = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
-    kind = next(k for k in kinds if k is not type(None))
-    if kind == tuple[Path, ...]:
-        items = value if isinstance(value, list | tuple) else [value]
-        if items and all(isinstance(item, str | Path) for item in items):
-            return tuple(Path(item) for item in items)
-        raise MoaError(f"{where}{key} must be a list of files, not {value!r}")
-    if kind == dict[str, float]:
-        try:
+    """Convert ``value`` to the type of the setting ``key``."""
+    kind = next(kind for kind in (TYPES[key], *typing.get_args(TYPES[key])) if kind in _TYPE_NAMES)
+    is_path = isinstance(value, str | Path)
+    try:
+        if kind == tuple[Path, ...] and value:
+            return (Path(value),) if is_path else tuple(Path(item) for item in value)
+        if kind == dict[str, float]:
             return {str(name): float(weight) for name, weight in dict(value).items()}
-        except (TypeError, ValueError) as error:
-            raise MoaError(f"{where}{key} must name kinds with weights, not {value!r}") from error
-    if kind is Path and isinstance(value, str | Path):
-        return checkpoint_of(value) if key == "init" else Path(value)
-    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        # YAML reads 5e-4 as text: its numbers need a point.
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a file"}
-    raise MoaError(f"{where}{key} must be {names[kind]}, not {value!r}")
+        if kind is Path and is_path:
+            return checkpoint_of(value) if key == "init" else Path(value)
+        if kind is float and not isinstance(value, bool):
+            return float(value)  # also of text: YAML reads 5e-4 as text, because its numbers need a point
+        if type(value) is kind:
+            return value
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise MoaError(f"{where}{key} must be {_TYPE_NAMES[kind]}, not {value!r}", code="wrong_type")
 
 
 def _in_range(key: str, value: Any, where: str) -> Any:
@@ -358,5 +327,5 @@ def _in_range(key: str, value: Any, where: str) -> Any:
     elif limits["choices"] and value not in limits["choices"]:
         wrong = f"one of {', '.join(limits['choices'])}"
     if wrong:
-        raise MoaError(f"{where}{key} must be {wrong}, not {value}")
+        raise MoaError(f"{where}{key} must be {wrong}, not {value}", code="out_of_range")
     return value

@@ -1,4 +1,4 @@
-"""A whole training run: tokens, draft vocabulary, initialisation, training; resumable at every step."""
+"""A training run: tokens, draft vocabulary, initialisation, training; and a short one that is profiled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 from moa_drafter.architectures.registry import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import CHECKPOINT_FOLDER, ConfigError, DrafterConfig, check_fit, drafter_fingerprint
+from moa_drafter.config import CHECKPOINT_FOLDER, DrafterConfig, check_fit, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.progress import Progress
@@ -45,7 +45,7 @@ _PROBE_STEPS = 10
 _SAMPLES = 64  # conversations that the initialisation looks at
 _HELD_OUT = 48
 CHECK_STEPS = 10  # of ``--self-check``
-_WARMUP_STEPS = 3  # a warm-up longer than the check would leave nothing to see
+_WARMUP_STEPS = 3  # shorter than the check
 _RUN_STEPS = 1000  # of a run whose beginning this is
 _CHECK_SAMPLES = 16
 _WRITTEN = 24
@@ -53,7 +53,7 @@ _WRITTEN = 24
 
 @dataclass(frozen=True)
 class Material:
-    """What a run trains with: conversations, the held-out ones last, and the data's part of the record."""
+    """A run's conversations, the held-out ones last, their indices, and the data's part of the record."""
 
     conversations: list[Conversation]
     validation: list[int]
@@ -70,7 +70,8 @@ def train_run(
     report: Callable[[dict[str, float], int], None],
     until: float = math.inf,
 ) -> dict[str, object]:
-    """Train a drafter for ``target`` in ``folder``; the checkpoint is ``folder/drafter``.
+    """Train a drafter for ``target`` in ``folder``; the checkpoint is ``folder/drafter``. Raises MoaError for broken
+    token files, nothing to resume, or a folder that already holds a run.
 
     Args:
         token_files: token stores as :func:`read_conversations` takes them.
@@ -78,17 +79,14 @@ def train_run(
         until: reading of ``time.monotonic`` at which to save and stop.
 
     Returns:
-        the last evaluation: held-out ``loss``, ``tau`` of a greedy chain, ``accuracy_by_depth``; ``finished``, whether
-        the last step was reached; if so, the ``sharpness`` fitted then; and the number of ``steps``.
-
-    Raises:
-        MoaError: broken token files, nothing to resume, or a folder that already holds a run.
+        the last evaluation (see :func:`~moa_drafter.training.evaluation.evaluate`), the number of ``steps``, whether
+        the last one was reached (``finished``), and if so the fitted ``sharpness``.
     """
     state = folder / STATE_FILE
     if state.is_file() and not resume:
-        raise MoaError(f"{folder} already holds a run: pass --resume to continue it, or choose another --out")
+        raise MoaError(f"{folder} already holds a run: pass --resume, or choose another --out", code="run_exists")
     if resume and not state.is_file():
-        raise MoaError(f"nothing to resume in {folder}: it has no {STATE_FILE}")
+        raise MoaError(f"nothing to resume in {folder}: it has no {STATE_FILE}", code="nothing_to_resume")
     material = read_material(target, token_files, settings)
     conversations = material.conversations
     drafter = start_drafter(target, conversations, settings)
@@ -104,7 +102,7 @@ def train_run(
     run = Trainer(drafter, conversations, features, settings, folder, material.validation)
     if resume:
         run.resume()
-        # Anew, for the vocabulary that was resumed.
+        # Again, for the resumed draft vocabulary.
         drafter.bind_target(target.embedding, target.head, target.layers, target.logits)
     finished = run.run(lambda figures: report(figures, settings.steps), until=until)
     figures = run.evaluate()
@@ -114,18 +112,15 @@ def train_run(
 
 
 def check_names(settings: RunSettings) -> None:
-    """Raise a MoaError where no architecture, loss or optimizer has the name that was given."""
-    for key, known in (("arch", ARCHITECTURES), ("loss", tuple(LOSSES)), ("optimizer", tuple(OPTIMIZERS))):
-        if getattr(settings, key) not in known:
-            raise MoaError(f"unknown {key} {getattr(settings, key)!r}: choose one of {', '.join(known)}")
+    """Raise a MoaError for an unknown name of an architecture, a loss or an optimizer."""
+    for key, known in (("arch", ARCHITECTURES), ("loss", LOSSES), ("optimizer", OPTIMIZERS)):
+        name = getattr(settings, key)
+        if name not in known:
+            raise MoaError(f"unknown {key} {name!r}: choose one of {', '.join(known)}", code=f"unknown_{key}")
 
 
 def read_material(target: Target, token_files: Sequence[Path], settings: RunSettings) -> Material:
-    """Read the data; its order is fixed by the seed.
-
-    Raises:
-        MoaError: a broken file, or too few conversations.
-    """
+    """Read the data, in an order fixed by the seed. Raises MoaError for a broken file or too few conversations."""
     vocab_size = target.model.config.vocab_size
     files = [(path, read_conversations(path, vocab_size=vocab_size)) for path in token_files]
     found = [c for _, conversations in files for c in conversations]
@@ -133,11 +128,9 @@ def read_material(target: Target, token_files: Sequence[Path], settings: RunSett
     random.Random(settings.seed).shuffle(fitting)
     held_out = settings.held_out or min(_HELD_OUT, len(fitting) // 5)
     if not held_out:
-        raise MoaError(
-            f"{len(fitting)} conversations of at most {settings.longest} tokens are too few to train on: at least 5"
-        )
+        raise MoaError(f"{len(fitting)} conversations within longest ({settings.longest}) are too few", code="too_few")
     if held_out >= len(fitting):
-        raise MoaError(f"held_out ({held_out}) leaves nothing to train on: {len(fitting)} conversations were read")
+        raise MoaError(f"held_out ({held_out}) leaves nothing of {len(fitting)} conversations", code="too_few")
     most = len(fitting) if settings.conversations is None else settings.conversations + held_out
     chosen = fitting[held_out:most] + fitting[:held_out]
     sums = [sha256_of(path) for path in token_files]
@@ -157,21 +150,18 @@ def read_material(target: Target, token_files: Sequence[Path], settings: RunSett
 
 
 def start_drafter(target: Target, conversations: Sequence[Conversation], settings: RunSettings) -> Drafter:
-    """A bound drafter on the CPU: ``settings.init``, or random weights with the data's draft vocabulary.
-
-    Raises:
-        MoaError: a checkpoint that cannot be loaded or is for another target, or dimensions that there are not.
-    """
+    """Make a bound drafter on the CPU: ``settings.init``, or random weights with the data's draft vocabulary. Raises
+    MoaError if the checkpoint or the sizes do not fit the target."""
     if settings.init is not None:
         drafter = load_checkpoint(settings.init)
         check_fit(drafter.config, target)
-        theirs = drafter.config
-        if theirs.architecture != settings.arch:
-            raise MoaError(f"{settings.init} is of architecture {theirs.architecture}, not {settings.arch}")
+        kind = drafter.config.architecture
+        if kind != settings.arch:
+            raise MoaError(f"{settings.init} is of architecture {kind}, not {settings.arch}", code="wrong_architecture")
         _check_kept(drafter, settings)
         if settings.target_layers or settings.train_target_layers:
             if not isinstance(drafter, MoADrafter):
-                raise MoaError(f"layers of the target are a part of moa, and {settings.init} is {theirs.architecture}")
+                raise MoaError(f"target layers are a part of moa, {settings.init} is {kind}", code="wrong_architecture")
             drafter = with_target_layers(drafter, settings.target_layers, trained=settings.train_target_layers)
     else:
         drafter = _new_drafter(target, conversations, settings)
@@ -180,42 +170,31 @@ def start_drafter(target: Target, conversations: Sequence[Conversation], setting
 
 
 def _check_kept(drafter: Drafter, settings: RunSettings) -> None:
-    """Raise a MoaError where other sizes are asked for than the checkpoint to train on has: they stay as they are."""
+    """Raise a MoaError if the settings change sizes that the checkpoint to train on fixes."""
     pairs = [("draft_vocab", settings.draft_vocab, drafter.config.draft_vocab_size)]
     if isinstance(drafter, MoADrafter):
         pairs.append(("lsa_layers", settings.lsa_layers, len(drafter.config.lsa_layers)))
     for key, wanted, has in pairs:
         if wanted is not None and wanted != has:
-            raise MoaError(
-                f"{key} ({wanted}) cannot be chosen for a checkpoint to train on, and {settings.init} has {has}: leave "
-                f"{key} out, or leave init out"
-            )
+            raise MoaError(f"{settings.init} has {key} {has}, not {wanted}: leave it out", code="fixed_by_checkpoint")
 
 
-def _check_sizes(target: Target, settings: RunSettings) -> None:
-    """Raise a MoaError where a new drafter is to have more than the target."""
+def _new_drafter(target: Target, conversations: Sequence[Conversation], settings: RunSettings) -> Drafter:
     config = target.model.config
     for key, most in (("draft_vocab", config.vocab_size), ("lsa_layers", config.num_hidden_layers)):
         wanted = getattr(settings, key)
         if wanted is not None and wanted > most:
-            raise MoaError(f"{key} ({wanted}) must be at most {most}, which is all that the target has")
-
-
-def _new_drafter(target: Target, conversations: Sequence[Conversation], settings: RunSettings) -> Drafter:
+            raise MoaError(f"{key} ({wanted}) must be at most {most}, the target's number", code="out_of_range")
     torch.manual_seed(settings.seed)
-    _check_sizes(target, settings)
-    size = min(settings.draft_vocab or DEFAULT_DRAFT_VOCAB, target.model.config.vocab_size)
-    try:
-        drafter = new_drafter(
-            settings.arch,
-            target,
-            draft_vocab_size=size,
-            lsa_layers=settings.lsa_layers or DEFAULT_LSA_LAYERS,
-            target_layers=settings.target_layers,
-            trained_target_layers=settings.train_target_layers,
-        )
-    except ConfigError as error:
-        raise MoaError(str(error)) from error
+    size = min(settings.draft_vocab or DEFAULT_DRAFT_VOCAB, config.vocab_size)
+    drafter = new_drafter(
+        settings.arch,
+        target,
+        draft_vocab_size=size,
+        lsa_layers=settings.lsa_layers or DEFAULT_LSA_LAYERS,
+        target_layers=settings.target_layers,
+        trained_target_layers=settings.train_target_layers,
+    )
     drafter.draft_to_target.copy_(torch.tensor(frequent_tokens(conversations, size, target.stop_tokens)))
     return drafter
 
@@ -223,7 +202,7 @@ def _new_drafter(target: Target, conversations: Sequence[Conversation], settings
 def make_features(
     folder: Path, target: Target, conversations: Sequence[Conversation], drafter: Drafter, settings: RunSettings
 ) -> Features:
-    """The target's states that ``drafter`` reads, as ``settings.features`` wants them."""
+    """Open the target's states that ``drafter`` reads, on disk or live as ``settings.features`` says."""
     live = settings.features == "live" or (settings.features == "auto" and target.device.type == "cuda")
     if live:
         return LiveFeatures(target, conversations, drafter.reads)
@@ -239,11 +218,8 @@ def initialise_drafter(
     settings: RunSettings,
     samples: int,
 ) -> None:
-    """Start the drafter, on the CPU, from the target's weights and its states of some conversations.
-
-    The drafter of ``settings.init`` is left as it is, unless :func:`start_drafter` gave it other target layers.
-    """
-
+    """Start the drafter, on the CPU, from the target's weights and its states of some conversations. That of
+    ``settings.init`` stays as it is, unless :func:`start_drafter` gave it other target layers."""
     some = range(min(samples, len(conversations)))
     read = ((torch.tensor(conversations[i].tokens), features[i].to(torch.device("cpu"))) for i in some)
     if settings.init is None:
@@ -255,7 +231,7 @@ def initialise_drafter(
 
 
 def record_run(folder: Path, target: Target, settings: RunSettings, material: Material, drafter: Drafter) -> None:
-    """Write what a stranger needs to repeat the run, beside the run and beside its weights."""
+    """Write everything needed to repeat the run, beside the run and beside its weights."""
     import transformers
 
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
@@ -272,13 +248,13 @@ def record_run(folder: Path, target: Target, settings: RunSettings, material: Ma
 
 
 def parameters_of(drafter: Drafter) -> int:
-    """How many numbers are trained."""
+    """Count the trained parameters."""
     return sum(p.numel() for p in drafter.parameters() if p.requires_grad)
 
 
 def _steps_in(drafter: Drafter, features: Features, settings: RunSettings, material: Material, folder: Path) -> int:
-    """How many steps fit into ``settings.minutes``, from the speed of a few, which take a fifth of them at most; their
-    effect is thrown away."""
+    """Return the number of steps that fit into ``settings.minutes``, from the speed of a few, which take a fifth of the
+    time at most and are undone."""
     minutes = settings.minutes or 0
     brief = replace(settings, steps=_PROBE_STEPS)
     probe = Trainer(drafter, material.conversations, features, brief, folder, material.validation)
@@ -300,13 +276,12 @@ def profile_run(
     """Train ``steps`` steps in a scratch folder at the run's own settings, but for a short warm-up.
 
     Args:
-        token_files: without one, the target writes a few short conversations first.
+        token_files: if empty, the target writes a few short conversations first.
         must_fall: whether a loss that does not fall is a failure.
 
     Returns:
-        the loss (nats) of the first steps' micro-batches before and after, ``tokens_per_second`` (prompts
-        counted, the first step not), ``shares`` of the time by part, ``seconds``, and on failure ``failed``, a
-        sentence.
+        loss (nats) on the first step's micro-batches before and after, ``tokens_per_second`` (with prompts, without the
+        first step), ``shares`` of the time by part, ``seconds``, and on failure a sentence, ``failed``.
     """
     began = time.monotonic()
     settings = replace(
@@ -316,7 +291,7 @@ def profile_run(
         folder = Path(scratch)
         if not token_files:
             token_files = (_write(target, settings, folder),)
-            settings = replace(settings, held_out=None)  # so few are written that a fifth has to do
+            settings = replace(settings, held_out=None)  # a fifth of the few that are written
         material = read_material(target, token_files, settings)
         drafter = start_drafter(target, material.conversations, settings)
         features = make_features(folder, target, material.conversations, drafter, settings)
@@ -332,7 +307,7 @@ def profile_run(
             started = time.monotonic()
             trainer.train_step(micro_batches)
             if number == 0:
-                stopwatch.seconds.clear()  # it compiles, loads kernels, reserves memory
+                stopwatch.seconds.clear()  # the first step compiles, loads kernels and reserves memory
                 continue
             seconds += time.monotonic() - started
             tokens += sum(len(material.conversations[i]) for indices in micro_batches for i in indices)
@@ -353,7 +328,7 @@ def profile_run(
 
 
 def _watched(trainer: Trainer, target: Target) -> Stopwatch:
-    """Switch the trainer's stopwatch on, timing the target's forward and the layer self-attention separately."""
+    """Switch the trainer's stopwatch on, with the target's forward and the layer self-attention as parts."""
     watch = trainer.stopwatch
     watch.on = True
     body = target.model.model
@@ -373,6 +348,6 @@ def _write(target: Target, settings: RunSettings, folder: Path) -> Path:
         prompt_tokens=min(settings.prompt_tokens, 32),
         answer_tokens=min(settings.answer_tokens, 48),
     )
-    # Whatever the writer: vLLM's start would take longer than this.
+    # Never with vLLM, whose start would take longer than this.
     generate_conversations(TransformersDecoder(target), file, brief, prompts=settings.prompts, report=lambda held: None)
     return file

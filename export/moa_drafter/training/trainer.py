@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from moa_drafter.training.data import Conversation, packed_order
 from moa_drafter.training.evaluation import evaluate, fitted_sharpness
 from moa_drafter.training.features import Features
 from moa_drafter.training.losses import LOSSES
-from moa_drafter.training.optimizers import WeightAverage, future_lengths, learning_rate, optimizers_for
+from moa_drafter.training.optimizers import OPTIMIZERS, WeightAverage, future_lengths, learning_rate
 from moa_drafter.training.settings import TrainSettings
 from moa_runtime.errors import MoaError
 
@@ -36,14 +36,13 @@ Report = Callable[[dict[str, float]], None]
 
 
 class Trainer:
-    """Trains a drafter; every step is a function of (settings, data, step number), so a resumed run
-    continues exactly where it stopped.
+    """Trains a drafter. Every step is a function of settings, data and its number, so a resumed run continues exactly.
 
-    One step is cut into ``settings.accumulate`` micro-batches, which processes share out among themselves.
+    A step consists of ``settings.accumulate`` micro-batches, which processes share out.
 
     Attributes:
         step, tokens_seen: optimiser steps and learnt tokens so far.
-        stopwatch: off unless a profile is wanted.
+        stopwatch: switched off unless the run is profiled.
     """
 
     def __init__(
@@ -56,33 +55,25 @@ class Trainer:
         validation: Sequence[int],
     ) -> None:
         if settings.accumulate % processes.count():
-            raise MoaError(
-                f"accumulate ({settings.accumulate}) must be a multiple of the {processes.count()} processes "
-                "that share the micro-batches"
-            )
+            raise MoaError(f"accumulate must be a multiple of the {processes.count()} processes", code="not_divisible")
         self.drafter, self.conversations, self.features = drafter, conversations, features
         self.settings, self.folder, self.validation = settings, folder, validation
         self.step = 0
         self.tokens_seen = 0
         self.stopwatch = Stopwatch()
         self._parameters = [p for p in drafter.parameters() if p.requires_grad]
-        self.optimizers = optimizers_for(drafter, settings)
+        self.optimizers = OPTIMIZERS[settings.optimizer](drafter, settings)
         self.average = WeightAverage(drafter, settings.ema_decay) if settings.ema_decay else None
-        # Lengths differ from batch to batch, and a graph for each would cost more than it saves.
+        # Lengths differ between batches, and a graph for each would cost more than it saves.
         self._loss_of = torch.compile(self._loss, dynamic=True) if settings.compile else self._loss
 
     def run(self, report: Report, *, until: float = math.inf) -> bool:
-        """Train to ``settings.steps``, evaluating and saving on the way and at the end.
+        """Train to ``settings.steps``, evaluating and saving on the way and at the end; whether the end was reached.
+        Raises MoaError if the loss or the weights are not finite any more; the last saved state stays.
 
         Args:
             report: called after every step with ``step``, ``loss`` (nats) and ``tokens_per_second``.
             until: reading of ``time.monotonic`` at which to save and stop.
-
-        Returns:
-            whether the last step was reached.
-
-        Raises:
-            MoaError: the loss or the weights are no numbers any more; what was saved before stays.
         """
         settings = self.settings
         while self.step < settings.steps:
@@ -97,7 +88,7 @@ class Trainer:
         return self.step == settings.steps
 
     def advance(self, steps: int, report: Report, *, until: float = math.inf) -> bool:
-        """Train ``steps`` steps, without evaluating or saving; false where the time ran out before."""
+        """Train ``steps`` steps without evaluating or saving; false if the time ran out before."""
         for micro_batches in itertools.islice(self.order(), self.step, self.step + steps):
             began = time.monotonic()
             loss, count, late = self.train_step(micro_batches, late=began >= until)
@@ -107,7 +98,7 @@ class Trainer:
         return True
 
     def order(self) -> Iterator[list[list[int]]]:
-        """What each step trains on from step 0: conversations of each of its micro-batches."""
+        """Yield the conversations of each micro-batch of each step from step 0."""
         held_out = set(self.validation)
         trained = [i for i in range(len(self.conversations)) if i not in held_out]
         accumulate = self.settings.accumulate
@@ -117,16 +108,10 @@ class Trainer:
             yield [[trained[i] for i in pack] for pack in itertools.islice(packs, accumulate)]
 
     def train_step(self, micro_batches: Sequence[Sequence[int]], *, late: bool = False) -> tuple[float, int, bool]:
-        """One optimiser step.
-
-        Args:
-            late: whether this process wants to stop behind it.
+        """Take one optimiser step. Raises MoaError if the loss is not finite.
 
         Returns:
-            the mean loss (nats), the number of tokens that were learnt, and whether any process is late.
-
-        Raises:
-            MoaError: the loss is no number.
+            the mean loss (nats), the number of learnt tokens, and whether any process is ``late``, which is to stop.
         """
         count = sum(self.conversations[i].learnt for indices in micro_batches for i in indices)
         self.drafter.train()
@@ -156,7 +141,7 @@ class Trainer:
         return mean, count, bool(anyone_late)
 
     def loss(self, micro_batches: Sequence[Sequence[int]]) -> float:
-        """The mean loss (nats) that the next step would begin with, had it these micro-batches."""
+        """Compute the mean loss (nats) at which the next step would begin with these micro-batches."""
         self.drafter.eval()
         with torch.no_grad(), self._autocast():
             parts = [self._batch(indices, number) for number, indices in enumerate(micro_batches)]
@@ -173,7 +158,7 @@ class Trainer:
         return torch.autocast(device, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
 
     def _target(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The target's hidden states and logits at a batch's queries; its own code, so no part of what is compiled."""
+        """Return the target's hidden states and logits at a batch's queries; outside of the compiled part."""
         hidden = batch.states.last[batch.queries]
         return hidden, self.drafter.target_logits(hidden)
 
@@ -182,13 +167,13 @@ class Trainer:
         return LOSSES[self.settings.loss](hidden, self.drafter.logits(hidden), target_hidden, target_logits)
 
     def evaluate(self) -> dict[str, object]:
-        """See :func:`evaluation.evaluate`; of the average where there is one."""
+        """See :func:`~moa_drafter.training.evaluation.evaluate`; of the average if there is one."""
         with self.average.applied() if self.average else nullcontext(), self._autocast():
             figures = evaluate(self.drafter, self.conversations, self.features, self.validation)
         return {"step": self.step, "tokens": self.tokens_seen, **figures}
 
     def calibrate(self) -> float:
-        """Fit the drafter's sharpness to the held-out answers and save its checkpoint with it. The weights stay."""
+        """Fit the drafter's sharpness to the held-out answers and save its checkpoint with it."""
         with self.average.applied() if self.average else nullcontext():
             with self._autocast():
                 sharpness = fitted_sharpness(self.drafter, self.conversations, self.features, self.validation)
@@ -203,11 +188,8 @@ class Trainer:
                 log.write(json.dumps(entry) + "\n")
 
     def save(self) -> None:
-        """Write the drafter's checkpoint and, atomically, what :meth:`resume` needs. All processes call it.
-
-        Raises:
-            MoaError: the weights are no numbers, or cannot be written.
-        """
+        """Write checkpoint and, atomically, the state for :meth:`resume`; all processes call it. Raises MoaError if the
+        weights are not finite or cannot be written."""
         if not all(parameter.isfinite().all() for parameter in self._parameters):
             raise self._diverged()
         optimizers = self.optimizers.state_dict()
@@ -227,45 +209,42 @@ class Trainer:
                 save_checkpoint(self.drafter, self.folder / CHECKPOINT_FOLDER)
             torch.save(state, scratch)
             scratch.replace(self.folder / STATE_FILE)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have words of their own
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
             scratch.unlink(missing_ok=True)
             raise MoaError(
                 f"the run cannot be saved in {self.folder} ({str(error).splitlines()[0]}): make room for it, and go on "
-                "with --resume"
+                "with --resume",
+                code="not_writable",
             ) from error
 
     def _diverged(self) -> MoaError:
         kept = "what was saved before stays" if (self.folder / STATE_FILE).is_file() else "nothing was saved"
         return MoaError(
-            f"training diverged: at step {self.step} the loss or the weights are no numbers any more; {kept}; give a "
-            f"lower learning_rate than {self.settings.learning_rate:g}, or another optimizer"
+            f"training diverged: at step {self.step} the loss or the weights are not finite any more; {kept}; give a "
+            f"lower learning_rate than {self.settings.learning_rate:g}, or another optimizer",
+            code="diverged",
         )
 
     def resume(self) -> None:
-        """Continue from :meth:`save`.
-
-        Raises:
-            MoaError: the run was started with other settings, or its file is damaged.
-        """
+        """Continue from :meth:`save`. Raises MoaError if the run has other settings or its file is damaged."""
         path = self.folder / STATE_FILE
         try:
             self._take(torch.load(path, map_location="cpu", weights_only=True))
         except MoaError:
             raise
-        except Exception as error:  # of a damaged file torch says this in a dozen ways
+        except Exception as error:  # torch has many errors for damaged files
             raise MoaError(
                 f"{path} is damaged, so this run cannot go on: train its checkpoint on, with --init "
-                f"{self.folder / CHECKPOINT_FOLDER} and another --out"
+                f"{self.folder / CHECKPOINT_FOLDER} and another --out",
+                code="damaged",
             ) from error
 
     def _take(self, state: dict[str, Any]) -> None:
-        """What :meth:`save` wrote."""
+        """Take over the state that :meth:`save` wrote."""
         wanted = _settings(self.settings)
         if state["settings"] != wanted:
             changed = [k for k, v in wanted.items() if state["settings"].get(k) != v]
-            raise MoaError(
-                f"{self.folder} was trained with other settings ({', '.join(changed)}): resume with the same"
-            )
+            raise MoaError(f"{self.folder} has other settings ({', '.join(changed)})", code="settings_differ")
         self.drafter.load_state_dict(state["drafter"])
         self.optimizers.load_state_dict(state["optimizers"])
         if self.average:
@@ -275,15 +254,14 @@ class Trainer:
 
 
 def _settings(settings: TrainSettings) -> dict[str, object]:
-    """What decides every step, whatever else the run's settings hold."""
-    names = {field.name for field in fields(TrainSettings)}
-    return {name: value for name, value in asdict(settings).items() if name in names}
+    """Return the settings that decide every step; a run has more."""
+    return {field.name: getattr(settings, field.name) for field in fields(TrainSettings)}
 
 
 class Stopwatch:
-    """Seconds of a training step by part; the time of an inner part is not counted for the outer one.
+    """Seconds of a training step by part; an inner part does not count for the outer one.
 
-    Switched off it costs nothing. On a GPU each boundary waits for the device: the figures are true, a step is slower.
+    On a GPU each boundary waits for the device, which slows a step but makes the figures true.
     """
 
     def __init__(self, *, on: bool = False) -> None:
@@ -315,7 +293,7 @@ class Stopwatch:
         return watched
 
     def shares(self) -> dict[str, float]:
-        """Return the share of the time by part, the largest first."""
+        """Return each part's share of the time, the largest first."""
         total = sum(self.seconds.values())
         return {name: seconds / total for name, seconds in sorted(self.seconds.items(), key=lambda item: -item[1])}
 

@@ -283,7 +283,6 @@ def test_trained_copies_begin_as_the_targets_layers_and_keep_their_number(tiny_d
 def test_a_row_grows_by_the_keys_and_values_of_each_layer(drafter: MoADrafter) -> None:
     config = drafter.config
     assert config.kv_heads == 2 * (1 + config.target_layers)
-    assert config.memory_row_size == 2 * config.kv_heads * 16
     assert drafter.reads.kv_layers == (*config.lsa_layers, *range(4 - config.target_layers, 4))
     assert drafter.frozen_parameters == sum(p.numel() for layer in drafter.tail for p in layer.buffers())
 

@@ -18,7 +18,7 @@ from moa_drafter.training.batch import OWN_ROW, FutureLengths, packed_masks, row
 from moa_drafter.training.data import frequent_tokens, packed_order, read_conversations
 from moa_drafter.training.features import FeatureStore
 from moa_drafter.training.generation import TransformersDecoder, generate_conversations, repetitive
-from moa_drafter.training.optimizers import optimizers_for
+from moa_drafter.training.optimizers import OPTIMIZERS
 from moa_drafter.training.settings import GenerateSettings, RunSettings
 from moa_drafter.training.train import train_run
 from moa_runtime.errors import MoaError
@@ -149,7 +149,7 @@ def test_muon_learns_and_every_parameter_has_one_optimizer(target: Target, token
     long = run(target, tokens, tmp_path / "long", 60, optimizer="muon", learning_rate=2e-3)
     assert long["loss"] < 0.8 * short["loss"]
     drafter = load_checkpoint(tmp_path / "long" / "drafter")
-    muon, adamw = optimizers_for(drafter, RunSettings(optimizer="muon")).parts
+    muon, adamw = OPTIMIZERS["muon"](drafter, RunSettings()).parts
     held = [p for part in (muon, adamw) for group in part.param_groups for p in group["params"]]
     assert sorted(map(id, held)) == sorted(id(p) for p in drafter.parameters() if p.requires_grad)
     # A row of layer_scale is no direction in a space of layers: orthogonalising it would mean nothing.
