@@ -39,7 +39,7 @@ def test_a_port_in_use(capsys):
     [
         (["--model", "no-such-model"], "unknown target 'no-such-model'"),
         (["--model", "{target}", "--drafter", "{target}"], "drafter"),
-        (["--model", "{target}", "--drafter", "larn"], "no checkpoint folder larn, nor a drafter of that name"),
+        (["--model", "{target}", "--drafter", "larn"], "larn"),
         (["--model", "{target}", "--drafter", "moa"], "does not fit the target"),
         (["--model", "{target}", "--max-context", "1000"], "1000 tokens"),
         (["--model", "{target}", "--device", "abacus"], "abacus"),

@@ -1,4 +1,4 @@
-"""What the target writes for training: kinds of message, several turns, pauses."""
+"""Texts that the target writes for training: kinds of message, several turns, pauses."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_every_turn_of_given_prompts_is_answered(target: Target, tmp_path: Path)
             assert between.count("<|im_end|>\n<|im_start|>user\n") == between.count("<|im_start|>user\n")
 
 
-def test_out_of_time_a_few_are_written_all_the_same(target: Target, tmp_path: Path) -> None:
-    """Batches of four: the third is the first behind which ten can be trained on."""
+def test_out_of_time_a_few_are_still_written(target: Target, tmp_path: Path) -> None:
+    """Batches of four: after the third there are the ten that can be trained on."""
     prompts, store = tmp_path / "prompts.jsonl", tmp_path / "tokens.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"the river {n}"}) + "\n" for n in range(40)))
     settings = GenerateSettings(conversations=40, write_batch=4, answer_tokens=4)
@@ -109,7 +109,7 @@ def test_the_target_asks_again(target: Target, tmp_path: Path, monkeypatch: pyte
         assert asked.endswith("<|im_end|>\n<|im_start|>user\nand the river<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_writing_pauses_and_goes_on_as_if_it_had_not(
+def test_writing_pauses_and_continues_exactly(
     tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--model", tiny_target, "--dtype", "float32", "--conversations", 9, "--write-batch", 8]
@@ -124,4 +124,4 @@ def test_writing_pauses_and_goes_on_as_if_it_had_not(
     assert result["finished"] is True and result["conversations"] == 9
     assert (cut / "conversations.jsonl").read_text() == (tmp_path / "whole/conversations.jsonl").read_text()
     assert moa_train(cut, *flags, *sizes, "--temperature", 0.3) == 2
-    assert "was written with another temperature (0.3; the run has 0.8)" in capsys.readouterr().err
+    assert "[settings_differ]" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The rivals: what training predicts is what drafting computes, at every depth, in chains and in trees."""
+"""Every architecture: training predicts what drafting computes, at every depth, in chains and in trees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.session.events import Sampling
 from moa_server.engine.baseline import decode
 from support.drafted import draft_of
-from support.tiny import make_tiny_rival
+from support.refusals import refused
+from support.tiny import make_tiny_rival, tiny_with_layers
 
 RIVALS = tuple(ARCHITECTURES)[1:]
 DEPTH = 4
@@ -48,33 +49,33 @@ class Known:
         ]
         self.states = [target_states(target, c.tokens, drafter.reads) for c in self.conversations]
 
-    def __getitem__(self, index: int) -> TargetStates:
-        return self.states[index]
-
     def batch(self, lengths: FutureLengths, seed: int = 0) -> Batch:
-        return make_batch(self.conversations, self, [0, 1], lengths, random.Random(seed), torch.device("cpu"))
+        return make_batch(self.conversations, self.states, [0, 1], lengths, random.Random(seed), torch.device("cpu"))
 
 
-@pytest.fixture(scope="module", params=tuple(ARCHITECTURES))
-def drafter(request: pytest.FixtureRequest, target: Target, tiny_target: Path, tmp_path_factory) -> Drafter:
-    """Random weights, a draft vocabulary with gaps."""
-    return load_bound(make_tiny_rival(request.param, tiny_target, tmp_path_factory.mktemp("drafter")), target)
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, "1", "3", "2,trained"])
+def drafter(
+    request: pytest.FixtureRequest, target: Target, tiny_target: Path, tiny_drafter: Path, tmp_path_factory
+) -> Drafter:
+    """Random weights, a draft vocabulary with gaps; numbers are layers of the target at the end of MoA."""
+    if request.param in ARCHITECTURES:
+        return load_bound(make_tiny_rival(request.param, tiny_target, tmp_path_factory.mktemp("drafter")), target)
+    count, *trained = request.param.split(",")
+    return tiny_with_layers(tiny_drafter, target, int(count), trained=bool(trained))
 
 
 def device(drafter: Drafter, states: TargetStates, rows: int) -> MoaDrafter:
-    """What drafts, with the rows of the first tokens of a conversation."""
+    """The runtime's drafter with the rows of the first tokens of a conversation."""
     loop = drafting(drafter, max_context=512, ngrams=False)()
-    if drafter.row_reads:
-        with torch.no_grad():
-            keys, values = drafter.rows(states, torch.arange(len(states.last)))
-        loop.add_rows(0, keys[:rows].numpy(), values[:rows].numpy())
+    add_rows(loop, drafter, states, 0, rows)
     return loop
 
 
-def continuations(loop: MoaDrafter, prefix: list[int]) -> dict[int, float]:
-    """The likeliest next tokens with their log-probabilities."""
-    tree = loop.propose(prefix, Budget.tree(16, 1, 16))
-    return dict(zip(tree.tokens, tree.scores, strict=True))
+@torch.no_grad()
+def add_rows(loop: MoaDrafter, drafter: Drafter, states: TargetStates, start: int, stop: int) -> None:
+    if drafter.row_reads:
+        keys, values = (half[start:stop].numpy() for half in drafter.rows(states, torch.arange(len(states.last))))
+        loop.add_rows(start, keys, values)
 
 
 def assert_same(ours: list[DraftToken], theirs: list[DraftToken]) -> None:
@@ -90,16 +91,16 @@ def test_training_predicts_what_drafting_computes(target: Target, drafter: Draft
     expected = iter(zip(batch.depths.tolist(), logprobs, strict=True))
     seen = []
     for conversation, states in zip(known.conversations, known.states, strict=True):
-        tokens = list(conversation.tokens)
+        tokens, loop = list(conversation.tokens), device(drafter, states, 0)
         for position in range(len(conversation.prompt), len(tokens) - 1):
             depth, row = next(expected)
             seen.append(depth)
-            if depth == 1:
-                loop = device(drafter, states, position)
+            if depth == 1:  # rows arrive between rounds
+                add_rows(loop, drafter, states, loop.rows, position)
             (drafted,) = draft_of(loop, tokens[: position + 1], 1)
             best = int(row.argmax())
             assert drafted.token == drafter.draft_to_target[best]
-            assert drafted.logprob == pytest.approx(float(row[best]), abs=1e-4)
+            assert drafted.logprob == pytest.approx(float(row[best]), abs=2e-4)
     assert seen[: DEPTH + 1] == [1, 2, 3, 4, 1]
 
 
@@ -107,14 +108,15 @@ def test_a_trees_paths_are_chains(target: Target, drafter: Drafter) -> None:
     known = Known(target, drafter)
     prefix = list(known.conversations[0].tokens[:12])
     loop = device(drafter, known.states[0], 11)
-    draft_of(loop, prefix, 3)  # leaves entries of another draft behind
-    tree = loop.propose(prefix, Budget.tree(160, 4, 3))  # every node there is: 16 candidates, then 48 on each level
+    draft_of(loop, prefix, 3)  # leaves entries of another draft
+    tree = loop.propose(prefix, Budget.tree(160, 4, 3))  # all nodes: 16 candidates, then 48 on each level
     assert tree.depth == 4
     paths: list[list[int]] = [[]]
     scores = [0.0]
     for token, parent, score in zip(tree.tokens, tree.parents, tree.scores, strict=True):
-        after = continuations(device(drafter, known.states[0], 11), prefix + paths[parent])
-        assert score - scores[parent] == pytest.approx(after[token], abs=1e-4)
+        level = device(drafter, known.states[0], 11).propose(prefix + paths[parent], Budget.tree(16, 1, 16))
+        after = dict(zip(level.tokens, level.scores, strict=True))
+        assert score - scores[parent] == pytest.approx(after[token], abs=2e-4)
         paths.append([*paths[parent], token])
         scores.append(score)
 
@@ -124,96 +126,16 @@ def test_rows_that_come_later_replace_estimates(target: Target, drafter: Drafter
     tokens, states = list(known.conversations[0].tokens), known.states[0]
     loop = device(drafter, states, 6)
     draft_of(loop, tokens[:10], 3)
-    if drafter.row_reads:
-        with torch.no_grad():
-            keys, values = (half.numpy() for half in drafter.rows(states, torch.arange(len(states.last))))
-        loop.add_rows(4, keys[4:11], values[4:11])
+    add_rows(loop, drafter, states, 4, 11)
     assert_same(draft_of(loop, tokens[:12], 3), draft_of(device(drafter, states, 11), tokens[:12], 3))
     loop.truncate_rows(7)
     assert_same(draft_of(loop, tokens[:10], 2), draft_of(device(drafter, states, 7), tokens[:10], 2))
 
 
-def test_without_any_row_it_drafts_all_the_same(target: Target, drafter: Drafter) -> None:
+def test_without_any_row_it_still_drafts(target: Target, drafter: Drafter) -> None:
     known = Known(target, drafter)
     drafted = draft_of(device(drafter, known.states[0], 0), list(known.conversations[0].tokens[:5]), 3)
     assert len(drafted) == 3 and all(token.logprob < 0 for token in drafted)
-
-
-def train(drafter: Drafter, batches: Iterable[Batch], rate: float) -> list[float]:
-    """One step a batch; the loss before each."""
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=rate)
-    losses = []
-    for batch in batches:
-        loss = forward_kl(drafter.logits(drafter.predict(batch)), drafter.logits(batch.states.last[batch.queries]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("architecture", RIVALS)
-def test_training_lowers_the_loss(architecture: str, target: Target) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drafter = new_drafter(architecture, target, draft_vocab_size=384)
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    known = Known(target, drafter)
-    losses = train(drafter, (known.batch(FutureLengths(0, DEPTH), step) for step in range(15)), 3e-3)
-    assert all(parameter.grad is not None for parameter in drafter.parameters())
-    assert losses[-1] < 0.6 * losses[0]
-
-
-@pytest.mark.parametrize("architecture", RIVALS)
-def test_what_was_learnt_is_accepted(architecture: str, target: Target, tmp_path: Path) -> None:
-    """Learns one answer by heart, and is measured on its question."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drafter = new_drafter(architecture, target, draft_vocab_size=512)
-    save_checkpoint(drafter, tmp_path / "before")
-    device_before, engine = checkpoint_pair(tmp_path / "before", target, ngrams=False)
-    question = device_before.tokenizer.encode_chat([{"role": "user", "content": "Why?"}])
-    answer = [step.token for step in decode(engine, question, Sampling(), 25)]
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    text = Conversation(tuple(question), tuple(answer))
-    states = [target_states(target, text.tokens, drafter.reads)]
-    lengths, cpu = FutureLengths(1, DEPTH), torch.device("cpu")
-    train(drafter, (make_batch([text], states, [0], lengths, random.Random(step), cpu) for step in range(50)), 5e-3)
-    save_checkpoint(drafter, tmp_path / "after")
-    taus = []
-    for name in ("before", "after"):
-        results = Results(DEPTH)
-        settings = AcceptSettings(draft_length=DEPTH, max_new_tokens=25)
-        asked, ends = [Question(1, "qa", ("Why?",))], checkpoint_pair(tmp_path / name, target, ngrams=False)
-        list(count_rounds(asked, *ends, settings, results))
-        taus.append(results.total.tau or 0.0)
-    assert taus[1] > 2.5 > taus[0]
-
-
-def started(architecture: str, target: Target) -> tuple[Drafter, Known]:
-    drafter = new_drafter(architecture, target, draft_vocab_size=384)
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    known = Known(target, drafter)
-    initialise(drafter, target, [(torch.tensor(c.tokens), known[n]) for n, c in enumerate(known.conversations)])
-    return drafter, known
-
-
-def test_eagle_starts_as_the_linear_estimate(target: Target) -> None:
-    drafter, known = started("eagle", target)
-    batch = known.batch(FutureLengths(1, 1))
-    with torch.no_grad():
-        estimate = drafter.predict(batch)
-    # So few tokens are fitted closely, each by itself and the feature before it.
-    torch.testing.assert_close(estimate, batch.states.last[batch.queries], atol=0.1, rtol=0.1)
-
-
-def test_the_others_start_with_layers_of_the_target(target: Target) -> None:
-    first, last = target.layers[0].state_dict(), target.layers[-1].state_dict()
-    early_exit, independent = (started(name, target)[0] for name in ("early-exit", "independent"))
-    below, above = independent.device_layers
-    for ours, theirs in ((early_exit.exit, last), (early_exit.below[0], first), (below, first), (above, last)):
-        torch.testing.assert_close(ours.state_dict() or dict(ours.named_buffers()), theirs)
-    torch.testing.assert_close(early_exit.norm.weight.detach(), target.model.model.norm.weight.detach())
 
 
 def test_a_checkpoint_comes_back(target: Target, drafter: Drafter, tmp_path: Path) -> None:
@@ -226,26 +148,89 @@ def test_a_checkpoint_comes_back(target: Target, drafter: Drafter, tmp_path: Pat
         torch.testing.assert_close(again.predict(batch), drafter.predict(batch))
 
 
-def test_the_layers_below_an_exit_are_no_part_of_the_checkpoint(target: Target) -> None:
-    drafter = new_drafter("early-exit", target, draft_vocab_size=384)
+@pytest.mark.parametrize("architecture", RIVALS)
+def test_learnt_text_is_accepted(architecture: str, target: Target, tmp_path: Path) -> None:
+    """Learns one answer by heart, and is measured on its question."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drafter = new_drafter(architecture, target, draft_vocab_size=512)
+    save_checkpoint(drafter, tmp_path / "before")
+    device_before, engine = checkpoint_pair(tmp_path / "before", target, ngrams=False)
+    question = device_before.tokenizer.encode_chat([{"role": "user", "content": "Why?"}])
+    answer = [step.token for step in decode(engine, question, Sampling(), 25)]
     drafter.bind_target(target.embedding, target.head, target.layers)
+    text = Conversation(tuple(question), tuple(answer))
+    states = [target_states(target, text.tokens, drafter.reads)]
+    lengths, cpu = FutureLengths(1, DEPTH), torch.device("cpu")
+    train(drafter, (make_batch([text], states, [0], lengths, random.Random(step), cpu) for step in range(50)))
+    assert all(parameter.grad is not None for parameter in drafter.parameters())
+    save_checkpoint(drafter, tmp_path / "after")
+    taus = []
+    for name in ("before", "after"):
+        results = Results(DEPTH)
+        settings = AcceptSettings(draft_length=DEPTH, max_new_tokens=25)
+        asked, ends = [Question(1, "qa", ("Why?",))], checkpoint_pair(tmp_path / name, target, ngrams=False)
+        list(count_rounds(asked, *ends, settings, results))
+        taus.append(results.total.tau or 0.0)
+    assert taus[1] > 2.5 > taus[0]
+
+
+def train(drafter: Drafter, batches: Iterable[Batch]) -> None:
+    """Take one step for each batch."""
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
+    for batch in batches:
+        loss = forward_kl(drafter.logits(drafter.predict(batch)), drafter.logits(batch.states.last[batch.queries]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def started(architecture: str, target: Target) -> tuple[Drafter, Known]:
+    drafter = new_drafter(architecture, target, draft_vocab_size=384)
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    known = Known(target, drafter)
+    tokens = (torch.tensor(conversation.tokens) for conversation in known.conversations)
+    initialise(drafter, target, list(zip(tokens, known.states, strict=True)))
+    return drafter, known
+
+
+def test_eagle_starts_as_the_linear_estimate(target: Target) -> None:
+    drafter, known = started("eagle", target)
+    batch = known.batch(FutureLengths(1, 1))
+    with torch.no_grad():
+        estimate = drafter.predict(batch)
+    # Few tokens are fitted closely, each by itself and the feature before it.
+    torch.testing.assert_close(estimate, batch.states.last[batch.queries], atol=0.1, rtol=0.1)
+
+
+def test_the_others_start_with_layers_of_the_target(target: Target) -> None:
+    """The layers below an exit are no part of its checkpoint."""
+    first, last = target.layers[0].state_dict(), target.layers[-1].state_dict()
+    early_exit, independent = (started(name, target)[0] for name in ("early-exit", "independent"))
+    below, above = independent.device_layers
+    for ours, theirs in ((early_exit.exit, last), (early_exit.below[0], first), (below, first), (above, last)):
+        torch.testing.assert_close(ours.state_dict() or dict(ours.named_buffers()), theirs)
+    torch.testing.assert_close(early_exit.norm.weight.detach(), target.model.model.norm.weight.detach())
     per_layer = sum(tensor.numel() for tensor in target.layers[0].parameters())
-    assert drafter.frozen_parameters == per_layer
-    assert not any(name.startswith("below") for name in drafter.state_dict())
-    assert sum(tensor.numel() for tensor in drafter.parameters()) == per_layer + 64
+    assert early_exit.frozen_parameters == per_layer
+    assert not any(name.startswith("below") for name in early_exit.state_dict())
 
 
 def test_an_exit_needs_the_targets_layers(target: Target) -> None:
     drafter = new_drafter("early-exit", target, draft_vocab_size=384)
-    with pytest.raises(FitError, match="first 1 layers, 0 were given"):
+    with refused("layers_missing", FitError):
         drafter.bind_target(target.embedding, target.head)
-    with pytest.raises(ValueError, match="embedding has shape"):
+    with pytest.raises(ValueError, match="embedding"):
         drafter.bind_target(target.embedding[:9], target.head, target.layers)
-    with pytest.raises(FitError, match=r"input_layernorm\.weight of shape None"):
+    with refused("wrong_target", FitError):
         drafter.bind_target(target.embedding, target.head, [torch.nn.Linear(2, 2)])
+    other = copy.deepcopy(target.model.config)
+    other.hidden_act = "gelu"
+    with refused("unsupported_target", ConfigError):
+        new_drafter("early-exit", replace(target, model=SimpleNamespace(config=other)), draft_vocab_size=384)
 
 
-def test_what_travels(target: Target) -> None:
+def test_rows_of_eagle_are_features(target: Target) -> None:
     moa, eagle, early_exit, independent = (new_drafter(a, target, draft_vocab_size=384) for a in ARCHITECTURES)
     states = TargetStates(torch.empty(0), torch.empty(0), torch.arange(3 * 64.0).view(3, 64))
     first, second = eagle.rows(states, torch.arange(3))
@@ -254,42 +239,18 @@ def test_what_travels(target: Target) -> None:
     assert moa.row_reads and not early_exit.row_reads and not independent.row_reads
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"architecture": "hydra"}, "unknown architecture 'hydra'"),
-        ({"exit_layer": 9}, r"exit_layer must lie in 1\.\.4, not 9"),
-        ({"exit_layer": 2.0}, "exit_layer must be a whole number from 0 on, not 2.0"),
-        ({"colour": "red"}, "the field 'colour' is unknown"),
-        ({"draft_vocab_size": 0}, r"draft_vocab_size must lie in 1\.\.512"),
-    ],
-)
-def test_a_configuration_that_cannot_be_is_refused(target: Target, tmp_path: Path, changed: dict, said: str) -> None:
+def test_impossible_drafters_are_refused(target: Target, tmp_path: Path) -> None:
+    with refused("unknown_arch", ConfigError):
+        new_drafter("hydra", target, draft_vocab_size=384)
+    with refused("wrong_architecture", ConfigError):
+        new_drafter("eagle", target, draft_vocab_size=384, target_layers=1)
+    with refused("out_of_range", ConfigError):
+        EarlyExitConfig.like(new_drafter("moa", target, draft_vocab_size=384).config, exit_layer=0)
+    save_checkpoint(new_drafter("eagle", target, draft_vocab_size=384), tmp_path)
+    with refused("not_exportable", CheckpointError):
+        load_for_device(tmp_path)
     save_checkpoint(new_drafter("early-exit", target, draft_vocab_size=384), tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**raw, **changed}))
-    with pytest.raises(CheckpointError, match=said):
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "exit_layer": 9}))
+    with refused("out_of_range", CheckpointError):
         load_checkpoint(tmp_path)
-
-
-def test_what_cannot_be_made_is_refused(target: Target) -> None:
-    with pytest.raises(ValueError, match="unknown architecture 'hydra'"):
-        new_drafter("hydra", target, draft_vocab_size=384)
-    with pytest.raises(ConfigError, match="not of eagle"):
-        new_drafter("eagle", target, draft_vocab_size=384, target_layers=1)
-    moa = new_drafter("moa", target, draft_vocab_size=384)
-    with pytest.raises(ConfigError, match="exit_layer"):
-        EarlyExitConfig.like(moa.config, exit_layer=0)
-
-
-def test_an_exit_copies_no_layer_that_it_cannot_compute(target: Target) -> None:
-    other = copy.deepcopy(target.model.config)
-    other.hidden_act = "gelu"
-    with pytest.raises(ConfigError, match="another architecture than early-exit"):
-        new_drafter("early-exit", replace(target, model=SimpleNamespace(config=other)), draft_vocab_size=384)
-
-
-def test_what_needs_pytorch_is_not_exported(target: Target, tmp_path: Path) -> None:
-    save_checkpoint(new_drafter("eagle", target, draft_vocab_size=384), tmp_path)
-    with pytest.raises(CheckpointError, match="architecture eagle, which runs in PyTorch only"):
-        load_for_device(tmp_path)

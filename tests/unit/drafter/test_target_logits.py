@@ -1,4 +1,4 @@
-"""Training learns from the target's own logits, scaled and capped as its family does it."""
+"""The target's own logits, scaled and capped as its family does it, in training and in copies."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from moa_drafter.training.trainer import Trainer
 from moa_export.offline_model import WriterSettings, make_writer, whole_model
 from moa_export.progress import Progress
 from support.families import config_of, make_target
+from support.refusals import refused
 
 SCALED = ["Granite (scaled logits alone)", "Cohere (scaled logits)"]
 CAPPED = ["Gemma 2 (both soft caps)", "Gemma 3n (soft cap)"]
@@ -62,7 +63,7 @@ def test_logits_of_the_draft_vocabulary_are_the_targets(family: str, tiny_target
     assert (target.head.data_ptr() == target.model.lm_head.weight.data_ptr()) == (family not in SCALED)
 
 
-def test_a_bias_of_the_head_is_in_them(tiny_target: Path) -> None:
+def test_a_bias_of_the_head_is_in_the_logits(tiny_target: Path) -> None:
     target = load_target(str(tiny_target))
     target.model.lm_head.bias = torch.nn.Parameter(torch.randn(512))
     hidden = target_states(target, TEXT, Reads()).last
@@ -71,7 +72,7 @@ def test_a_bias_of_the_head_is_in_them(tiny_target: Path) -> None:
 
 @pytest.mark.parametrize("family", CAPPED)
 def test_losses_are_those_of_the_targets_distribution(family: str, tiny_target: Path, tmp_path: Path) -> None:
-    """In training, and where a run is evaluated."""
+    """In training and in evaluation."""
     target = target_of(family, tiny_target, tmp_path)
     drafter, conversations = Oracle(target), [Conversation(tuple(TEXT[:5]), tuple(TEXT[5:]))]
     features = LiveFeatures(target, conversations, Reads())
@@ -86,22 +87,21 @@ def test_losses_are_those_of_the_targets_distribution(family: str, tiny_target: 
 
 
 @pytest.mark.parametrize("family", [*SCALED, *CAPPED, "Ministral 3 (scaled queries)"])
-def test_no_offline_writer_is_made_of_what_ours_do_not_compute(family: str, tiny_target: Path, tmp_path: Path) -> None:
-    target, says = target_of(family, tiny_target, tmp_path), "layers cannot be copied from a target whose configuration"
-    with pytest.raises(ConfigError, match=says):
-        whole_model(target)
+def test_a_target_that_we_do_not_compute_has_no_offline_model(family: str, tiny_target: Path, tmp_path: Path) -> None:
+    target = target_of(family, tiny_target, tmp_path)
     arguments = (target, [], tmp_path, Progress(io.StringIO(), quiet=True))
     made, note = make_writer(WriterSettings(), *arguments)
-    assert made.plain is None and note.startswith(f"the bundle has no offline writer: {says}")
-    with pytest.raises(ConfigError, match=says):
-        make_writer(WriterSettings("target"), *arguments)
+    assert made.plain is None and note
+    for attempt in (lambda: whole_model(target), lambda: make_writer(WriterSettings("target"), *arguments)):
+        with refused("unsupported_target", ConfigError):
+            attempt()
 
 
 def test_a_copy_with_other_logits_is_refused(tiny_target: Path) -> None:
-    """Whatever the reason: no field says it here."""
+    """Whatever the reason: no field of the configuration tells it here."""
     target = load_target(str(tiny_target))
     target.model.lm_head.bias = torch.nn.Parameter(torch.randn(512))
-    with pytest.raises(FitError, match=r"a copy of .* would compute something else: its logits differ by"):
+    with pytest.raises(FitError):
         whole_model(target)
 
 

@@ -21,6 +21,7 @@ from moa_drafter.target import Target, load_target, target_facts, target_fingerp
 from moa_drafter.target_source import WEIGHTS_DIFFER, TargetError, check_scales, check_whole, resolve_target
 from moa_runtime.bundle import sha256_of
 from support.drafter.gguf_files import write_gguf
+from support.refusals import refused
 from support.tiny import make_tiny_target
 
 Change = Callable[[dict], object]
@@ -57,38 +58,33 @@ def in_another_shape(state: dict) -> None:
     state["model.layers.1.mlp.up_proj.weight"] = torch.ones(3, 64)
 
 
+#: Changes of a target's tensors, and the part of a message that counts and names them.
 DAMAGES = [
-    (
-        without_a_layer,
-        "9 tensors are missing (model.layers.2.input_layernorm.weight; model.layers.2.mlp.down_proj.weight; "
-        "model.layers.2.mlp.gate_proj.weight, ...)",
-    ),
+    (without_a_layer, "9 tensors are missing (model.layers.2.input_layernorm.weight; "),
     (with_more, "1 tensor is superfluous (model.layers.0.self_attn.q_proj.bias)"),
     (in_another_shape, "1 tensor is of another shape (model.layers.1.mlp.up_proj.weight [3, 64], not [128, 64])"),
 ]
 
 
 @pytest.mark.parametrize("load", [load_target, target_facts])
-@pytest.mark.parametrize(("change", "said"), DAMAGES)
+@pytest.mark.parametrize(("change", "faults"), DAMAGES)
 def test_a_target_of_other_tensors_is_refused(
-    own_target: Path, load: Callable[[str], object], change: Change, said: str
+    own_target: Path, load: Callable[[str], object], change: Change, faults: str
 ) -> None:
     """Also for an engine that reads the weights itself."""
     changed(own_target / "model.safetensors", change)
-    with pytest.raises(TargetError) as refused:
+    with refused(WEIGHTS_DIFFER, TargetError) as caught:
         load(str(own_target))
-    assert refused.value.code == WEIGHTS_DIFFER
-    assert str(refused.value) == (
-        f"the weights in {own_target} are not those of its config.json: {said}; fetch the target again"
-    )
+    assert faults in str(caught.value)
 
 
 @pytest.mark.parametrize("load", [load_target, target_facts])
 def test_tied_embeddings_lack_nothing(own_target: Path, load: Callable[[str], object]) -> None:
     config = own_target / "config.json"
     changed(own_target / "model.safetensors", lambda state: state.pop("lm_head.weight"))
-    with pytest.raises(TargetError, match=r"1 tensor is missing \(lm_head\.weight\)"):
+    with refused(WEIGHTS_DIFFER, TargetError) as caught:
         load(str(own_target))
+    assert "lm_head.weight" in str(caught.value)
     config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": True}))
     load(str(own_target))
 
@@ -102,19 +98,20 @@ def test_a_missing_shard_is_refused(own_target: Path) -> None:
     _first, second, *_ = sorted(own_target.glob("*.safetensors"))
     load_target(str(own_target))
     second.unlink()
-    with pytest.raises(TargetError, match=f"cannot load the target in .*{second.name}"):
+    with refused("unreadable", TargetError) as caught:
         load_target(str(own_target))
+    assert second.name in str(caught.value)
 
 
 def test_files_beside_the_weights(own_target: Path) -> None:
-    """What macOS writes beside a file counts for nothing, a damaged second file is told of."""
+    """Files that macOS writes beside others are ignored, a damaged second file is refused."""
     fingerprint = target_fingerprint(own_target)
     (own_target / "._model.safetensors").write_bytes(b"Mac OS X")
     assert load_target(str(own_target)).fingerprint == fingerprint
     (own_target / "consolidated.safetensors").write_bytes(b"half of a download")
-    with pytest.raises(TargetError, match=r"consolidated\.safetensors is damaged: fetch it again") as refused:
+    with refused("damaged", TargetError) as caught:
         load_target(str(own_target))
-    assert refused.value.code == "damaged"
+    assert "consolidated.safetensors" in str(caught.value)
 
 
 def test_numbers_without_a_dimension_have_a_fingerprint(own_target: Path) -> None:
@@ -126,43 +123,40 @@ def test_numbers_without_a_dimension_have_a_fingerprint(own_target: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "named"),
     [
-        (lambda state: state.pop("Ekv2E.bias"), "1 tensor is missing (Ekv2E.bias)"),
-        (lambda state: state.update(a=torch.ones(1), b=torch.ones(1)), "2 tensors are superfluous (a; b)"),
+        (lambda state: state.pop("Ekv2E.bias"), "(Ekv2E.bias)"),
+        (lambda state: state.update(a=torch.ones(1), b=torch.ones(1)), "(a; b)"),
         (lambda state: state.update({"Ekv2E.bias": torch.ones(3)}), "(Ekv2E.bias [3], not [64])"),
     ],
 )
-def test_a_drafter_of_other_tensors_is_refused(tiny_drafter: Path, tmp_path: Path, change: Change, said: str) -> None:
+def test_a_drafter_of_other_tensors_is_refused(tiny_drafter: Path, tmp_path: Path, change: Change, named: str) -> None:
     save_checkpoint(load_checkpoint(tiny_drafter), tmp_path)
     changed(tmp_path / "model.safetensors", change)
-    with pytest.raises(CheckpointError) as refused:
+    with refused(WEIGHTS_DIFFER, CheckpointError) as caught:
         load_checkpoint(tmp_path)
-    assert refused.value.code == WEIGHTS_DIFFER and said in str(refused.value)
+    assert named in str(caught.value)
 
 
-def test_a_gguf_file_that_is_not_there_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(TargetError, match=r"there is no file models/missing\.gguf"):
-        resolve_target("models/missing.gguf")
-
-
-def test_a_gguf_file_gives_the_model_it_was_made_of(own_target: Path, tmp_path: Path) -> None:
-    (file,) = write_gguf(own_target, tmp_path / "whole.gguf")
-    same_model(load_target(str(file)), own_target)
-
-
-def test_a_split_gguf_file_is_read_whole(
-    own_target: Path, tmp_path: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_gguf_file_gives_the_model_it_was_made_of(
+    own_target: Path, tmp_path: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    """Whichever part is named."""
-    parts = write_gguf(own_target, tmp_path / "split.gguf", parts=3)
-    assert len(parts) == 3
+    """Whole or split, whichever part is named; the folder of an older version, which did not compare, is made again."""
+    parts = write_gguf(own_target, tmp_path / "model.gguf", parts=count)
+    assert len(parts) == count
+    kept = old_cache(parts[0], empty_cache)
     made = load_target(str(parts[0]))
     same_model(made, own_target)
+    assert kept.exists() == (count == 1)
     assert {resolve_target(str(part)) for part in parts} == {made.folder}
-    assert capsys.readouterr().err.count("made ready") == 1
-    assert not list((empty_cache / "targets").rglob("*.gguf")), "what the parts were joined in is removed"
+    assert capsys.readouterr().err.count(str(empty_cache)) == 1
+    assert not list((empty_cache / "targets").rglob("*.gguf")), "the joined file is removed"
+
+
+def old_cache(file: Path, cache: Path) -> Path:
+    """Make a folder as older versions kept it of a GGUF file, without a comparison; here of another model."""
+    return make_tiny_target(cache / "targets" / f"{file.stem}-{sha256_of(file)[:12]}", seed=9)
 
 
 def same_model(made: Target, folder: Path) -> None:
@@ -177,9 +171,9 @@ def same_model(made: Target, folder: Path) -> None:
 def test_missing_parts_are_named(own_target: Path, tmp_path: Path) -> None:
     parts = write_gguf(own_target, tmp_path / "split.gguf", parts=3)
     parts[1].unlink()
-    with pytest.raises(TargetError, match=r"one of 3 parts .* missing: split-00002-of-00003\.gguf;") as refused:
+    with refused("part_missing", TargetError) as caught:
         resolve_target(str(parts[0]))
-    assert refused.value.code == "part_missing"
+    assert parts[1].name in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -193,18 +187,17 @@ def test_a_part_under_another_name_is_refused(own_target: Path, tmp_path: Path, 
     if named.endswith("-of-00003.gguf"):
         os.link(tmp_path / named, first)
         os.link(tmp_path / named, second)
-    with pytest.raises(TargetError, match="holds part 1 of 3, not part") as refused:
+    with refused("part_misplaced", TargetError):
         resolve_target(str(tmp_path / named))
-    assert refused.value.code == "part_misplaced"
 
 
 def test_a_truncated_part_is_named(own_target: Path, tmp_path: Path, empty_cache: Path) -> None:
     parts = write_gguf(own_target, tmp_path / "split.gguf", parts=3)
     for size in (0, 20, parts[1].stat().st_size // 2):
         parts[1].write_bytes(parts[1].read_bytes()[:size])
-        with pytest.raises(TargetError, match=r"cannot read split-00002-of-00003\.gguf: it is damaged") as refused:
+        with refused("damaged", TargetError) as caught:
             resolve_target(str(parts[0]))
-        assert refused.value.code == "damaged"
+        assert parts[1].name in str(caught.value)
     assert not [path for path in (empty_cache / "targets").iterdir() if path.is_dir()]
 
 
@@ -214,34 +207,21 @@ def gguf_without_a_layer(tensors: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "faults"),
     [
-        (
-            gguf_without_a_layer,
-            "9 tensors are missing (model.layers.2.input_layernorm.weight; model.layers.2.mlp.down_proj.weight; "
-            "model.layers.2.mlp.gate_proj.weight, ...)",
-        ),
-        (
-            lambda tensors: tensors.update({"rope_freqs.weight": np.ones(8, np.float32)}),
-            "1 tensor is superfluous (rope_freqs)",
-        ),
-        (
-            lambda tensors: tensors.update({"blk.1.ffn_up.weight": np.ones((3, 64), np.float32)}),
-            "1 tensor is of another shape (model.layers.1.mlp.up_proj.weight [3, 64], not [128, 64])",
-        ),
+        (gguf_without_a_layer, DAMAGES[0][1]),
+        (lambda tensors: tensors.update({"rope_freqs.weight": np.ones(8, np.float32)}), "(rope_freqs)"),
+        (lambda tensors: tensors.update({"blk.1.ffn_up.weight": np.ones((3, 64), np.float32)}), DAMAGES[2][1]),
     ],
 )
 def test_a_gguf_file_of_other_tensors_is_refused(
-    own_target: Path, tmp_path: Path, empty_cache: Path, change: Change, said: str
+    own_target: Path, tmp_path: Path, empty_cache: Path, change: Change, faults: str
 ) -> None:
     (file,) = write_gguf(own_target, tmp_path / "other.gguf", change=change)
-    with pytest.raises(TargetError) as refused:
+    old_cache(file, empty_cache)
+    with refused(WEIGHTS_DIFFER, TargetError) as caught:
         resolve_target(str(file))
-    assert refused.value.code == WEIGHTS_DIFFER
-    assert str(refused.value) == (
-        f"the tensors of other.gguf are not those of the model that its metadata describes: {said}; take another file, "
-        "or the model's folder or Hub id"
-    )
+    assert faults in str(caught.value)
     assert not [path for path in (empty_cache / "targets").iterdir() if path.is_dir()], "nothing is kept"
 
 
@@ -251,25 +231,24 @@ def scaled_positions(writer: GGUFWriter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("add", "said"),
+    ("add", "named"),
     [
         (scaled_positions, "rope.scaling (yarn, factor 4.0)"),
         (lambda writer: writer.add_rope_scaling_factor(4.0), "rope.scaling (linear, factor 4.0)"),
         (lambda writer: writer.add_final_logit_softcapping(30.0), "final_logit_softcapping"),
     ],
 )
-def test_a_gguf_file_with_scales_that_transformers_leaves_out_is_refused(
-    own_target: Path, tmp_path: Path, add: Callable[[GGUFWriter], object], said: str
+def test_a_gguf_file_with_scales_that_transformers_omits_is_refused(
+    own_target: Path, tmp_path: Path, add: Callable[[GGUFWriter], object], named: str
 ) -> None:
     (file,) = write_gguf(own_target, tmp_path / "scaled.gguf", add=add)
-    with pytest.raises(TargetError) as refused:
+    with refused("scales_differ", TargetError) as caught:
         resolve_target(str(file))
-    assert refused.value.code == "scales_differ"
-    assert str(refused.value).startswith(f"scaled.gguf has {said} in its metadata, which transformers leaves out")
+    assert named in str(caught.value)
 
 
-def test_scales_that_change_nothing_are_none(own_target: Path, tmp_path: Path) -> None:
-    """Nor are those that transformers has in its configuration, here of Gemma 2's layout."""
+def test_scales_that_change_nothing_are_accepted(own_target: Path, tmp_path: Path) -> None:
+    """Nor do those that transformers has in its configuration, here of Gemma 2's layout."""
     (file,) = write_gguf(own_target, tmp_path / "one.gguf", add=lambda writer: writer.add_rope_scaling_factor(1.0))
     same_model(load_target(str(file)), own_target)
     held = {
@@ -281,45 +260,42 @@ def test_scales_that_change_nothing_are_none(own_target: Path, tmp_path: Path) -
     check_scales("x.gguf", reader, SimpleNamespace(final_logit_softcapping=30.0, rope_parameters={}))
 
 
-def test_a_gguf_file_of_sizes_that_cannot_be_is_refused(own_target: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_of_impossible_sizes_is_refused(own_target: Path, tmp_path: Path) -> None:
     config = own_target / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "num_attention_heads": 1, "hidden_size": 0}))
     (file,) = write_gguf(own_target, tmp_path / "sizes.gguf")
-    with pytest.raises(TargetError, match=r"sizes\.gguf"):
+    with refused("unreadable", TargetError):
         resolve_target(str(file))
 
 
 @pytest.mark.parametrize("load", [load_target, target_facts])
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "named"),
     [
         ({"num_attention_heads": 0}, "ZeroDivisionError"),
-        ({"num_attention_heads": 3}, "not a multiple of the number of attention heads"),
+        ({"num_attention_heads": 3}, "multiple"),
         ({"num_key_value_heads": 0}, "ZeroDivisionError"),
-        ({"hidden_size": "x"}, "expected int"),
+        ({"hidden_size": "x"}, "int"),
         ({"vocab_size": 0}, "num_embeddings"),
         ({"dtype": "float99"}, "float99"),
         ({"rope_parameters": "x"}, "rope_parameters"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'factor'"),
-        ({"model_type": ["llama"]}, "of the architecture"),
+        ({"model_type": ["llama"]}, "llama"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_told(
-    own_target: Path, load: Callable[[str], object], field: dict, said: str
+def test_an_impossible_configuration_is_refused(
+    own_target: Path, load: Callable[[str], object], field: dict, named: str
 ) -> None:
     config = own_target / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **field}))
-    with pytest.raises(TargetError) as refused:
+    with refused("unsupported_target" if "model_type" in field else "unreadable", TargetError) as caught:
         load(str(own_target))
-    text = str(refused.value)
-    assert said in text and "\n" not in text
-    assert ("not supported" in text) == ("model_type" in field)
+    assert named in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_experts_that_lack_a_half_are_refused() -> None:
-    """transformers makes one matrix of two tensors, with zeros for one that is missing, and reports nothing; its newer
-    reader reports everything, but for what it leaves out rightly, such as layers that predict several tokens.
-    """
+    """transformers makes one matrix of two tensors, with zeros for a missing one, and reports nothing; its newer reader
+    reports everything but tensors that it rightly omits, such as layers that predict several tokens."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, get_gguf_hf_weights_map
 
@@ -337,50 +313,19 @@ def test_experts_that_lack_a_half_are_refused() -> None:
     reported = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}
     check_whole("x.gguf", [SimpleNamespace(fields=architecture, tensors=tensors)], model, reported)
     tensors = [tensor for tensor in tensors if tensor.name != "blk.1.ffn_up_exps"]
-    with pytest.raises(TargetError, match=r"1 tensor is missing \(blk\.1\.ffn_up_exps\)"):
+    with refused(WEIGHTS_DIFFER, TargetError) as caught:
         check_whole("x.gguf", [SimpleNamespace(fields=architecture, tensors=tensors)], model, reported)
+    assert "(blk.1.ffn_up_exps)" in str(caught.value)
     model.hf_quantizer = SimpleNamespace(supported=True)
     check_whole("x.gguf", [SimpleNamespace(fields=architecture, tensors=tensors)], model, reported)
-
-
-def old_cache(file: Path, cache: Path) -> Path:
-    """What older versions kept of a GGUF file: made without a comparison, here another model."""
-    return make_tiny_target(cache / "targets" / f"{file.stem}-{sha256_of(file)[:12]}", seed=9)
-
-
-def test_what_older_versions_kept_is_made_again(own_target: Path, tmp_path: Path, empty_cache: Path) -> None:
-    (file,) = write_gguf(own_target, tmp_path / "whole.gguf")
-    kept = old_cache(file, empty_cache)
-    assert resolve_target(str(file)) == kept
-    same_model(load_target(str(file)), own_target)
-
-
-def test_what_older_versions_kept_of_a_first_part_is_removed(
-    own_target: Path, tmp_path: Path, empty_cache: Path
-) -> None:
-    parts = write_gguf(own_target, tmp_path / "split.gguf", parts=3)
-    kept = old_cache(parts[0], empty_cache)
-    same_model(load_target(str(parts[0])), own_target)
-    assert not kept.exists()
-
-
-def test_what_older_versions_kept_of_an_incomplete_file_is_removed(
-    own_target: Path, tmp_path: Path, empty_cache: Path
-) -> None:
-    (file,) = write_gguf(own_target, tmp_path / "other.gguf", change=gguf_without_a_layer)
-    kept = old_cache(file, empty_cache)
-    with pytest.raises(TargetError, match="9 tensors are missing"):
-        resolve_target(str(file))
-    assert not kept.exists()
 
 
 def test_the_built_in_target_stays_where_there_is_no_network(
     own_target: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sources are complete, so older versions' folder is taken."""
-    name = target_source.DEFAULT_TARGET
-    kept = own_target.rename(empty_cache.parent / "kept")
-    (empty_cache / "targets").mkdir(parents=True)
-    kept.rename(empty_cache / "targets" / name)
+    """Its sources are complete, so a folder of older versions is used."""
+    place = empty_cache / "targets" / target_source.DEFAULT_TARGET
+    place.parent.mkdir(parents=True)
+    own_target.rename(place)
     monkeypatch.setattr(target_source, "_make_builtin", None)
-    assert resolve_target() == empty_cache / "targets" / name
+    assert resolve_target() == place
