@@ -66,19 +66,23 @@ class CostModel:
 
     @property
     def token_s(self) -> float:
+        """Seconds that each drafted token adds to the target's pass."""
         return self._pass.slope if self._pass else 0.0
 
     def budget(self) -> Budget:
+        """Return the budget of the next draft; it has no levels if the model's steps do not pay."""
         prices = self.prices
         pays = not self._timed or self._first_right / self._firsts >= prices.token
         tries = _TRIES * self._idle_s >= self._step.level + self._step.slope
         return Budget(self._nodes, self._levels if pays or tries else 0, self._width, branches=True, prices=prices)
 
     def ahead(self, drafted: int, probability: float) -> bool:
+        """Return whether one more token pays while a verdict is in flight."""
         prices = self.prices
         return drafted < _MOST_AHEAD and probability * prices.follows >= prices.token
 
     def observe(self, outcome: RoundEnded | Pushed) -> None:
+        """Learn the times and tokens of a round or of a pushed verdict."""
         self._sharing = outcome.sharing
         if isinstance(outcome, Pushed):
             if outcome.compute_s:  # 0 s if verdicts have arrived together
@@ -190,8 +194,10 @@ class Line:
 
     @property
     def slope(self) -> float:
+        """Rise per unit of ``x``."""
         return max(0.0, (self._xy + self._doubt * self._guess) / (self._xx + self._doubt))
 
     @property
     def level(self) -> float:
+        """Value at ``x = 0``."""
         return max(0.0, self._y - self.slope * self._x)

@@ -744,11 +744,7 @@ class ClientSession:
         """
         saved = Snapshot.from_json(snapshot, fingerprints, vocab_size)
         session = cls(
-            fingerprints,
-            stop_tokens=stop_tokens,
-            policy=saved.policy,
-            row_encoding=row_encoding,
-            vocab_size=vocab_size,
+            fingerprints, stop_tokens=stop_tokens, policy=saved.policy, row_encoding=row_encoding, vocab_size=vocab_size
         )
         session.limits = saved.limits
         session.committed = saved.committed
