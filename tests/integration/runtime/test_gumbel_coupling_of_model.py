@@ -11,7 +11,7 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import depths
-from unit.runtime.test_gumbel_coupling import WARM
+from unit.runtime.test_gumbel import WARM
 
 PREFIX = list(range(40, 52))
 

@@ -15,7 +15,7 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.session.tree import DraftTree
-from unit.runtime.test_prices import priced
+from unit.runtime.test_draft_tree import priced
 
 PREFIX = list(range(40, 52))
 

@@ -1,13 +1,14 @@
-"""Draft trees: grown by hand, and on a real drafter against the same paths one token at a time."""
+"""Draft trees and budgets, by hand."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from moa_runtime.drafters.base import Budget, DraftToken
+from moa_runtime.drafters.base import Budget, DraftToken, Prices
 from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.session.tree import DraftTree, check_parents
 from support.drafted import path_of
@@ -18,7 +19,7 @@ def guesses(*shares: tuple[int, float]) -> list[DraftToken]:
 
 
 def grown() -> GrowingTree:
-    """First 5 (0.6), 6 (0.3) and 9 (0.1); behind 5 then 7 (0.5) and 8 (0.4), behind 6 then 7 (0.9) and 8 (0.1)."""
+    """Return 5 (0.6), 6 (0.3) and 9 (0.1); after 5 are 7 (0.5) and 8 (0.4), after 6 are 7 (0.9) and 8 (0.1)."""
     tree = GrowingTree(Budget.tree(nodes=4, levels=3, width=2), stop_tokens=[9])
     tree.add_level([guesses((5, 0.6), (6, 0.3), (9, 0.1))])
     paths, mask = tree.expand()
@@ -41,14 +42,14 @@ def test_a_mask_shows_each_node_its_path() -> None:
     assert mask.tolist() == [[True, False, True, False], [False, True, False, True]]
 
 
-def test_what_ends_the_turn_is_not_continued() -> None:
+def test_an_end_of_turn_is_not_continued() -> None:
     tree = GrowingTree(Budget.tree(), stop_tokens=[9])
     tree.add_level([guesses((9, 1.0))])
     assert tree.expand()[0] == []
 
 
 def lengthened(known: list[DraftToken], room: int = 99, nodes: int = 5) -> DraftTree:
-    """:func:`grown`, of more nodes, with ``known`` behind 5-7 (0.3) and 6-7 (0.27)."""
+    """Return :func:`grown`, with more nodes and ``known`` after 5-7 (0.3)."""
     tree = grown()
     tree._budget = Budget.tree(nodes=nodes, levels=2, width=2)
     tree.lengthen(lambda path: known if path == [5, 7] else [], room)
@@ -63,14 +64,14 @@ def test_a_path_is_lengthened_while_it_is_among_the_likeliest() -> None:
     assert lengthened(guesses((1, 0.5))).tokens == (5, 6, 7, 8, 7)
 
 
-def test_a_path_is_lengthened_into_what_room_there_is() -> None:
+def test_a_path_is_lengthened_within_the_room() -> None:
     known = guesses(*((token, 0.99) for token in range(10, 40)))
     assert lengthened(known, nodes=30).depth == 2 + 25  # in the place of 9 and 6-8, which are less likely
     assert lengthened(known, nodes=30, room=4).depth == 2 + 4
     assert lengthened(known, room=0).depth == 2
 
 
-def test_an_empty_tree() -> None:
+def test_an_empty_tree_has_no_path() -> None:
     empty = DraftTree()
     assert empty.depth == 0 and empty.likeliest_path() == []
     assert empty == DraftTree.chain([], [])
@@ -91,7 +92,7 @@ def test_the_likeliest_path_takes_the_likeliest_child_each_time() -> None:
     assert even.likeliest_path() == [0]
 
 
-def test_a_tree_behind_a_chain() -> None:
+def test_a_tree_follows_a_chain() -> None:
     tree = DraftTree((5, 6, 7), (0, 1, 1), (-0.5, -1.0, -2.0), (1, 2))
     whole = tree.prepended([3, 4], [-0.125, -0.25])
     assert whole.tokens == (3, 4, 5, 6, 7) and whole.parents == (0, 1, 2, 3, 3)
@@ -100,3 +101,51 @@ def test_a_tree_behind_a_chain() -> None:
     assert check_parents(whole.parents, 5) == list(whole.parents)
     assert tree.prepended([], []) == tree
     assert DraftTree(steps=(1,)).prepended([3], [-0.5]) == DraftTree.chain([3], [-0.5], [1])
+
+
+LEVEL = [math.log(share) for share in (0.5, 0.3, 0.1)]
+
+
+def priced(shape: Budget, logprob: float = 0.0, **prices: float) -> Budget:
+    return replace(shape, prices=Prices(**prices), logprob=logprob)
+
+
+@pytest.mark.parametrize(
+    ("prices", "continued"),
+    [
+        ({}, 3),
+        ({"query": 0.2}, 2),
+        ({"node": 0.2}, 2),
+        ({"query": 0.1, "node": 0.1}, 2),
+        ({"query": 0.2, "node": 0.2}, 1),
+        ({"query": 0.6}, 0),
+        ({"step": 0.89}, 3),
+        ({"step": 0.91}, 0),
+        ({"step": 0.35, "query": 0.2}, 2),  # 0.3 and 0.1 are gained
+        ({"step": 0.45, "query": 0.2}, 0),
+        ({"follows": 0.5, "query": 0.2}, 1),
+        ({"follows": 0.5, "step": 0.5}, 0),
+    ],
+)
+def test_a_step_continues_the_nodes_that_gain_if_they_pay_for_it(prices, continued: int) -> None:
+    assert priced(Budget.tree(), **prices).continued(LEVEL) == continued
+
+
+def test_a_step_continues_at_most_the_width() -> None:
+    assert Budget.tree(width=2).continued(LEVEL) == 2
+    assert priced(Budget.tree(width=2), step=0.85).continued(LEVEL) == 0
+    assert Budget.tree().continued([]) == 0
+    assert Budget.chain(4).continued([LEVEL[2]]) == 1
+
+
+def test_tentative_tokens_make_a_draft_less_likely() -> None:
+    behind = priced(Budget.tree(), math.log(0.5), query=0.2)
+    assert behind.continued(LEVEL) == 1
+    assert priced(Budget.tree(), math.log(0.5), step=0.5).continued(LEVEL) == 0
+    sent = [logprob for logprob in LEVEL if priced(Budget.tree(), math.log(0.5), node=0.14).sends(logprob)]
+    assert sent == LEVEL[:2]
+
+
+def test_a_node_is_sent_if_it_is_as_likely_as_its_price() -> None:
+    assert [priced(Budget.tree(), node=0.2).sends(logprob) for logprob in LEVEL] == [True, True, False]
+    assert all(Budget.tree().sends(logprob) for logprob in (*LEVEL, -1e9))

@@ -1,4 +1,4 @@
-"""Who drafts: the server at first, the device where trials say that it is faster, and back."""
+"""The drafting side: the server at first, the device if shadow drafts show that it is faster, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.options import Drafting
 
 
-def placement(
+def selection(
     drafting: Drafting = "auto", *, able: bool = True, trip_s: float = 0.005, server_drafts: bool = True
 ) -> DrafterSelection:
     one = DrafterSelection(drafting, able=able)
@@ -29,8 +29,8 @@ def outcome(accepted: int, draft_s: float, waited_s: float = 0.0) -> RoundEnded:
     return RoundEnded(0, 6, 6, accepted, (1,) * 6, draft_s, waited_s, 0.0)
 
 
-def trials(one: DrafterSelection, accepted: int, draft_s: float) -> int:
-    """Drafts that are not sent, until the device takes over or nothing is wanted any more; how many there were."""
+def shadow_drafts(one: DrafterSelection, accepted: int, draft_s: float) -> int:
+    """Make shadow drafts until the device takes over or none is wanted; return their number."""
     count = 0
     while one.at_server and one.wants_shadow_draft:
         one.shadow_ended(outcome(accepted, draft_s, one.round_s))
@@ -44,20 +44,20 @@ def rounds(one: DrafterSelection, count: int, *, accepted: int, draft_s: float, 
             one.round_ended(outcome(accepted, draft_s, waited_s), accepted + 1)
 
 
-def test_the_server_begins_and_the_device_takes_over_where_its_trials_are_faster():
-    one = placement()
+def test_the_device_takes_over_if_its_shadow_drafts_are_faster():
+    one = selection()
     assert one.at_server and not one.wants_shadow_draft
     push(one)
-    assert trials(one, accepted=2, draft_s=0.01) > 1
+    assert shadow_drafts(one, accepted=2, draft_s=0.01) > 1
     assert not one.at_server  # 3 tokens in 45 ms against 1 in 30
 
 
-def test_slower_trials_leave_it_with_the_server_for_longer_and_longer():
-    one = placement()
+def test_slower_shadow_drafts_pause_the_device_for_longer_and_longer():
+    one = selection()
     push(one)
     tried, verdicts = [], []
     for _ in range(4):
-        tried.append(trials(one, accepted=0, draft_s=0.01))
+        tried.append(shadow_drafts(one, accepted=0, draft_s=0.01))
         assert one.at_server
         verdicts.append(0)
         while not one.wants_shadow_draft:
@@ -66,38 +66,38 @@ def test_slower_trials_leave_it_with_the_server_for_longer_and_longer():
     assert all(tried) and verdicts == [64, 128, 256, 512]
 
 
-def test_the_device_is_not_tried_where_it_could_not_win():
-    one = placement(trip_s=0.3)
+def test_a_device_that_cannot_win_makes_no_shadow_drafts():
+    one = selection(trip_s=0.3)
     push(one, 1000)
     assert not one.wants_shadow_draft  # 6 tokens in 330 ms against 1 in 30
 
 
-def test_trials_come_at_once_where_link_or_verifier_have_changed():
-    one = placement(trip_s=0.1)
+def test_a_changed_link_or_verifier_brings_shadow_drafts_at_once():
+    one = selection(trip_s=0.1)
     push(one)
-    trials(one, accepted=1, draft_s=0.01)
+    shadow_drafts(one, accepted=1, draft_s=0.01)
     assert one.at_server and not one.wants_shadow_draft
     for _ in range(8):
         one.note_round_trip(0.01)
     assert one.wants_shadow_draft
-    trials(one, accepted=0, draft_s=0.01)
+    shadow_drafts(one, accepted=0, draft_s=0.01)
     assert one.at_server and not one.wants_shadow_draft
     push(one, 60, seconds=0.12)
     assert one.wants_shadow_draft
 
 
-def test_a_servers_own_draft_is_no_part_of_the_devices_rounds():
-    own = [placement() for _ in range(2)]
+def test_the_server_s_own_draft_is_no_part_of_the_device_s_rounds():
+    own = [selection() for _ in range(2)]
     for one, draft_s in zip(own, (0.0, 0.05), strict=True):
         push(one, tokens=3, seconds=0.1, draft_s=draft_s)
-        trials(one, accepted=2, draft_s=0.01)
+        shadow_drafts(one, accepted=2, draft_s=0.01)
     assert [one.at_server for one in own] == [True, False]
 
 
-def test_the_device_gives_back_where_its_rounds_are_slower():
-    one = placement()
+def test_the_server_takes_over_if_the_device_s_rounds_are_slower():
+    one = selection()
     push(one)
-    trials(one, accepted=2, draft_s=0.01)
+    shadow_drafts(one, accepted=2, draft_s=0.01)
     rounds(one, 8, accepted=2, draft_s=0.01, waited_s=0.035)
     assert not one.at_server
     rounds(one, 30, accepted=0, draft_s=0.01, waited_s=0.035)
@@ -106,19 +106,19 @@ def test_the_device_gives_back_where_its_rounds_are_slower():
     assert one.at_server and not one.wants_shadow_draft
 
 
-def test_a_verifier_that_got_slower_for_both_is_no_reason_to_give_back():
-    one = placement()
+def test_the_device_keeps_drafting_if_the_verifier_slows_down_for_both():
+    one = selection()
     push(one)
-    trials(one, accepted=2, draft_s=0.01)
+    shadow_drafts(one, accepted=2, draft_s=0.01)
     rounds(one, 8, accepted=2, draft_s=0.01, waited_s=0.035)
     rounds(one, 12, accepted=2, draft_s=0.01, waited_s=0.305)
     assert not one.at_server
 
 
-def test_a_server_that_drafts_shows_at_times_what_it_can_do_now():
-    one = placement()
+def test_a_drafting_server_is_measured_again_from_time_to_time():
+    one = selection()
     push(one)
-    trials(one, accepted=2, draft_s=0.025)
+    shadow_drafts(one, accepted=2, draft_s=0.025)
     verdicts = []
     for _ in range(3):
         count = 0
@@ -135,8 +135,8 @@ def test_a_server_that_drafts_shows_at_times_what_it_can_do_now():
     assert one.at_server
 
 
-def test_where_the_server_does_not_draft_the_device_begins_if_two_tokens_a_round_would_pay():
-    near, far, able = (placement(trip_s=trip_s, server_drafts=False) for trip_s in (0.005, 0.03, 0.005))
+def test_the_device_begins_beside_a_server_without_drafts_if_two_tokens_a_round_pay():
+    near, far, able = (selection(trip_s=trip_s, server_drafts=False) for trip_s in (0.005, 0.03, 0.005))
     for one in (near, far):
         push(one, 3)
     assert not near.at_server and far.at_server  # two tokens in 45 or 70 ms, one in 30
@@ -145,27 +145,27 @@ def test_where_the_server_does_not_draft_the_device_begins_if_two_tokens_a_round
     assert able.at_server
 
 
-def test_hope_that_came_to_nothing_does_not_come_again():
-    one = placement(server_drafts=False)
+def test_the_device_begins_without_shadow_drafts_only_once():
+    one = selection(server_drafts=False)
     push(one, 3)
     rounds(one, 20, accepted=0, draft_s=0.01, waited_s=0.035)
     assert one.at_server
     push(one, 100)
-    assert one.at_server and trials(one, accepted=2, draft_s=0.01) > 1
+    assert one.at_server and shadow_drafts(one, accepted=2, draft_s=0.01) > 1
     assert not one.at_server
 
 
-def test_a_server_that_decodes_alone_has_a_token_for_each_pass():
-    """Its first verdicts came slowly, and would make it look slower than rounds of a token."""
-    one = placement(server_drafts=False)
+def test_a_server_without_drafts_counts_a_token_for_each_pass():
+    """Its first verdicts are slow, so it would look slower than rounds of one token."""
+    one = selection(server_drafts=False)
     push(one, 3, seconds=0.3)
     assert not one.at_server
     rounds(one, 20, accepted=0, draft_s=0.01, waited_s=0.035)
     assert one.at_server
 
 
-def test_who_is_chosen_drafts_whatever_is_measured():
-    device, server = placement("device"), placement("server")
+def test_a_chosen_side_always_drafts():
+    device, server = selection("device"), selection("server")
     push(server)
     rounds(device, 50, accepted=0, draft_s=1.0, waited_s=1.0)
     assert not device.at_server
@@ -173,18 +173,18 @@ def test_who_is_chosen_drafts_whatever_is_measured():
 
 
 @pytest.mark.parametrize("drafting", ["auto", "server"])
-def test_a_device_without_a_drafter_leaves_it_to_the_server(drafting: Drafting):
-    one = placement(drafting, able=False)
+def test_the_server_drafts_for_a_device_without_a_drafter(drafting: Drafting):
+    one = selection(drafting, able=False)
     push(one)
     assert one.at_server and not one.wants_shadow_draft
 
 
-def test_a_busy_verifier_that_asks_for_drafts_gets_them_where_they_cost_little():
+def test_a_busy_verifier_gets_drafts_if_they_cost_little():
     ways = []
     for wanted in (False, True):
-        one = placement()
+        one = selection()
         one.drafts_wanted = wanted
         push(one)
-        trials(one, accepted=1, draft_s=0.03)  # 2 tokens in 65 ms against 1 in 30
+        shadow_drafts(one, accepted=1, draft_s=0.03)  # 2 tokens in 65 ms against 1 in 30
         ways.append(one.at_server)
     assert ways == [True, False]

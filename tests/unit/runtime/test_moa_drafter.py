@@ -1,4 +1,4 @@
-"""The drafter's caches, checked with a backend whose answers depend on everything it is given."""
+"""The drafter's caches, with a backend whose answers depend on all of its inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.runtime.echo import KV, EchoBackend, fed, rows
 
 
 def fresh(prefix: list[int], count: int, memory: int, max_context: int = 10_000) -> list[DraftToken]:
-    """What a drafter without any history answers."""
+    """Return the draft of a drafter without a history."""
     drafter = MoaDrafter(EchoBackend(), max_context=max_context)
     drafter.add_rows(0, *rows(0, memory))
     return draft_of(drafter, prefix, count)
@@ -53,7 +53,7 @@ def test_a_rejected_draft_is_dropped(drafter: MoaDrafter) -> None:
     assert fed(drafter) == [1, 1]
 
 
-def test_drafting_on_while_a_verdict_is_on_its_way_then_going_back(drafter: MoaDrafter) -> None:
+def test_text_drafted_ahead_can_be_dropped_again(drafter: MoaDrafter) -> None:
     prefix = [5, 6, 7]
     first = [token.token for token in draft_of(drafter, prefix, 3)]
     assert draft_of(drafter, [*prefix, *first], 3) == fresh([*prefix, *first], 3, 0)
@@ -61,7 +61,7 @@ def test_drafting_on_while_a_verdict_is_on_its_way_then_going_back(drafter: MoaD
     assert draft_of(drafter, [1], 1) == fresh([1], 1, 0)
 
 
-def test_new_rows_count_at_once_though_the_tokens_are_cached(drafter: MoaDrafter) -> None:
+def test_new_rows_count_at_once_for_cached_tokens(drafter: MoaDrafter) -> None:
     before = draft_of(drafter, [5, 6, 7, 8], 3)
     drafter.add_rows(0, *rows(0, 3))
     fed(drafter)
@@ -69,7 +69,7 @@ def test_new_rows_count_at_once_though_the_tokens_are_cached(drafter: MoaDrafter
     assert fed(drafter) == [1, 1, 1]
 
 
-def test_rows_beyond_the_prefix_stay_unseen(drafter: MoaDrafter) -> None:
+def test_rows_after_the_prefix_are_not_read(drafter: MoaDrafter) -> None:
     drafter.add_rows(0, *rows(0, 9))
     assert draft_of(drafter, [5, 6, 7], 2) == fresh([5, 6, 7], 2, 3)
 
@@ -85,7 +85,7 @@ def test_rows_are_replaced_and_truncated(drafter: MoaDrafter) -> None:
     drafter.add_rows(2, *rows(2, 3))
     assert drafter.rows == 5
     drafter.add_rows(0, *rows(0, 2))
-    assert drafter.rows == 2  # later rows were for a past that is gone
+    assert drafter.rows == 2  # later rows belong to dropped tokens
     drafter.add_rows(2, *rows(2, 3))
     drafter.truncate_rows(4)
     assert drafter.rows == 4
@@ -110,7 +110,7 @@ def test_a_long_catch_up_goes_in_chunks(drafter: MoaDrafter) -> None:
     prefix = [token % 1000 for token in range(2 * moa.CATCH_UP_TOKENS + 5)]
     drafter.add_rows(0, *rows(0, len(prefix) - 1))
     assert draft_of(drafter, prefix, 2)[0].token != draft_of(drafter, prefix[:-1], 1)[0].token
-    assert drafter._backend.rows[:4] == [512, 1024, 1028, 1028], "none of a token that comes later"
+    assert drafter._backend.rows[:4] == [512, 1024, 1028, 1028]
     assert fed(drafter)[:4] == [512, 512, 5, 1]
 
 
@@ -131,13 +131,8 @@ def test_a_backend_of_fixed_size_is_not_asked_for_more() -> None:
     assert draft_of(drafter, [1] * 7, 10) == []
 
 
-def test_an_empty_prefix_is_a_mistake(drafter: MoaDrafter) -> None:
-    with pytest.raises(ValueError, match="empty prefix"):
-        draft_of(drafter, [], 1)
-
-
 class _BrokenBackend(EchoBackend):
-    """Of weights that are no numbers."""
+    """A backend with broken weights."""
 
     def step(self, inputs: StepInputs) -> StepResult:
         result = super().step(inputs)
@@ -145,7 +140,7 @@ class _BrokenBackend(EchoBackend):
 
 
 @pytest.mark.parametrize("budget", [Budget.chain(3), Budget.tree()])
-def test_a_drafter_that_computes_no_numbers_is_named(budget: Budget) -> None:
+def test_a_backend_that_computes_nan_is_refused(budget: Budget) -> None:
     drafter = MoaDrafter(_BrokenBackend(), max_context=100, mixture=NgramMixture())
     with refused("not_finite"):
         drafter.propose([5, 6, 7], budget)
@@ -179,15 +174,15 @@ class RankedBackend(EchoBackend):
 
 
 @pytest.mark.parametrize(("stop_probability", "expected"), [(0.4, [2, 2]), (0.6, [1])])
-def test_an_end_of_turn_is_drafted_only_where_it_is_more_likely_than_not(
+def test_an_end_of_turn_is_drafted_only_if_it_is_more_likely_than_not(
     stop_probability: float, expected: list[int]
 ) -> None:
-    """And nothing behind it."""
+    """Nothing follows it."""
     drafter = MoaDrafter(RankedBackend(stop_probability), max_context=100, stop_tokens=[1])
     assert written(draft_of(drafter, [5], 2)) == expected
 
 
-def test_where_every_candidate_ends_the_turn_the_best_is_drafted() -> None:
+def test_the_best_candidate_is_drafted_if_all_end_the_turn() -> None:
     drafter = MoaDrafter(RankedBackend(0.3), max_context=100, stop_tokens=[1, 2, 3])
     assert draft_of(drafter, [5], 1)[0].token == 1
 
@@ -202,7 +197,7 @@ def copying(memory: int) -> MoaDrafter:
 REPEATED = [50, 51, 52, 53, 54, 55, 50, 51, 52]
 
 
-def test_a_chain_copies_what_was_said_before_and_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_copies_the_conversation_and_continues_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 52 to 55 and round to 50: tokens that the backend does not know."""
     assert written(draft_of(copying(8), REPEATED, 4)) == [53, 54, 55, 50]
     assert written(draft_of(copying(8), [50, 51, 52], 3)) == [1, 1, 1]
@@ -211,7 +206,7 @@ def test_a_chain_copies_what_was_said_before_and_goes_on_alone(monkeypatch: pyte
 
 
 def test_a_chain_is_the_same_token_by_token() -> None:
-    """As without the target: each time with what was drafted so far."""
+    """As during an outage: each draft continues the text so far."""
     drafter, text = copying(8), list(REPEATED)
     for _ in range(6):
         text += written(draft_of(drafter, text, 1))
@@ -219,14 +214,14 @@ def test_a_chain_is_the_same_token_by_token() -> None:
 
 
 def test_tentative_text_is_not_copied() -> None:
-    """55 is the target's, or was only drafted."""
+    """55 is confirmed, or only drafted."""
     text = [50, 51, 52, 53, 54, 55, 51, 52, 53, 54]
     for tentative, follows in ((4, 55), (5, 1)):
         tree = copying(5).propose(text, Budget(nodes=1, levels=1, tentative=tentative))
         assert written(tokens_of(tree)) == [follows]
 
 
-def test_a_drafter_that_holds_no_rows_copies_all() -> None:
+def test_a_drafter_without_rows_copies() -> None:
     assert written(draft_of(copying(0), REPEATED, 2)) == [53, 54]
 
 
@@ -236,7 +231,7 @@ def echoing(text: list[int], max_context: int = 10_000) -> MoaDrafter:
     return drafter
 
 
-def test_what_is_surely_copied_takes_no_step() -> None:
+def test_a_sure_copy_takes_no_step() -> None:
     """Sixteen tokens match, and the three that followed them; then come tokens that did not occur."""
     text = [*range(1, 20), *range(1, 17)]
     drafter = echoing(text)
@@ -273,7 +268,7 @@ def test_copies_alone_take_no_step() -> None:
     assert drafter.propose([*text, 99], Budget.chain(0)) == DraftTree()
 
 
-def test_a_chain_is_not_lengthened_beyond_context_depth_nodes_nor_a_turn_nor_without_a_mixture() -> None:
+def test_copies_stay_within_context_depth_nodes_and_turn_and_need_a_mixture() -> None:
     text = [*range(1, 60), *range(1, 6)]
     assert len(echoing(text, max_context=len(text) + 2).propose(text, Budget.chain(0)).tokens) == 2
     assert echoing(text, max_context=len(text)).propose(text, Budget.chain(0)) == DraftTree()

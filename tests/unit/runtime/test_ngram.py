@@ -1,4 +1,4 @@
-"""The n-gram index, what drafts with it alone, and what it adds to a drafter's candidates."""
+"""The n-gram index, its drafter, and its mixture with a drafter's candidates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_example_of_the_docstring() -> None:
     assert match.probabilities == pytest.approx({4: 1 / 1.7, 3: 0.7 / 1.7})
 
 
-def test_what_followed_last_comes_first() -> None:
+def test_the_latest_follower_comes_first() -> None:
     match = index_of([1, 3, 1, 3, 1, 8, 1]).match([1])
     assert match is not None and list(match.probabilities) == [8, 3]
 
@@ -39,7 +39,7 @@ def test_only_the_last_eight_occurrences_count() -> None:
 
 
 def test_an_index_that_was_updated_equals_a_new_one() -> None:
-    """Whatever text came before: longer, shorter, or another."""
+    """After any text: longer, shorter, or another."""
     rng = random.Random(0)
     index = NgramIndex(stop_tokens=[0])
     for _ in range(200):
@@ -54,7 +54,7 @@ def test_an_index_that_was_updated_equals_a_new_one() -> None:
 
 
 def looked_up(text: list[int], asked: list[int], stop_tokens: list[int]) -> Match | None:
-    """The same in the plainest way."""
+    """Return the same by a plain search."""
     for length in range(min(16, len(asked)), 0, -1):
         ends = [at for at in range(length, len(text)) if text[at - length : at] == asked[len(asked) - length :]]
         followers = [text[at] for at in ends if text[at] not in stop_tokens]
@@ -88,12 +88,12 @@ def test_the_longest_suffix_that_occurred_is_continued(tokens, following) -> Non
     assert copied(tokens, 1) == [following]
 
 
-def test_what_never_occurred_is_not_continued() -> None:
+def test_a_new_token_is_not_continued() -> None:
     assert copied([1, 2, 3], 5) == []
     assert copied([1], 5) == []
 
 
-def test_it_goes_on_from_what_it_wrote() -> None:
+def test_the_drafter_continues_its_own_text() -> None:
     assert copied([1, 2, 3, 1], 7) == [2, 3, 1, 2, 3, 1, 2]
 
 
@@ -108,7 +108,7 @@ def test_each_token_is_as_likely_as_a_copy() -> None:
 
 
 def test_copies_take_no_step_and_need_no_level() -> None:
-    """They go on while all of them, and what stood before them, are likely enough."""
+    """They continue while they and the text before them are likely enough."""
     text = [*range(1, 60), *range(1, 20)]
     lengths = []
     for logprob in (0.0, math.log(0.5), math.log(WORTH_COPYING)):
@@ -122,7 +122,7 @@ def test_copies_take_no_step_and_need_no_level() -> None:
     assert len(NgramDrafter().propose(text, Budget(nodes=9, levels=0, depth=2)).tokens) == 2
 
 
-def test_behind_the_levels_only_likely_copies_follow_and_dear_ones_nowhere_but_first() -> None:
+def test_only_likely_copies_follow_the_levels_and_costly_ones_come_first_or_not_at_all() -> None:
     text = [1, 2, 3, 1]  # what follows matches a token, then two
     assert len(NgramDrafter().propose(text, Budget.chain(3)).tokens) == 3
     assert len(NgramDrafter().propose(text, Budget.chain(0)).tokens) == 1
@@ -166,16 +166,16 @@ def test_longer_matches_weigh_more() -> None:
     assert between == pytest.approx(WEIGHTS[5])
 
 
-def test_a_candidate_that_cannot_be_is_dropped() -> None:
+def test_a_candidate_of_probability_0_is_dropped() -> None:
     text = [1, 2, 1]
     assert shares(mixture_of(text).mix([DraftToken(7, -math.inf)], text)) == pytest.approx({2: WEIGHTS[1]})
 
 
-def test_nothing_matches_nothing_changes() -> None:
+def test_candidates_stay_if_nothing_matches() -> None:
     assert mixture_of([1, 2, 3]).mix(CANDIDATES, [4, 5]) is CANDIDATES
 
 
-def test_beyond_its_reach_the_drafter_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_stay_beyond_the_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "REACH", 3)
     text = [1, 2, 1]
     mixture = mixture_of(text)
@@ -183,12 +183,12 @@ def test_beyond_its_reach_the_drafter_is_alone(monkeypatch: pytest.MonkeyPatch) 
     assert mixture.mix(CANDIDATES, [*text, 9, 9, 1]) is CANDIDATES
 
 
-def test_only_what_the_target_confirmed_is_copied() -> None:
+def test_only_confirmed_text_is_copied() -> None:
     text = [1, 2, 1]
     assert mixture_of(text).mix(CANDIDATES, [*text, 7, 7]) is CANDIDATES
 
 
-def test_copies_go_on_from_each_other() -> None:
+def test_copies_continue_each_other() -> None:
     """Each token makes the matching suffix longer, and the copy likelier; at the end of the text nothing is known."""
     copies = list(mixture_of(list(range(1, 11))).copies([99, 1, 2]))
     assert [copy.token for copy in copies] == list(range(3, 11))
@@ -204,12 +204,12 @@ def test_copies_go_on_from_each_other() -> None:
     )
 
 
-def test_a_copy_is_as_likely_as_it_followed_often() -> None:
+def test_a_copy_has_the_probability_of_its_occurrences() -> None:
     copy = mixture_of([1, 5, 1, 8, 1]).copy([9, 1])
     assert copy is not None and copy.token == 8 and math.exp(copy.logprob) == pytest.approx(WEIGHTS[1] / 1.7)
 
 
-def test_copies_in_a_row_go_beyond_the_reach_a_single_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_copies_exceeds_the_reach_a_single_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "REACH", 2)
     text = [1, 2, 3, 4, 5, 1]
     mixture = mixture_of(text)
@@ -221,8 +221,8 @@ def test_copies_in_a_row_go_beyond_the_reach_a_single_one_does_not(monkeypatch: 
 # -- a datastore beside the conversation -------------------------------------------------------------
 
 
-def test_the_longer_memory_counts(tmp_path: Path) -> None:
-    """The datastore's words are added where its suffix is longer; at equal lengths the conversation is surer."""
+def test_the_source_with_the_longer_suffix_counts(tmp_path: Path) -> None:
+    """The datastore's tokens are added if its suffix is longer than the conversation's."""
     write_datastore(tmp_path / "texts", [[1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 9]], "t")
     store = Datastore.open(tmp_path / "texts", "t")
 
@@ -234,7 +234,7 @@ def test_the_longer_memory_counts(tmp_path: Path) -> None:
 
     text = [1, 2, 3, 4, 5]
     assert copied_from_both([], text[:0]) is None
-    assert copied_from_both([7, 7, 7], text[2:]) is None  # three tokens of another text say nothing
+    assert copied_from_both([7, 7, 7], text[2:]) is None  # three tokens are too few
     assert copied_from_both([7, 7, 7], text) == (9, 0.07)
     both = copied_from_both([7, 5, 8, 7], text)  # five tokens there, one here, which has more weight all the same
     assert both == (8, round((1 - 0.07) * WEIGHTS[1], 3))
@@ -245,7 +245,7 @@ def test_the_longer_memory_counts(tmp_path: Path) -> None:
     assert math.exp(mixed[1].logprob) == pytest.approx(0.93 * 0.25 + 0.07)
 
 
-def test_the_end_of_a_turn_is_not_copied_from_a_datastore_either(tmp_path: Path) -> None:
+def test_ends_of_turns_are_not_copied_from_a_datastore(tmp_path: Path) -> None:
     write_datastore(tmp_path / "texts", [[1, 2, 3, 4, 0]], "t")
     mixture = NgramMixture([0], datastore=Datastore.open(tmp_path / "texts", "t"))
     assert mixture.copy([1, 2, 3, 4]) is None

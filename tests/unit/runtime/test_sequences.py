@@ -1,4 +1,4 @@
-"""What sequences share."""
+"""The common prefix of sequences."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from moa_runtime.tokens import common_length
         ([{"role": "user"}, {"role": "system"}], [{"role": "user"}, {"role": "user"}], 1),
     ],
 )
-def test_leading_items_that_are_equal(a, b, common: int) -> None:
+def test_equal_leading_items_are_counted(a, b, common: int) -> None:
     assert common_length(a, b) == common_length(b, a) == common
 
 
-def test_at_any_length_and_place() -> None:
+def test_sequences_may_differ_at_any_place() -> None:
     rng = random.Random(0)
     for _ in range(300):
         a = [rng.randrange(3) for _ in range(rng.randrange(40))]

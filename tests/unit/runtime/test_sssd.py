@@ -35,7 +35,7 @@ def paths_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 
 def test_the_conversation_has_the_scores_of_the_paper() -> None:
-    """What follows the longer suffix is discounted less: 0.8 after two tokens, 0.7 after one."""
+    """Followers of a longer suffix are discounted less: 0.8 after two tokens, 0.7 after one."""
     drafted = paths_of(SssdDrafter().propose([1, 2, 3, 7, 8, 2, 4, 9, 1, 2], Budget.tree(nodes=4)))
     assert drafted == pytest.approx({(3,): 0.6, (3, 7): 0.6 * 0.8, (3, 7, 8): 0.6 * 0.8**2, (3, 7, 8, 2): 0.6 * 0.8**3})
     branches = paths_of(SssdDrafter().propose([2, 3, 7, 8, 2, 4, 9, 2], Budget.tree(nodes=4)))
@@ -50,7 +50,7 @@ def test_a_datastore_is_not_discounted(tmp_path: Path) -> None:
     assert drafted == pytest.approx(expected)
 
 
-def test_a_node_of_both_has_the_better_score_and_is_there_once(tmp_path: Path) -> None:
+def test_a_node_of_both_sources_is_there_once_with_the_better_score(tmp_path: Path) -> None:
     drafter = SssdDrafter(datastore=datastore_of(tmp_path, [[1, 2, 3, 9]]))
     drafted = paths_of(drafter.propose([1, 2, 3, 4, 1, 2], Budget.tree(nodes=3)))
     assert drafted == pytest.approx({(3,): 1.0, (3, 9): 1.0, (3, 4): 0.6 * 0.8})
@@ -60,7 +60,7 @@ texts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
 
 @given(texts, st.lists(texts, max_size=4), st.integers(0, 20), st.integers(0, 5), st.integers(0, 4), st.booleans())
-def test_trees_keep_to_their_budget_and_say_what_was_said(
+def test_trees_keep_their_budget_and_copy_known_texts(
     tmp_path_factory: pytest.TempPathFactory,
     text: list[int],
     documents: list[list[int]],
@@ -82,7 +82,7 @@ def test_trees_keep_to_their_budget_and_say_what_was_said(
         assert any(run == each[at : at + len(run)] for each in said for at in range(len(each)))
 
 
-def test_only_what_the_target_confirmed_is_copied_and_not_for_long() -> None:
+def test_only_confirmed_text_is_copied_within_the_reach() -> None:
     drafter = SssdDrafter()
     assert drafter.propose([7, 8, 7], Budget(1, 1, tentative=2)).tokens == ()
     assert drafter.propose([7, 8, 7], Budget(1, 1, tentative=1)).tokens == (8,)
@@ -91,7 +91,7 @@ def test_only_what_the_target_confirmed_is_copied_and_not_for_long() -> None:
     assert drafter.propose(copied, Budget(1, 1, tentative=16)).tokens == ()
 
 
-def test_a_chain_goes_beyond_its_levels_while_that_is_likely() -> None:
+def test_a_chain_exceeds_its_levels_while_it_is_likely() -> None:
     text = [*range(10, 60), 10, 11, 12]
     tree = SssdDrafter().propose(text, Budget.chain(2))
     assert list(tree.tokens) == list(range(13, 13 + len(tree.tokens)))
@@ -99,7 +99,7 @@ def test_a_chain_goes_beyond_its_levels_while_that_is_likely() -> None:
     assert len(SssdDrafter().propose(text, Budget.chain(30)).tokens) == 30
 
 
-def test_tokens_that_take_more_than_they_bring_are_not_sent() -> None:
+def test_tokens_that_do_not_pay_are_not_sent() -> None:
     text = [*range(10, 60), 10, 11, 12]
     dear = Budget(62, 0, branches=True, prices=Prices(node=0.5))
     assert [math.exp(score) >= 0.5 for score in SssdDrafter().propose(text, dear).scores] == [True, True]
@@ -107,7 +107,7 @@ def test_tokens_that_take_more_than_they_bring_are_not_sent() -> None:
     assert len(SssdDrafter().propose(text, Budget(62, 1, branches=True, prices=Prices(node=0.61))).tokens) == 1
 
 
-def test_trees_become_smaller_the_more_conversations_share_the_verifier() -> None:
+def test_trees_shrink_as_more_conversations_share_the_verifier() -> None:
     """The paper's section 4, with the loop's own controller."""
     text = [token for number in range(8) for token in (1, 2, 10 + number, 20 + number, 30 + number)] + [1, 2]
 
@@ -123,7 +123,7 @@ def test_trees_become_smaller_the_more_conversations_share_the_verifier() -> Non
     assert sizes == sorted(sizes, reverse=True) and sizes[0] >= 8 > sizes[-1] > 0, sizes
 
 
-def test_of_equal_candidates_the_one_that_the_noise_favours_comes_first() -> None:
+def test_the_noise_decides_between_equal_candidates() -> None:
     """A target that draws one of two tokens evenly, by the noise that the device knows too."""
     text = [1, 2, 1, 3, 7, 1]
     for seed in range(20):

@@ -1,4 +1,4 @@
-"""Draft lengths by Thompson sampling, on drafters that are only told by how often they are right."""
+"""Draft lengths by Thompson sampling, with simulated drafters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.session.tree import DraftTree
 from support.runtime.simulated import prompt_of, rate_of
 
-#: How likely the next drafted token is to be right, and what the drafter says of it.
+#: Probability that the next drafted token is right, and the drafter's own estimate.
 Text = Callable[[random.Random], tuple[float, float]]
 
 NEAR = Pace(step_s=0.008, query_s=0.0, pass_s=0.02, token_s=0.00005, round_trip_s=0.05)
@@ -34,18 +34,18 @@ def steady(right: float) -> Text:
 
 
 def mixed(rng: random.Random) -> tuple[float, float]:
-    """Text that is now easy, now hard, and a drafter that knows."""
+    """Text that is easy or hard, with a drafter that knows which."""
     right = rng.choice((0.95, 0.95, 0.2))
     return right, right
 
 
 def boasting(rng: random.Random) -> tuple[float, float]:
-    """A drafter that is sure, and wrong half of the time."""
+    """A drafter that is sure and wrong half of the time."""
     return 0.5, 0.92
 
 
 def hold(controller: Controller, text: Text, rounds: int, pace: Pace = NEAR, seed: int = 1) -> list[RoundEnded]:
-    """Rounds with chains that a drafter with such text makes."""
+    """Run rounds with chains that a drafter makes for such text."""
     controller.observe(prompt_of(60, pace))
     rng, ended = random.Random(seed), list[RoundEnded]()
     for _ in range(rounds):
@@ -75,7 +75,7 @@ def best_fixed(text: Text, pace: Pace) -> float:
 
 
 def test_the_drawn_lengths_are_those_of_the_posterior():
-    """Behind each token a new probability is drawn, which is the posterior's mean on average: lengths are geometric."""
+    """After each token a new probability is drawn, on average the posterior's mean: lengths are geometric."""
     counted, draws, mean = Counter[int](), 4000, 7 / 9
     for seed in range(draws):
         controller = BetaThompson(seed)
@@ -96,7 +96,7 @@ def test_the_posterior_finds_how_often_a_token_is_right(right):
     assert mean_depth(ended[500:]) == pytest.approx(expected, rel=0.1)
 
 
-def test_only_tokens_that_the_target_came_to_are_judged():
+def test_only_tokens_that_the_target_judged_count():
     controller = BetaThompson()
     controller._budget = Budget.chain(4)
     controller.observe(RoundEnded(0, 4, 4, 1, (1,) * 4, 0.0, 0.0, 0.0))
@@ -119,17 +119,17 @@ def test_a_length_is_drawn_once_for_each_verdict_and_by_the_seed(kind):
 @pytest.mark.parametrize("pace", [NEAR, FAR], ids=["near", "far"])
 @pytest.mark.parametrize("right", [0.3, 0.6, 0.8])
 def test_the_rate_is_near_that_of_the_best_fixed_length(right, pace):
-    """No more than near: it knows nothing of time, so where a round trip is long its drafts are too short."""
+    """Only near, because it ignores time: with a long round trip its drafts are too short."""
     for controller in (BetaThompson(), CalibratedThompson()):
         assert rate_of(hold(controller, steady(right), 1500, pace)) > 0.78 * best_fixed(steady(right), pace)
 
 
-def test_the_calibrated_form_uses_what_the_drafter_knows():
+def test_the_calibrated_form_uses_the_drafter_s_probabilities():
     known, counted = (rate_of(hold(controller(), mixed, 1500)) for controller in (CalibratedThompson, BetaThompson))
     assert known > 1.05 * counted and known > best_fixed(mixed, NEAR)
 
 
-def test_the_calibrated_form_learns_what_a_drafter_s_claims_are_worth():
+def test_the_calibrated_form_corrects_the_drafter_s_probabilities():
     controller = CalibratedThompson()
     ended = hold(controller, boasting, 1500)
     # It claims 0.92 of one token and 0.85 of two.
