@@ -30,7 +30,6 @@ class AnswerRecord:
     """Collect one answer from the events of the drafting loop, from the moment its question is sent.
 
     Args:
-        question: the question.
         bytes_moved: returns the payload bytes sent and received so far, with those of earlier answers.
 
     Attributes:
@@ -53,13 +52,13 @@ class AnswerRecord:
         self._settled = 0  # of these, the ones in the last update
         self._text = AnswerText(tokenizer, question.behind)
         self._rolled_back: RolledBack | None = None
-        self._fetched = self._pushed = False  # the origin of the next committed tokens
+        self._cause: Cause | None = None  # of the next committed tokens
         self._bytes_moved, self._bytes_before = bytes_moved, bytes_moved()
         self._asked_at = time.monotonic()
         self._ended_at = self._asked_at
 
     def resume(self, tokens: Sequence[int], origins: Sequence[Origin], statistics: Statistics) -> None:
-        """Go on with the answer of an earlier program. The time between the programs does not count."""
+        """Continue the answer of an earlier program. The time between the programs does not count."""
         self._tokens = [TokenOrigin(t, o, True) for t, o in zip(tokens, origins, strict=True)]
         self.statistics = statistics
         up, down = self._bytes_before
@@ -82,8 +81,7 @@ class AnswerRecord:
         """Take an event of the drafting loop."""
         statistics = self.statistics
         if isinstance(event, Decided):
-            self._fetched = event.cause is Cause.FETCHED
-            self._pushed = event.cause is Cause.PUSHED
+            self._cause = event.cause
         elif isinstance(event, Committed):
             self._commit(event)
         elif isinstance(event, RolledBack):  # the target's own tokens are committed next
@@ -112,8 +110,8 @@ class AnswerRecord:
         kept = sum(origin is Origin.KEPT for origin in event.origins)
         statistics.tokens += len(event.tokens)
         statistics.kept += kept
-        statistics.fetched += len(event.tokens) - kept if self._fetched else 0
-        statistics.pushed += len(event.tokens) - kept if self._pushed else 0
+        statistics.fetched += len(event.tokens) - kept if self._cause is Cause.FETCHED else 0
+        statistics.pushed += len(event.tokens) - kept if self._cause is Cause.PUSHED else 0
         statistics.offline += kept + sum(origin is Origin.OFFLINE for origin in event.origins)
         self._tokens += [TokenOrigin(t, o, True) for t, o in zip(event.tokens, event.origins, strict=True)]
 
@@ -134,7 +132,7 @@ class AnswerRecord:
         )
 
     def disagreement(self, update: AnswerUpdate) -> Disagreement | None:
-        """Return the disagreement if the commitment in ``update`` replaced text that was written offline."""
+        """Return the disagreement if the tokens committed in ``update`` replaced text that was written offline."""
         rolled_back, self._rolled_back = self._rolled_back, None
         if rolled_back is None:
             return None
@@ -143,7 +141,7 @@ class AnswerRecord:
             return None
         self.disputed = rolled_back
         position = rolled_back.start - self.start
-        before = self._text.before(position)
+        before = "".join(self._text.pieces()[:position])
         text = update.committed + update.tentative
         shared = shared_word(before, update.dropped, text[len(before) :])
         offset = len(before) - len(shared)
@@ -228,7 +226,8 @@ class AnswerText:
         tokens, pieces = self._tokens[end:], self._pieces[end:]
         if complete and pieces:
             pieces[-1] += self._stream.finish()
-        for (origin, committed), run in groupby(zip(tokens, pieces, strict=True), key=_kind):
+        shown = zip(tokens, pieces, strict=True)
+        for (origin, committed), run in groupby(shown, key=lambda each: (each[0].origin, each[0].committed)):
             texts = [piece for _, piece in run]
             end += len(texts)
             self._runs.append((end, TextSpan("".join(texts), origin, committed)))
@@ -242,10 +241,6 @@ class AnswerText:
             pieces[-1] += self._stream.finish()
         return tuple(pieces)
 
-    def before(self, count: int) -> str:
-        """Return the text of the first ``count`` tokens."""
-        return "".join(self._pieces[:count])
-
 
 def shared_word(before: str, *versions: str) -> str:
     """Return the unfinished word at the end of a text, if one of its continuations completes it.
@@ -257,11 +252,6 @@ def shared_word(before: str, *versions: str) -> str:
     >>> shared_word("in every column", " of it", " and row")
     ''
     """
-    goes_on = any(version[:1].strip() for version in versions)
+    continued = any(version[:1].strip() for version in versions)
     words = before.split()
-    return words[-1] if goes_on and words and not before[-1].isspace() else ""
-
-
-def _kind(shown: tuple[TokenOrigin, str]) -> tuple[Origin, bool]:
-    token, _ = shown
-    return token.origin, token.committed
+    return words[-1] if continued and words and not before[-1].isspace() else ""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and that only their user can read."""
+"""Files that are written completely or not at all, and that only their user can read."""
 
 from __future__ import annotations
 
@@ -16,22 +16,17 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-#: Seconds that a writer waits for another one, and between two looks.
+#: Seconds that a writer waits for another one, and between two attempts.
 _WAIT_S, _RETRY_S = 10.0, 0.02
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """Open for writing a file that only its user can read, without truncating it.
-
-    Raises:
-        OSError: it can be neither opened nor made.
-    """
-    descriptor = os.open(
-        path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o600
-    )
+    """Open a file that only its user can read for writing, without truncating it; raise OSError if that fails."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags, 0o600)
     try:
         if hasattr(os, "fchmod"):
-            os.fchmod(descriptor, 0o600)  # of one that was there already
+            os.fchmod(descriptor, 0o600)  # of a file that existed
         return os.fdopen(descriptor, "r+b")
     except BaseException:
         os.close(descriptor)
@@ -39,11 +34,7 @@ def open_private(path: Path) -> IO[bytes]:
 
 
 def lock(file: IO[bytes]) -> None:
-    """Keep other programs from locking ``file`` until it is closed, or this program ends, however it ends.
-
-    Raises:
-        OSError: somebody else has it.
-    """
+    """Lock ``file`` until it is closed or this program ends in any way; raise OSError if another program has it."""
     if sys.platform == "win32":
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
@@ -51,12 +42,11 @@ def lock(file: IO[bytes]) -> None:
 
 
 def replace_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Put ``parts``, one behind the other, in the place of what was in the file; it has reached the disk when this
-    returns. Of several programs that do so at once, each waits for the one before it, up to ten seconds. A link is
-    followed.
+    """Replace the content of a file with ``parts`` and sync it to disk. Programs that do so at once wait for each
+    other, up to ten seconds. A link is followed.
 
     Raises:
-        OSError: it cannot be written; what was there stays, and nothing else.
+        OSError: it cannot be written; the old content stays, and nothing else.
     """
     path = path.resolve()
     unfinished = _unfinished(path)
@@ -67,18 +57,18 @@ def replace_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-            if sys.platform == "win32":  # which renames no file that is open
+            if sys.platform == "win32":  # which cannot rename an open file
                 file.close()
             unfinished.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
-                unfinished.unlink()  # a full disk gets its room back
+                unfinished.unlink()  # frees room on a full disk
             raise
     _sync_folder(path.parent)
 
 
 def remove_private(path: Path) -> None:
-    """Delete a file of :func:`replace_private`, if it is there, and what a program that was killed left of one.
+    """Delete a file of :func:`replace_private`, if it exists, and the unfinished one of a program that was killed.
 
     Raises:
         OSError: it cannot be deleted.
@@ -91,29 +81,24 @@ def remove_private(path: Path) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    # Always the same name, so that programs that were killed leave one such file at most; hidden, so that it is no
-    # user's.
+    # Always the same name, so that programs that were killed leave one such file at most; hidden from users.
     return path.with_name(f".{path.name}.unfinished")
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[IO[bytes]]:
-    """A file that no other program has, made where there is none.
-
-    Raises:
-        OSError: it cannot be made, or another program has it for too long.
-    """
+    """Open and lock a file; raise OSError if it cannot be made, or if another program has it for too long."""
     until = time.monotonic() + _WAIT_S
     while True:
         with open_private(path) as file:
             try:
                 lock(file)
-            except (BlockingIOError, PermissionError) as error:  # what POSIX and Windows say of a lock that is taken
+            except (BlockingIOError, PermissionError) as error:  # of POSIX and Windows, if it is locked
                 if time.monotonic() >= until:
                     raise TimeoutError(errno.ETIMEDOUT, "another program is writing it", str(path)) from error
                 time.sleep(_RETRY_S)
                 continue
-            # Whoever had it may have renamed or deleted it in between.
+            # Another program may have renamed or deleted it since it was opened.
             if _is_named(file, path):
                 yield file
                 return
@@ -127,7 +112,7 @@ def _is_named(file: IO[bytes], path: Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name reaches the disk too, where the system can promise that."""
+    """Sync the new name to disk too, if the system can."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -30,18 +30,14 @@ CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class RecommendedSampling:
-    """For chats; nothing follows it by itself.
-
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: 1 is no limit.
+    """Sampling that the target's authors recommend for chats; nothing applies it by itself.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: a number is out of range.
     """
 
-    temperature: float
-    top_p: float = 1.0
+    temperature: float  # 0 is greedy
+    top_p: float = 1.0  # 1 is no limit
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
@@ -49,7 +45,7 @@ class RecommendedSampling:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> RecommendedSampling:
-        """Raises KeyError, TypeError or ValueError where it is malformed."""
+        """Read the fields; raise KeyError, TypeError or ValueError if they are malformed."""
         return cls(float(raw["temperature"]), float(raw["top_p"]))
 
 
@@ -59,10 +55,7 @@ class BundleError(MoaError):
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Identities that client and server compare before they talk; hexadecimal strings.
-
-    ``drafter`` is empty where no memory rows are used.
-    """
+    """Identities that client and server compare, hexadecimal; ``drafter`` is empty without memory rows."""
 
     target: str
     tokenizer: str
@@ -71,7 +64,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output of the graph; a size that varies is named by a symbol such as ``"T"``."""
+    """One input or output of a graph; a symbol such as ``"T"`` stands for a size that varies."""
 
     name: str
     dtype: str
@@ -84,12 +77,10 @@ class TargetEntry:
 
     Attributes:
         file: the graph, a file or a folder, relative to the bundle.
-        bytes: its size.
-        inputs, outputs: its signature, in order.
-        states: tensors it keeps between calls.
-        details: what its user should know, in plain values: least system, delegated operators, functions.
-        checks: by name, how it was compared with PyTorch: a ``status`` (``passed``, ``failed``, ``not run``),
-            a ``reason`` for the latter two, and figures.
+        states: tensors that it keeps between calls.
+        details: facts for its user, in plain values: oldest system, delegated operators, functions.
+        checks: comparisons with PyTorch by name: a ``status`` (``passed``, ``failed``, ``not run``), a ``reason`` for
+            the latter two, and figures.
     """
 
     file: str
@@ -103,7 +94,7 @@ class TargetEntry:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Digest (SHA-256, hexadecimal) and size of one file."""
+    """SHA-256 (hexadecimal) and size of one file."""
 
     sha256: str
     bytes: int
@@ -111,22 +102,21 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything a reader of the bundle needs to know before it opens another file.
+    """Facts that a reader of the bundle needs before it opens another file.
 
     Attributes:
         target: the target's name, for messages; ``fingerprints.target`` is its identity.
-        kv_heads, head_dim: shape of one cache entry and, where there are rows, of a memory row's key and value.
+        kv_heads, head_dim: shape of one cache entry and of a memory row's key and value.
         stop_tokens: ids that end the assistant's turn.
-        special_tokens: the texts a chat template may name, such as ``{"eos_token": "<|im_end|>"}``.
+        special_tokens: texts that the chat template may name, such as ``{"eos_token": "<|im_end|>"}``.
         recipe: how the weights were rounded and what may be lost, in plain values.
-        tools: versions of what made the bundle, by package.
-        targets: the graphs, by name (``"onnx"``, ``"coreml-stateless"``).
+        tools: versions of the packages that made the bundle.
+        targets: the graphs by name (``"onnx"``, ``"coreml-stateless"``).
         files: every file of the bundle but the manifest, by path relative to it.
-        writer: the graph of a whole model, which the device writes with while it has no verifier; None without one.
-            Its ``details`` name the model, its bits, and ``max_context``, the positions it was trained for.
+        writer: the graph of a whole model that writes while there is no verifier, or None. Its ``details`` name the
+            model, its bits, and ``max_context``, the positions it was trained for.
         web_writer: the same for onnxruntime-web.
-        manners: when the drafter stops where it writes alone; None where nobody fitted them.
-        sampling: what the target's authors recommend for chats; None where they do not say.
+        manners: when the drafter stops if it writes offline; None if it was not fitted.
         architecture: of the drafter, as ``moa-train --arch`` names it.
     """
 
@@ -153,75 +143,68 @@ class Manifest:
 
     @property
     def has_rows(self) -> bool:
-        """Whether the drafter looks at memory rows; the others look at the tokens alone."""
+        """Whether the drafter reads memory rows; the others read the tokens alone."""
         return self.architecture == "moa"
 
     @property
     def stopping_rule(self) -> StoppingRule:
-        """``manners``, also where nobody fitted them: those of the built-in drafter. Without rows of the target one is
-        wrong more often than right, so it writes nothing; that is what the fits of the shipped ones say."""
-        if self.manners is not None:
-            return self.manners
-        return StoppingRule() if self.has_rows else StoppingRule(longest=0)
+        """``manners``, by default those of the built-in drafter. A drafter without memory rows is wrong more often than
+        right, as the fits of the shipped ones say: it writes nothing."""
+        return self.manners or (StoppingRule() if self.has_rows else StoppingRule(longest=0))
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Parse what :meth:`to_json` wrote.
-
-        Raises:
-            BundleError: not a manifest, another schema version, or a field that is missing or malformed.
-        """
+        """Parse what :meth:`to_json` wrote; raise BundleError if it has another version, or a field is malformed."""
         try:
             raw = json.loads(text)
             version = raw["schema_version"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             why = f"no JSON from line {error.lineno} on" if isinstance(error, json.JSONDecodeError) else "another file"
-            raise BundleError(f"{MANIFEST_FILE} is no bundle manifest ({why}): export the bundle again") from error
+            text = f"{MANIFEST_FILE} is no bundle manifest ({why}): export the bundle again"
+            raise BundleError(text, code="damaged") from error
         if version != SCHEMA_VERSION:
             raise BundleError(
                 f"the bundle has schema version {version!r}, this moa-edge reads version {SCHEMA_VERSION}: "
-                "upgrade moa-edge, or export the bundle again"
+                "upgrade moa-edge, or export the bundle again",
+                code="unknown_version",
             )
         manifest = cls(**{name: _part(raw, name) for name in _PARTS})
-        # What a reader opens must be among what is checked.
+        # A file that a reader opens must be among those that are checked.
         needed = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, *(entry.file for entry in manifest.targets.values())]
         needed += [writer.file for writer in (manifest.writer, manifest.web_writer) if writer]
-        if unlisted := [name for name in needed if not _is_listed(name, manifest.files)]:
+        listed = {
+            *manifest.files,
+            *(str(folder) for name in manifest.files for folder in PurePosixPath(name).parents[:-1]),
+        }
+        if unlisted := [name for name in needed if name not in listed]:
             raise _malformed(f"files does not list {unlisted[0]!r}")
         return manifest
 
 
 def _malformed(why: str) -> BundleError:
-    return BundleError(f"{MANIFEST_FILE} is malformed ({why}): export the bundle again")
+    return BundleError(f"{MANIFEST_FILE} is malformed ({why}): export the bundle again", code="damaged")
 
 
 def _part(raw: Mapping[str, Any], name: str) -> Any:
-    """A field of the manifest.
-
-    Raises:
-        BundleError: it is missing, or of another form.
-    """
-    if name not in raw and name not in _OPTIONAL:
-        raise _malformed(f"it lacks {name!r}")
+    """Return a field of the manifest; raise BundleError if it is missing or malformed."""
     value = raw.get(name)
     if value is None and name in _OPTIONAL:
         return _OPTIONAL[name]
+    if name not in raw:
+        raise _malformed(f"it lacks {name!r}")
     try:
         return _PARTS[name](value)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _malformed(f"{name!r} is not of the form that an export writes") from error
 
 
-def _manners(raw: Mapping[str, Any]) -> StoppingRule:
-    return StoppingRule(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"]))
-
-
-def _count(value: Any) -> int:
+def checked_count(value: Any) -> int:
+    """Return a value of a JSON file; raise ValueError if it is no whole number, 0 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(value)
+        raise ValueError(f"{value!r} is no whole number from 0 on")
     return value
 
 
@@ -235,24 +218,18 @@ def _texts(value: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(text) for name, text in value.items()}
 
 
-def _is_listed(name: str, files: Mapping[str, FileEntry]) -> bool:
-    """Whether a file is listed, or something in it if it is a folder."""
-    return name in files or any(listed.startswith(f"{name}/") for listed in files)
-
-
 def _target(raw: dict[str, Any]) -> TargetEntry:
-    tensors = {part: tuple(_tensor(spec) for spec in raw[part]) for part in ("inputs", "outputs", "states")}
+    tensors = {
+        part: tuple(TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"])) for spec in raw[part])
+        for part in ("inputs", "outputs", "states")
+    }
     return TargetEntry(**{**raw, **tensors, "file": _text(raw["file"])})
 
 
 def _writer(raw: dict[str, Any]) -> TargetEntry:
     entry = _target(raw)
-    _count(entry.details["max_context"])
+    checked_count(entry.details["max_context"])
     return entry
-
-
-def _tensor(raw: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(raw["name"], raw["dtype"], tuple(raw["shape"]))
 
 
 def _checked_name(name: str) -> str:
@@ -262,21 +239,21 @@ def _checked_name(name: str) -> str:
     return name
 
 
-#: What a field is that is missing, or null.
+#: Values of fields that are missing or null.
 _OPTIONAL = {"writer": None, "web_writer": None, "manners": None, "sampling": None, "architecture": "moa"}
-#: How each field is read.
+#: Readers of the fields.
 _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "fingerprints": lambda raw: Fingerprints(**_texts(raw)),
     "target": _text,
-    **dict.fromkeys(("kv_heads", "head_dim", "top_k", "vocab_size", "draft_vocab_size", "max_context"), _count),
-    "stop_tokens": lambda raw: tuple(_count(token) for token in raw),
+    **dict.fromkeys(("kv_heads", "head_dim", "top_k", "vocab_size", "draft_vocab_size", "max_context"), checked_count),
+    "stop_tokens": lambda raw: tuple(checked_count(token) for token in raw),
     "special_tokens": _texts,
     "recipe": dict,
     "tools": _texts,
     "targets": lambda raw: {name: _target(entry) for name, entry in raw.items()},
     "writer": _writer,
     "web_writer": _writer,
-    "manners": _manners,
+    "manners": lambda raw: StoppingRule(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"])),
     "sampling": RecommendedSampling.from_json,
     "architecture": _text,
     "files": lambda raw: {_checked_name(name): FileEntry(**entry) for name, entry in raw.items()},
@@ -304,7 +281,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle on disk whose files are known to be whole."""
+    """A bundle on disk whose files were checked."""
 
     folder: Path
     manifest: Manifest
@@ -314,18 +291,20 @@ class Bundle:
         """Read the manifest and check every file's SHA-256.
 
         Raises:
-            BundleError: no bundle, a newer schema version, or a file that is missing or changed.
+            BundleError: there is no bundle, it has another schema version, or a file is missing or changed.
         """
         folder = expanded(folder)
         manifest = read_manifest(folder)
         for name, entry in manifest.files.items():
             path = folder / name
             if not path.is_file():
-                raise BundleError(f"the bundle {folder} lacks its file {name}: export or copy it again")
+                text = f"the bundle {folder} lacks its file {name}: export or copy it again"
+                raise BundleError(text, code="file_missing")
             if path.stat().st_size != entry.bytes or sha256_of(path) != entry.sha256:
                 raise BundleError(
                     f"{name} in the bundle {folder} was changed: its SHA-256 is not the one in {MANIFEST_FILE}; "
-                    "export or copy the bundle again"
+                    "export or copy the bundle again",
+                    code="damaged",
                 )
         return cls(folder, manifest)
 
@@ -338,39 +317,28 @@ class Bundle:
         return self.folder / CHAT_TEMPLATE_FILE
 
     def graph_path(self, target: str) -> Path:
-        """The graph of a name, a file or a folder.
-
-        Raises:
-            BundleError: the bundle has none; the message says which it has.
-        """
+        """Return the path of a graph, a file or a folder; raise BundleError if the bundle has none of this name."""
         if target not in self.manifest.targets:
             held = ", ".join(sorted(self.manifest.targets)) or "none"
-            raise BundleError(f"the bundle {self.folder} has no graph for {target!r}; it has: {held}")
+            text = f"the bundle {self.folder} has no graph for {target!r}; it has: {held}"
+            raise BundleError(text, code="unknown_target")
         return self.folder / self.manifest.targets[target].file
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a bundle whose files are not checked.
-
-    Raises:
-        BundleError: no folder, no manifest, or one that cannot be read.
-    """
+    """Read the manifest of a bundle without checking its files; raise BundleError if it cannot be read."""
     try:
         text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = f"it has no {MANIFEST_FILE}" if folder.is_dir() else "there is no such folder"
         if isinstance(error, (PermissionError, UnicodeDecodeError)):
             reason = f"its {MANIFEST_FILE} cannot be read"
-        raise BundleError(f"{folder} is no bundle: {reason}; make one with moa-export") from error
+        raise BundleError(f"{folder} is no bundle: {reason}; make one with moa-export", code="no_bundle") from error
     return Manifest.from_json(text)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
-    """Write ``manifest.json``, its ``files`` filled in from what lies in ``folder``.
-
-    Returns:
-        the manifest as written.
-    """
+    """Write ``manifest.json`` and return it, with ``files`` filled in from the content of ``folder``."""
     files = {
         path.relative_to(folder).as_posix(): FileEntry(sha256_of(path), path.stat().st_size)
         for path in sorted(folder.rglob("*"))
@@ -382,18 +350,19 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def tokenizer_fingerprint(path: Path) -> str:
-    """Identity of a tokenizer: the first 32 hexadecimal digits of its ``tokenizer.json``'s SHA-256.
+    """Return the identity of a tokenizer: the first 32 hexadecimal digits of its ``tokenizer.json``'s SHA-256.
 
     Raises:
-        BundleError: the file is not there.
+        BundleError: the file is missing.
     """
     if not path.is_file():
-        raise BundleError(f"there is no tokenizer file {path}: expected a tokenizer.json of the tokenizers library")
+        text = f"there is no tokenizer file {path}: expected a tokenizer.json of the tokenizers library"
+        raise BundleError(text, code="file_missing")
     return sha256_of(path)[:32]
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal, read in blocks."""
+    """Return the SHA-256 of a file, hexadecimal, read in blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -402,12 +371,11 @@ def sha256_of(path: Path) -> str:
 
 
 def make_bundle(folder: Path, target: str, program: str, takes: str, drafter: DrafterName | None = None) -> None:
-    """Export the built-in target and a shipped drafter, unchecked; the export's progress goes to stderr.
+    """Export the built-in target and a shipped drafter, unchecked, in another process, whose progress goes to stderr.
 
     Args:
         target: of ``moa-export --target``.
-        program: what needs it, and ``takes`` how long it has to wait, for messages.
-        drafter: which one; the default one when omitted.
+        program, takes: the program that needs it and how long the export takes, for messages.
 
     Raises:
         MoaError: the export needs packages that are not installed, or failed.
@@ -420,8 +388,8 @@ def make_bundle(folder: Path, target: str, program: str, takes: str, drafter: Dr
     try:
         status = process.wait()
     except BaseException:
-        process.terminate()  # not killed: it removes what it began
+        process.terminate()  # not killed: it removes its unfinished files
         process.wait()
         raise
     if status:
-        raise MoaError("the bundle could not be exported: moa-export's message above says why")
+        raise MoaError("the bundle could not be exported: moa-export's message above says why", code="export_failed")

@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from moa_runtime.answer_view import AnswerRecord
 from moa_runtime.backends.base import Backend
@@ -50,9 +50,9 @@ from moa_runtime.tokens import common_length
 from moa_runtime.transport import ConnectError, Endpoint, Timing, new_session_id
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
-__all__ = ["Chat", "ChatError", "ContextFullError"]
-
 T = TypeVar("T")
+#: Done when the loop has asked, with a future that is done when the question is stored.
+_Asked: TypeAlias = "asyncio.Future[asyncio.Future[None]] | None"
 
 #: Characters of a conversation that are encoded within a few milliseconds; longer ones are encoded in a thread.
 _LONG_TEXT = 1 << 13
@@ -153,9 +153,9 @@ class Chat:
             datastore: earlier texts to copy from. Parts of them are sent to the server as drafts.
             system: a system message at the beginning of a new conversation.
             timeline: records the device's actions and their times, see :class:`moa_runtime.driver.Driver`.
-            store: a file to keep the conversation in. A conversation that is in it goes on, with an unfinished answer
-                (:meth:`pending`); a file that cannot be used is set aside, and :attr:`store_problem` says why.
-            raw: whether to do without the target's chat template: the target continues the text that is sent.
+            store: a file to keep the conversation in. Its conversation continues, with an unfinished answer
+                (:meth:`pending`); an unusable file is set aside, and :attr:`store_problem` says why.
+            raw: whether the target continues the text that is sent, without its chat template.
             wait: see :meth:`open`.
 
         Raises:
@@ -217,13 +217,14 @@ class Chat:
             await self._opening
 
     async def close(self) -> None:
-        """Close the connection. An :meth:`open` that waits raises an error; the events of a running answer end. In a
-        stored chat the answer goes on with the next program."""
+        """Close the connection. An :meth:`open` that waits raises an error; the events of a running answer end. The
+        next program with the stored chat continues the answer."""
         self._closed = True
         self._saver.save()
         self._events.end()
         if opening := self._connecting():
-            opening.set_exception(ConnectError("the chat was closed before the verifier had answered", final=True))
+            text = "the chat was closed before the verifier had answered"
+            opening.set_exception(ConnectError(text, final=True, code="closed"))
         try:
             await self._driver.close()
             if self._running is not None:
@@ -262,7 +263,7 @@ class Chat:
 
     @property
     def unconfirmed(self) -> Sequence[Unconfirmed]:
-        """The answers among :attr:`messages` that the target has not confirmed, in order; see :meth:`check`."""
+        """The answers of :attr:`messages` that the target has not confirmed, in order; see :meth:`check`."""
         return tuple(self._turns[1])
 
     def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
@@ -280,7 +281,7 @@ class Chat:
             ChatError: an answer is being written.
             MoaError: a message has another form, or a mark is not on an answer.
         """
-        self._check_idle()
+        self._check_idle(pending_too=True)
         self._conversation.restore(messages, unconfirmed)
         self._record.disputed = None
         if self._pending:
@@ -289,7 +290,7 @@ class Chat:
         self._saver.touch()
 
     async def keep_in(self, path: str | Path) -> None:
-        """Store the conversation in the file ``path`` from now on, replacing its content. To go on with that content
+        """Store the conversation in the file ``path`` from now on, replacing its content. To continue that content
         instead, see :meth:`connect`.
 
         Raises:
@@ -300,13 +301,12 @@ class Chat:
 
     @property
     def store_problem(self) -> str:
-        """A sentence that says why the stored chat did not go on, or why this one is not stored; empty if all is
-        well."""
+        """Why the stored chat was not continued, or why this one is not stored; empty if all is well."""
         return self._saver.problem
 
     # -- answers --------------------------------------------------------------------------------------
 
-    async def send(
+    def send(
         self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
     ) -> AsyncGenerator[ChatEvent, None]:
         """Ask, and yield events while the answer is written. The last one is :class:`AnswerFinished`, unless the chat
@@ -324,32 +324,31 @@ class Chat:
             ChatError: the verifier refused it, another answer is being written, or one is :meth:`pending`.
             ChatTemplateError: the target's template refuses the conversation.
         """
-        self._check_idle()
-        self._check_complete()
-        self._check_accepted()
-        check_request(max_new_tokens, sampling)
-        question = await self._question(text)
-        room = self.manifest.max_context
-        if question.length >= room:
-            what = "text" if self.tokenizer.raw else "conversation"
-            raise ContextFullError(
-                f"the {what} would have {question.length} tokens, the target's context holds {room}; "
-                f"shorten {'it' if self.tokenizer.raw else 'the message or begin a new chat'}"
-            )
-        most, chosen = min(max_new_tokens, room), sampling or Sampling()
 
-        def ask() -> None:
-            self._loop.ask(question.kept, question.supplied, chosen, most, while_away=while_away)
+        async def begin() -> _Asked:
+            self._check_idle()
+            self._check_accepted()
+            check_request(max_new_tokens, sampling)
+            question = await self._question(text)
+            room = self.manifest.max_context
+            if question.length >= room:
+                what = "text" if self.tokenizer.raw else "conversation"
+                raise ContextFullError(
+                    f"the {what} would have {question.length} tokens, the target's context holds {room}; "
+                    f"shorten {'it' if self.tokenizer.raw else 'the message or begin a new chat'}",
+                    code="context_full",
+                )
+            most, chosen = min(max_new_tokens, room), sampling or Sampling()
+            ask = partial(self._loop.ask, question.kept, question.supplied, chosen, most, while_away=while_away)
+            return self._ask(question, ask)
 
-        async with aclosing(self._ask(question, ask)) as events:
-            async for event in events:
-                yield event
+        return self._follow(begin)
 
-    async def continue_answer(
+    def continue_answer(
         self, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Continue the last answer, which reached its limit or was stopped. Yields events as :meth:`send` does: their
-        texts are of the whole answer, their figures of the continuation.
+        """Continue the last answer, which reached its limit or was stopped. Yields events as :meth:`send` does, with
+        the text of the whole answer and the figures of the continuation.
 
         With the same sampling and seed, the answer becomes what a larger limit would have made it. It continues from
         the tokens that it was written with; an answer that came by :meth:`restore` is encoded from its text.
@@ -362,60 +361,67 @@ class Chat:
             ContextFullError: the target's context is full.
             ChatError: see :meth:`send`; or there is no such answer, it is complete, or it is :attr:`unconfirmed`.
         """
-        self._check_idle()
-        self._check_complete()
-        self._check_accepted()
-        check_request(max_new_tokens, sampling)
-        committed, record = self._loop.committed, self._record
-        question, tokens = await self._encoded(partial(self._conversation.last_answer, committed))
-        if not tokens or tokens[-1] in self.tokenizer.stop_tokens:
-            raise ChatError("the answer has ended by itself: there is nothing to continue")
-        whole = [*committed[: question.kept], *question.supplied, *tokens]
-        if len(whole) >= self.manifest.max_context:
-            raise ContextFullError(
-                f"the target's context holds {self.manifest.max_context} tokens, which the conversation has: begin a "
-                "new chat"
-            )
-        same = record.question.messages == question.messages and len(record.origins) == len(tokens)
-        origins = record.origins if same else (Origin.CORRECTED,) * len(tokens)
-        kept = common_length(committed, whole)
-        chosen, most = sampling or self._session.sampling, min(max_new_tokens, self.manifest.max_context)
 
-        self._conversation.restore(question.messages[:-1], self._conversation.unconfirmed)
+        async def begin() -> _Asked:
+            self._check_idle()
+            self._check_accepted()
+            check_request(max_new_tokens, sampling)
+            committed, record, room = self._loop.committed, self._record, self.manifest.max_context
+            question, tokens = await self._encoded(partial(self._conversation.last_answer, committed))
+            if not tokens or tokens[-1] in self.tokenizer.stop_tokens:
+                text = "the answer has ended by itself: there is nothing to continue"
+                raise ChatError(text, code="nothing_to_continue")
+            whole = [*committed[: question.kept], *question.supplied, *tokens]
+            if len(whole) >= room:
+                text = f"the target's context holds {room} tokens, which the conversation has: begin a new chat"
+                raise ContextFullError(text, code="context_full")
+            same = record.question.messages == question.messages and len(record.origins) == len(tokens)
+            origins = record.origins if same else (Origin.CORRECTED,) * len(tokens)
+            kept = common_length(committed, whole)
+            chosen, most = sampling or self._session.sampling, min(max_new_tokens, room)
+            self._conversation.restore(question.messages[:-1], self._conversation.unconfirmed)
+            span = kept, whole[kept:], question.length
+            ask = partial(self._loop.continue_answer, *span, chosen, most, while_away=while_away)
+            return self._ask(question, ask, (tokens, origins))
 
-        def go_on() -> None:
-            rest, start = whole[kept:], question.length
-            self._loop.continue_answer(kept, rest, start, chosen, most, while_away=while_away)
-
-        async with aclosing(self._ask(question, go_on, (tokens, origins))) as events:
-            async for event in events:
-                yield event
+        return self._follow(begin)
 
     def pending(self) -> AsyncGenerator[ChatEvent, None] | None:
-        """Follow the answer that was being written when the last program ended. :attr:`question` is its question,
-        :attr:`messages` are the turns before.
+        """Follow the answer to :attr:`question` that was being written when the last program ended.
 
         Returns:
-            Events as of :meth:`send`, the first with all that was written; None if there is no such answer, or it is
-            followed already.
+            events as of :meth:`send`, the first with all that was written; None if no such answer is left.
         """
-        return self._take_up() if self._pending else None
+
+        async def begin() -> _Asked:
+            self._check_idle(pending_too=True)
+            self._pending = False
+            return None
+
+        return self._follow(begin) if self._pending else None
 
     def keep_mine(self) -> AsyncGenerator[ChatEvent, None] | None:
-        """Return to the last :class:`Disagreement` and keep the device's own text there; the target goes on after it.
-
-        Without a disagreement nothing happens.
+        """Return to the last :class:`Disagreement`, if there is one, and keep the device's own text there.
 
         Returns:
-            None while the answer is being written: its events go on. After it, events as of :meth:`send`.
+            None while the answer is being written: its events continue. After it, events as of :meth:`send`.
         """
         disputed, self._record.disputed = self._record.disputed, None
         if disputed is None:
             return None
-        if not self._following and not self._pending:
-            return self._reopen(disputed)
-        self._take_back(disputed)
-        return None
+        if self._following or self._pending:
+            self._take_back(disputed)
+            return None
+
+        async def reopen() -> _Asked:
+            self._check_idle()
+            self._check_accepted()
+            self._conversation.restore(self._record.question.messages)
+            self._record.resume_clock()
+            self._take_back(disputed)
+            return None
+
+        return self._follow(reopen)
 
     def check(self) -> AsyncGenerator[ChatEvent, None] | None:
         """Have the target check the first :attr:`unconfirmed` answer: the device's text is its draft, and the target's
@@ -426,13 +432,12 @@ class Chat:
         device wrote it and is no longer unconfirmed.
 
         Returns:
-            Events as of :meth:`send`; None if all is confirmed, or if there is no verifier.
+            events as of :meth:`send`; None if all is confirmed, or if there is no verifier.
 
         Raises:
             ChatError: an answer is being written or :meth:`pending`.
         """
         self._check_idle()
-        self._check_complete()
         return self._check() if self._conversation.unconfirmed and self.status is LinkStatus.ONLINE else None
 
     # -- link and device ------------------------------------------------------------------------------
@@ -480,7 +485,7 @@ class Chat:
 
     @property
     def conditions(self) -> Conditions:
-        """The last conditions of :meth:`tell_conditions`."""
+        """Conditions of the last :meth:`tell_conditions`."""
         return self._loop.conditions
 
     def tell_conditions(self, conditions: Conditions) -> None:
@@ -488,19 +493,19 @@ class Chat:
         self._driver.tell_conditions(conditions)
 
     async def network_changed(self) -> None:
-        """Connect anew at once, not after the next ping or backoff: the device has another network, and the old
-        connection may be dead. Does nothing while the user works offline."""
+        """Connect anew at once, not after the next ping or backoff, because the device has another network. Does
+        nothing while the user works offline."""
         await self._driver.reconnect()
 
     # -- preconditions --------------------------------------------------------------------------------
 
-    def _check_idle(self) -> None:
+    def _check_idle(self, *, pending_too: bool = False) -> None:
+        """Raise ChatError if an answer is being written, or unless ``pending_too`` is still to be followed."""
         if self._following:
-            raise ChatError("an answer is being written: stop it or wait for its end")
-
-    def _check_complete(self) -> None:
-        if self._pending:
-            raise ChatError("the answer of the stored chat is not complete: follow pending(), or restore() other turns")
+            raise ChatError("an answer is being written: stop it or wait for its end", code="busy")
+        if self._pending and not pending_too:
+            text = "the answer of the stored chat is not complete: follow pending(), or restore() other turns"
+            raise ChatError(text, code="pending")
 
     def _check_accepted(self) -> None:
         """Raise ChatError if the verifier refused or the loop has ended."""
@@ -510,12 +515,11 @@ class Chat:
     # -- encoding -------------------------------------------------------------------------------------
 
     async def _question(self, text: str) -> Question:
-        """Encode the question ``text``."""
         return await self._encoded(partial(self._conversation.ask, self._loop.committed, text), len(text))
 
     async def _encoded(self, encode: Callable[[], T], more: int = 0) -> T:
-        """Call ``encode`` on the conversation's turns and ``more`` characters, in a thread if they are long: that takes
-        tenths of a second, during which the event loop goes on."""
+        """Call ``encode`` on the conversation's turns and ``more`` characters, in a thread if they are long: it takes
+        tenths of a second."""
         if more + sum(len(turn["content"]) for turn in self._conversation.messages) < _LONG_TEXT:
             return encode()
         self._following = True  # refuses other questions and changes of the turns meanwhile
@@ -529,13 +533,13 @@ class Chat:
     def _new_record(self, question: Question) -> AnswerRecord:
         return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
 
-    async def _ask(
+    def _ask(
         self, question: Question, ask: Callable[[], None], known: tuple[Sequence[int], Sequence[Origin]] = ((), ())
-    ) -> AsyncGenerator[ChatEvent, None]:
-        """Have the loop ask, and follow the answer.
+    ) -> _Asked:
+        """Have the loop ask; return None if the chat is not stored.
 
         Args:
-            known: tokens and origins of its beginning, if it continues an answer.
+            known: tokens and origins of the answer's beginning, if it is continued.
         """
         asked = asyncio.get_running_loop().create_future()
         self._events.clear()
@@ -549,23 +553,14 @@ class Chat:
             asked.set_result(self._saver.save())
 
         self._driver.post(begin)
-        # The question is stored first: an application that has seen a part of the answer finds it again.
-        async with aclosing(self._follow(asked if self._saver.keeps else None)) as events:
-            async for event in events:
-                yield event
+        return asked if self._saver.keeps else None
 
-    async def _take_up(self) -> AsyncGenerator[ChatEvent, None]:
-        self._check_idle()
-        self._pending = False
-        async with aclosing(self._follow()) as events:
-            async for event in events:
-                yield event
-
-    async def _follow(
-        self, asked: asyncio.Future[asyncio.Future[None]] | None = None
-    ) -> AsyncGenerator[ChatEvent, None]:
+    async def _follow(self, begin: Callable[[], Awaitable[_Asked]]) -> AsyncGenerator[ChatEvent, None]:
+        """Call ``begin`` when the first event is asked for, and yield the events of the answer."""
+        asked = await begin()
         self._following, ended = True, False
         try:
+            # The question is stored first: an application that has seen a part of the answer finds it again.
             if asked is not None and await self._done(asked):
                 await self._done(asked.result())
             while not ended:
@@ -582,17 +577,6 @@ class Chat:
                     await self._stop_answer()
                 finally:
                     self._following = False
-
-    async def _reopen(self, disputed: RolledBack) -> AsyncGenerator[ChatEvent, None]:
-        """Continue an answer that has ended."""
-        self._check_idle()
-        self._check_accepted()
-        self._conversation.restore(self._record.question.messages)
-        self._record.resume_clock()
-        self._take_back(disputed)
-        async with aclosing(self._follow()) as events:
-            async for event in events:
-                yield event
 
     def _take_back(self, disputed: RolledBack) -> None:
         edition = self._events.ask_for_edition()
@@ -630,8 +614,8 @@ class Chat:
             self._saver.save()
 
     def _written_alone(self) -> tuple[str, int]:
-        """Return the answer's text and the tokens that it may have, if the device wrote some of it offline; else no
-        text. An answer that is not at its end was stopped by the user, so it may not grow."""
+        """Return the answer's text and largest length in tokens if the device wrote some of it offline; else no text.
+        An answer that is not at its end was stopped by the user, so it may not grow."""
         session = self._session
         if Origin.OFFLINE not in [origin for _, origin in self._loop.unconfirmed]:
             return "", 0
@@ -654,7 +638,6 @@ class Chat:
 
     async def _check(self) -> AsyncGenerator[ChatEvent, None]:
         self._check_idle()
-        self._check_complete()
         conversation = self._conversation
         turns, marks = conversation.messages, conversation.unconfirmed
         if not marks:
@@ -664,13 +647,14 @@ class Chat:
         conversation.restore(turns[: mark.turn - 1])
         self._checking, finished = (turns, marks), False
         try:
-            question = await self._question(turns[mark.turn - 1]["content"])
-            draft, most = self.tokenizer.encode(written), min(mark.most, self._session.limits.max_context)
 
-            def ask() -> None:
-                self._loop.ask(question.kept, question.supplied, mark.sampling, most, draft=draft)
+            async def begin() -> _Asked:
+                question = await self._question(turns[mark.turn - 1]["content"])
+                draft, most = self.tokenizer.encode(written), min(mark.most, self._session.limits.max_context)
+                ask = partial(self._loop.ask, question.kept, question.supplied, mark.sampling, most, draft=draft)
+                return self._ask(question, ask)
 
-            async with aclosing(self._ask(question, ask)) as events:
+            async with aclosing(self._follow(begin)) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         conversation.add(turns, self._left(marks, mark, turns, changed=event.text != written))
@@ -691,8 +675,8 @@ class Chat:
     def _left(
         self, marks: Sequence[Unconfirmed], checked: Unconfirmed, turns: Sequence[dict[str, str]], *, changed: bool
     ) -> list[Unconfirmed]:
-        """Return the marks after a turn that was checked. An answer without a mark has no known limit: it gets its
-        present length, at least."""
+        """Return the marks after a checked turn. An answer without a mark has no known limit: it gets its present
+        length, at least."""
         known = {mark.turn: mark for mark in marks if mark.turn > checked.turn}
         left = []
         for turn in range(checked.turn + 1, len(turns)) if changed else known:
@@ -747,7 +731,7 @@ class Chat:
         return state.to_json()
 
     def _resume(self, saved: ChatState) -> None:
-        """Go on where the last program ended; the session already does."""
+        """Continue where the last program ended; the session already does."""
         session, answer = self._session, saved.answer
         committed = len(session.committed)
         left = committed if answer is None else answer.kept
@@ -805,7 +789,7 @@ class Chat:
         if opening := self._connecting():
             opening.set_exception(problem)
         if final:
-            self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem))
+            self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem), code=problem.code)
             self._refusal.__cause__ = problem.__cause__
             self._events.put(self._refusal)
 
@@ -818,12 +802,12 @@ class Chat:
         return None if self._opening is None or self._opening.done() else self._opening
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
-        """Report the loop's end, so that no application waits for ever: apart from :meth:`close`, it ends because of a
-        bundle that cannot draft, or a defect."""
+        """Report the loop's end, so that no application waits for ever: if not closed, it ends because of a bundle that
+        cannot draft, or a defect."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not self._closed:
-            told = f"{error}" if isinstance(error, MoaError) else f"{error!r}"
-            failure = ChatError(f"the drafting loop failed: {told}")
+            told = str(error) if isinstance(error, MoaError) else repr(error)
+            failure = ChatError(f"the drafting loop failed: {told}", code="defect")
             failure.__cause__ = error
             self._on_problem(failure, True)
 

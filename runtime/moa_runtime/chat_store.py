@@ -1,5 +1,5 @@
-"""A stored chat: what its file holds (:class:`ChatState`), when it is written (:class:`ChatSaver`), and how
-(:class:`ChatStore`): whole or not at all, private to its user, and by one program at a time."""
+"""A stored chat: its state (:class:`ChatState`), when it is written (:class:`ChatSaver`), and its file
+(:class:`ChatStore`), which is written by one program at a time, completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moa_runtime.atomic_file import lock, open_private, replace_private
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.bundle import Fingerprints, checked_count
 from moa_runtime.conversation import Unconfirmed, checked_marks, checked_turn, mark_from_json
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.events import FinishReason, Origin, Statistics
@@ -38,11 +38,9 @@ class AnswerState:
     """An answer whose end the application has not received.
 
     Attributes:
-        question: the user's text.
         kept: tokens before the question's own that stayed when it was asked.
         start: absolute position of the answer's first token.
         origins: of its committed tokens.
-        statistics: its figures.
         ended: how it ended; None if it is being written, or if the user stopped it.
     """
 
@@ -55,9 +53,7 @@ class AnswerState:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "question": self.question,
-            "kept": self.kept,
-            "start": self.start,
+            **vars(self),
             "origins": [[origin.value, len(list(run))] for origin, run in groupby(self.origins)],
             "statistics": asdict(self.statistics),
             "ended": None if self.ended is None else self.ended.value,
@@ -65,18 +61,14 @@ class AnswerState:
 
     @classmethod
     def from_json(cls, data: Any) -> AnswerState:
-        """Read what :meth:`to_json` made.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is broken.
-        """
-        runs = [(Origin(origin), _count(length)) for origin, length in data["origins"]]
+        """Read what :meth:`to_json` made; raise KeyError, TypeError or ValueError if it is malformed."""
+        runs = [(Origin(origin), checked_count(length)) for origin, length in data["origins"]]
         if sum(length for _, length in runs) > _MOST_TOKENS:
             raise ValueError(f"an answer of more than {_MOST_TOKENS} tokens")
         return cls(
             question=checked_turn({"role": "user", "content": data["question"]})["content"],
-            kept=_count(data["kept"]),
-            start=_count(data["start"]),
+            kept=checked_count(data["kept"]),
+            start=checked_count(data["start"]),
             origins=tuple(origin for origin, length in runs for _ in range(length)),
             statistics=Statistics(**{each.name: _figure(each.name, data["statistics"]) for each in fields(Statistics)}),
             ended=None if data["ended"] is None else FinishReason(data["ended"]),
@@ -85,7 +77,7 @@ class AnswerState:
 
 @dataclass(frozen=True)
 class ChatState:
-    """A chat at one moment.
+    """The state of a chat.
 
     Attributes:
         server: the verifier's address. Another verifier gets neither the resume token nor the session id.
@@ -94,7 +86,6 @@ class ChatState:
         ends: pairs of a number of turns and the committed tokens that they take.
         answer: the unfinished answer.
         unconfirmed: marks of the turns that the target has not confirmed.
-        session_id: leads proxies to the verifier that holds the conversation.
     """
 
     server: str
@@ -107,27 +98,20 @@ class ChatState:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **vars(self),
             "version": STATE_VERSION,
-            "server": self.server,
-            "messages": self.messages,
-            "ends": self.ends,
             "answer": None if self.answer is None else self.answer.to_json(),
             "unconfirmed": [asdict(mark) for mark in self.unconfirmed],
-            "session_id": self.session_id,
-            "session": self.session,
         }
 
     @classmethod
     def from_json(cls, data: Any) -> ChatState:
-        """Read what :meth:`to_json` made; the session is not checked.
-
-        Raises:
-            StoreError: it has another version, or is broken.
-        """
+        """Read what :meth:`to_json` made; raise StoreError if it is malformed. The session is not checked."""
         if isinstance(data, dict) and data.get("version", STATE_VERSION) != STATE_VERSION:
             raise StoreError(
                 f"the chat's file has version {data['version']!r}, this program reads version {STATE_VERSION}: open it "
-                "with the version of moa-edge that wrote it"
+                "with the version of moa-edge that wrote it",
+                code="unknown_version",
             )
         try:
             messages = [checked_turn(turn) for turn in data["messages"]]
@@ -136,15 +120,14 @@ class ChatState:
                 server=str(data["server"]),
                 session=dict(data["session"]),
                 messages=messages,
-                ends=[(_count(turns), _count(length)) for turns, length in data["ends"]],
+                ends=[(checked_count(turns), checked_count(length)) for turns, length in data["ends"]],
                 answer=None if data["answer"] is None else AnswerState.from_json(data["answer"]),
                 unconfirmed=checked_marks(marks, messages),
                 session_id=checked_session_id(data.get("session_id", new_session_id())),
             )
-        except KeyError as error:
-            raise StoreError(f"the chat's file is broken: {error.args[0]} is missing") from error
-        except (TypeError, ValueError, AttributeError, MoaError) as error:
-            raise StoreError(f"the chat's file is broken: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, MoaError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise StoreError(f"the chat's file is broken: {why}", code="damaged") from error
 
     def session_id_for(self, server: str) -> str:
         """Return the session id for connections to ``server``: a new one if it is another server."""
@@ -153,26 +136,22 @@ class ChatState:
     def restore(
         self, server: str, fingerprints: Fingerprints, *, stop_tokens: Sequence[int], row_encoding: int, vocab_size: int
     ) -> ClientSession:
-        """Restore the session, see :meth:`ClientSession.restore`.
-
-        Raises:
-            SnapshotError: see :meth:`ClientSession.restore`.
-            StoreError: turns and session do not fit together.
-        """
+        """Restore the session, see :meth:`ClientSession.restore`; raise StoreError if the turns do not fit it."""
         snapshot = self.session if server == self.server else self.session | {"resume_token": ""}
         session = ClientSession.restore(
             snapshot, fingerprints, stop_tokens=stop_tokens, row_encoding=row_encoding, vocab_size=vocab_size
         )
         committed, answer = len(session.committed), self.answer
         if self.ends != sorted(self.ends) or any(turns > len(self.messages) for turns, _ in self.ends):
-            raise StoreError("the chat's file is broken: its turns have other ends than its tokens")
+            raise StoreError("the chat's file is broken: its turns have other ends than its tokens", code="damaged")
         if answer is None:
             if session.answering:  # an answer that the application has given up
                 session.cancel()
         elif not answer.kept < answer.start or len(answer.origins) != max(0, committed - answer.start):
             raise StoreError(
                 f"the chat's file is broken: an answer from {answer.start} on has {len(answer.origins)} tokens where "
-                f"{committed} are confirmed"
+                f"{committed} are confirmed",
+                code="damaged",
             )
         return session
 
@@ -214,13 +193,13 @@ class ChatSaver:
             restore: called with the file's content.
 
         Returns:
-            What ``restore`` returned; None if there was no file, or it was of no use and has been set aside.
+            what ``restore`` returned; None if there was no file, or if it was unusable and has been set aside.
 
         Raises:
             StoreError: another program uses the file, it can be neither used nor set aside, or there is a store.
         """
         if self._store is not None:
-            raise StoreError(f"the chat is kept in {self._store.path} already")
+            raise StoreError(f"the chat is kept in {self._store.path} already", code="already_stored")
         store = ChatStore(path)
         try:
             try:
@@ -236,27 +215,22 @@ class ChatSaver:
         return restored
 
     def touch(self) -> None:
-        """Note a change that may be lost: it is written within about a second."""
+        """Have a change that may be lost written within about a second."""
         if self._store is not None and self._clock is None and self._wanted is None:
             self._clock = asyncio.get_running_loop().call_later(_SECONDS_BETWEEN_WRITES, self.save)
 
     def save(self) -> asyncio.Future[None]:
-        """Write the present state.
-
-        Returns:
-            A future, not to be cancelled, that is done when the state is on the disk or could not be written.
-        """
+        """Write the present state; return a future, not to be cancelled, that is done after the attempt."""
         loop = asyncio.get_running_loop()
         self._stop_clock()
+        wanted = self._wanted or loop.create_future()
         if self._store is None:
-            done = loop.create_future()
-            done.set_result(None)
-            return done
-        if self._wanted is None:
-            self._wanted = loop.create_future()
+            wanted.set_result(None)
+        elif self._wanted is None:
+            self._wanted = wanted
             if self._writing is None or self._writing.done():
                 self._writing = loop.create_task(self._write(self._store))
-        return self._wanted
+        return wanted
 
     async def close(self) -> None:
         """Write the present state and release the file."""
@@ -276,9 +250,10 @@ class ChatSaver:
             try:
                 await loop.run_in_executor(self._thread, store.write, self._state())
                 self._not_written = ""
-            except Exception as error:  # a defect, too, or later writes would wait for ever
-                told = str(error) if isinstance(error, StoreError) else f"storing it failed unexpectedly: {error!r}"
-                self._not_written = told
+            except StoreError as error:
+                self._not_written = str(error)
+            except Exception as error:  # a defect: later writes would wait for ever
+                self._not_written = f"storing it failed unexpectedly: {error!r}"
             finally:
                 written.set_result(None)
 
@@ -304,69 +279,54 @@ class ChatStore:
         try:
             self.path = expanded(path).resolve()  # through links, so that a chat has one lock
             if self.path.is_dir():
-                raise StoreError(f"a chat is kept in a file, and {self.path} is a folder: name a file in it")
-            if self.path.exists() and not self.path.is_file():  # a pipe would be waited for
-                raise StoreError(f"a chat is kept in a file, and {self.path} is none: name another")
+                text = f"a chat is kept in a file, and {self.path} is a folder: name a file in it"
+                raise StoreError(text, code="not_a_file")
+            if self.path.exists() and not self.path.is_file():  # reading a pipe would block
+                raise StoreError(f"a chat is kept in a file, and {self.path} is none: name another", code="not_a_file")
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = open_private(self.path.with_name(f"{self.path.name}.lock"))
         except OSError as error:
-            raise StoreError(f"the chat cannot be kept in {path}: {reason_of(error)}") from error
+            text = f"the chat cannot be kept in {path}: {reason_of(error)}"
+            raise StoreError(text, code="path_refused") from error
         try:
             lock(self._lock)
         except OSError as error:
             self._lock.close()
-            raise StoreError(
-                f"the chat in {self.path} is open in another program: close it there, or keep this one in another file"
-            ) from error
+            text = f"the chat in {self.path} is open in another program: close it there, or name another file"
+            raise StoreError(text, code="in_use") from error
 
     def read(self) -> Any:
-        """Return what was written last; None if there is no file.
-
-        Raises:
-            StoreError: the file cannot be read, or is broken.
-        """
+        """Return the file's content, or None without a file; raise StoreError if it cannot be read or is no JSON."""
         try:
             return json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(f"the chat in {self.path} cannot be read: {error.strerror}") from error
+            raise StoreError(f"the chat in {self.path} cannot be read: {error.strerror}", code="unreadable") from error
         except (ValueError, RecursionError) as error:
-            raise StoreError(f"the file {self.path} is broken: it is no JSON") from error
+            raise StoreError(f"the file {self.path} is broken: it is no JSON", code="damaged") from error
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Replace the file's content; the new one has reached the disk when this returns.
-
-        Raises:
-            StoreError: it cannot be written; the old content stays.
-        """
+        """Replace the file's content and sync it to disk; raise StoreError, with the old content left, if it fails."""
         try:
             text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
             replace_private(self.path, [text.encode(errors="backslashreplace")])  # half a character as JSON escapes it
         except OSError as error:
-            raise StoreError(f"the chat cannot be written to {self.path}: {error.strerror}") from error
+            text = f"the chat cannot be written to {self.path}: {error.strerror}"
+            raise StoreError(text, code="cannot_write") from error
 
     def set_aside(self) -> Path:
-        """Rename the file, which cannot be used, and return its new name.
-
-        Raises:
-            StoreError: it cannot be renamed.
-        """
+        """Rename the unusable file and return its new name; raise StoreError if it cannot be renamed."""
         aside = free_name(self.path, "set-aside")
         try:
             return self.path.rename(aside)
         except OSError as error:
-            raise StoreError(f"the file {self.path} cannot be renamed to {aside.name}: {error.strerror}") from error
+            text = f"the file {self.path} cannot be renamed to {aside.name}: {error.strerror}"
+            raise StoreError(text, code="cannot_write") from error
 
     def close(self) -> None:
         """Release the file."""
         self._lock.close()
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no number of tokens")
-    return value
 
 
 def _figure(name: str, data: Any) -> Any:
@@ -375,7 +335,7 @@ def _figure(name: str, data: Any) -> Any:
     if kind is list:
         return [_seconds(each) for each in value]
     if kind is int:
-        return _count(value)
+        return checked_count(value)
     if kind is bool:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r} is neither true nor false")

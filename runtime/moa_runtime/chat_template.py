@@ -1,4 +1,4 @@
-"""A target's chat template: code that came with a download, and so in a sandbox, with an end."""
+"""A target's chat template: downloaded code, so it runs in a sandbox with limits of time and size."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Message = Mapping[str, str]
 
 #: A long conversation takes some milliseconds.
 _LONGEST_S = 3.0
-#: Characters that a template may make of few by "*", or ask a function for (a width), and bits of its numbers.
+#: Characters of a repeated text or a width that a template asks for, and bits of its numbers.
 _MOST_CHARACTERS, _MOST_BITS = 1 << 20, 1 << 12
-#: A width or a precision in the text of a format that is as large.
+#: A width or a precision of that size in the text of a format.
 _WIDE = re.compile("[1-9][0-9]{6}")
 
 
 class ChatTemplateError(MoaError):
-    """A chat template that cannot be read, or that refuses a conversation."""
+    """A chat template cannot be read, or refuses a conversation."""
 
 
 class _GenerationBlock(Extension):
-    """``{% generation %}`` marks the assistant's text for training; here it only lets its content through."""
+    """``{% generation %}`` marks the assistant's text for training; here it has no effect on its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -47,7 +47,7 @@ class _GenerationBlock(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The same settings as transformers', so that a template renders to the same text."""
+    """An environment with transformers' settings, so that a template renders to the same text, and with limits."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
@@ -60,7 +60,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Nothing interrupts a single operation of Python's: its result is bounded before."""
+        """Check an operation before it runs: nothing could interrupt it."""
         if operator == "%":
             if isinstance(left, str):
                 _check_format(left, *(right if isinstance(right, tuple) else (right,)))
@@ -74,11 +74,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             repeated = max(size * count for size, count in zip(sizes, counts, strict=True))
             too_large = sum(bits) > _MOST_BITS or repeated > _MOST_CHARACTERS
         if too_large:
-            raise JinjaError(f"what it makes by {operator!r} is too large")
+            raise JinjaError(f"the result of {operator!r} is too large")
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        """As with operations: what a function makes is bounded by what it is asked for."""
+        """Check a call before it runs: its arguments limit the size of its result."""
         _check_sizes(*arguments, *named.values())
         if getattr(function, "__name__", "") in ("format", "format_map"):
             _check_format(getattr(getattr(function, "__wrapped__", function), "__self__", ""))
@@ -89,8 +89,8 @@ class ChatTemplate:
     """A chat template. Any thread may use it.
 
     Args:
-        source: Jinja, as transformers keeps it.
-        special_tokens: names the template may use, such as ``{"bos_token": "<s>"}``.
+        source: Jinja, as in transformers.
+        special_tokens: names that the template may use, such as ``{"bos_token": "<s>"}``.
 
     Raises:
         ChatTemplateError: it cannot be read.
@@ -100,14 +100,14 @@ class ChatTemplate:
         try:
             self._template = _Environment().from_string(source)
         except (JinjaError, RecursionError) as error:
-            raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
+            raise ChatTemplateError(f"the chat template cannot be read: {error}", code="unreadable") from error
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The conversation as the text the target was trained on.
+        """Return the text of a conversation, ``{"role": ..., "content": ...}`` each, as the target was trained on it.
 
         Raises:
-            ChatTemplateError: the template refuses these messages, fails, or comes to no end.
+            ChatTemplateError: the template refuses these messages, fails, or does not end.
         """
         try:
             with _for_seconds(_LONGEST_S):
@@ -118,26 +118,20 @@ class ChatTemplate:
                 )
         except ChatTemplateError:
             raise
-        except Exception as error:  # whatever foreign code may raise
-            why = str(error) or type(error).__name__
-            raise ChatTemplateError(f"the chat template refuses this conversation: {why}") from error
+        except Exception as error:  # foreign code may raise anything
+            text = f"the chat template refuses this conversation: {str(error) or type(error).__name__}"
+            raise ChatTemplateError(text, code="template_refuses") from error
 
 
 @contextmanager
 def _for_seconds(seconds: float) -> Iterator[None]:
-    """Ends the Python code in it, templates included, when the time is up.
-
-    Raises:
-        ChatTemplateError: it is.
-    """
+    """Limit the time of Python code, templates included; raise ChatTemplateError from within it when the time is up."""
     ends = time.monotonic() + seconds
 
     def watch(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
         if time.monotonic() > ends:
-            raise ChatTemplateError(
-                f"the chat template comes to no end within {seconds:g} s: it is broken, export the bundle again with "
-                "another one"
-            )
+            text = f"the chat template does not end within {seconds:g} s: export the bundle again with another one"
+            raise ChatTemplateError(text, code="timeout")
         return watch
 
     before = sys.gettrace()
@@ -149,9 +143,9 @@ def _for_seconds(seconds: float) -> Iterator[None]:
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is asked for nothing too large."""
+    """Return a filter that refuses too large arguments."""
 
-    @wraps(function)  # with the marks of what it wants from the environment
+    @wraps(function)  # keeps jinja2's marks of the filter
     def call(*arguments: Any, **named: Any) -> Any:
         _check_sizes(*arguments, *named.values())
         return function(*arguments, **named)
@@ -160,22 +154,21 @@ def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _format(text: Any, *arguments: Any, **named: Any) -> str:
-    """The filter ``format``."""
     _check_format(text, *arguments, *named.values())
     return do_format(text, *arguments, **named)
 
 
 def _check_sizes(*arguments: Any) -> None:
-    """Raises JinjaError: one is a number, such as a width, that is too large."""
+    """Raise JinjaError if a number, such as a width, is too large."""
     if any(isinstance(each, int) and each > _MOST_CHARACTERS for each in arguments):
-        raise JinjaError("what it asks a function for is too large")
+        raise JinjaError("an argument of a function is too large")
 
 
 def _check_format(text: Any, *arguments: Any) -> None:
-    """Raises JinjaError: a width or a precision is too large that this text of a format has or is given."""
+    """Raise JinjaError if a width or a precision in the text of a format, or among its arguments, is too large."""
     _check_sizes(*arguments)
     if isinstance(text, str) and _WIDE.search(text):
-        raise JinjaError("what it asks a format for is too large")
+        raise JinjaError("a width of a format is too large")
 
 
 def _to_json(

@@ -66,6 +66,6 @@ def _drop_output() -> None:
 
 
 def own_program(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module's ``main`` with this Python."""
-    # Not `-m`, nor the console script: neither has to be there or on the path.
+    """Return the command that runs a module's ``main`` with this Python."""
+    # Not the console script, which may be missing or not on the path.
     return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
+from moa_runtime.bundle import checked_count
 from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.snapshot import sampling_from_json
@@ -15,14 +16,16 @@ from moa_runtime.tokens import common_length
 
 def check_request(max_new_tokens: int, sampling: Sampling | None) -> None:
     """Raise ChatError if no verifier could serve this request."""
-    if sampling is not None and (problem := sampling.problem):
-        raise ChatError(problem)
-    if sampling is not None and not 0 <= sampling.seed < 1 << 64:
-        raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")
-    if sampling is not None and (sampling.top_k or sampling.min_p):
-        raise ChatError("the verifier takes temperature, top_p and a seed so far: leave out top_k and min_p")
+    sampling = sampling or Sampling()
+    if problem := sampling.problem:
+        raise ChatError(problem, code="out_of_range")
+    if not 0 <= sampling.seed < 1 << 64:
+        raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}", code="out_of_range")
+    if sampling.top_k or sampling.min_p:
+        text = "the verifier takes temperature, top_p and a seed so far: leave out top_k and min_p"
+        raise ChatError(text, code="unsupported_sampling")
     if max_new_tokens < 0:
-        raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
+        raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}", code="out_of_range")
 
 
 #: Tokens before a raw answer, with which its first ones are decoded: more than the bytes of a character.
@@ -100,20 +103,12 @@ class Conversation:
         committed: int,
         unconfirmed: Sequence[Unconfirmed],
     ) -> None:
-        """Go on with the turns of an earlier program; ``committed`` of its tokens are left.
-
-        Raises:
-            MoaError: see :meth:`restore`.
-        """
+        """Continue the turns of an earlier program, see :meth:`restore`; ``committed`` of its tokens are left."""
         self.restore(messages, unconfirmed)
         self._ends = [(0, 0), *(end for end in ends if 0 < end[1] <= committed)]
 
     def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
-        """Replace the turns.
-
-        Raises:
-            MoaError: a message is not ``{"role": text, "content": text}``, or a mark is not on an answer.
-        """
+        """Replace the turns; raise MoaError for a malformed message, or a mark that is not on an answer."""
         turns = [checked_turn(message) for message in messages]
         self.unconfirmed = checked_marks(unconfirmed, turns)
         common = common_length(self.messages, turns)
@@ -128,7 +123,7 @@ class Conversation:
 
         Raises:
             ChatTemplateError: the template refuses the conversation.
-            MoaError: it is no text, or there is no template and it is empty.
+            MoaError: it is no text, or it is empty and there is no template.
         """
         return self._question(committed, [*self.messages, checked_turn({"role": "user", "content": text})])
 
@@ -136,14 +131,15 @@ class Conversation:
         """Return the last question and the tokens of its answer: the committed ones if they are known.
 
         Raises:
-            ChatError: the last turn is no answer to a question, or it is not confirmed yet.
+            ChatError: the last turn is no answer to a question, or is not confirmed yet.
             ChatTemplateError: see :meth:`ask`.
         """
         last = len(self.messages) - 1
         if [turn["role"] for turn in self.messages[-2:]] != ["user", "assistant"]:
-            raise ChatError("there is no answer to continue: ask something")
+            raise ChatError("there is no answer to continue: ask something", code="nothing_to_continue")
         if any(mark.turn == last for mark in self.unconfirmed):
-            raise ChatError("the answer is not confirmed yet: it can be continued once it is checked")
+            text = "the answer is not confirmed yet: it can be continued once it is checked"
+            raise ChatError(text, code="unconfirmed")
         question = self._question(committed, self.messages[:last])
         turns, end = self._ends[-1]
         same = [*committed[: question.kept], *question.supplied] == list(committed[: question.length])
@@ -159,7 +155,7 @@ class Conversation:
         except HistoryRewrittenError:
             whole = self._tokenizer.encode_chat(messages)
         if not whole:
-            raise MoaError("there is no text to go on with: it is empty")
+            raise MoaError("there is no text to go on with: it is empty", code="empty")
         return self.question(messages, whole, min(common_length(committed, whole), len(whole) - 1))
 
     def question(self, messages: list[dict[str, str]], tokens: Sequence[int], kept: int) -> Question:
@@ -190,45 +186,33 @@ class Conversation:
 
 
 def checked_turn(message: Mapping[str, str]) -> dict[str, str]:
-    """Return a message as a turn of a conversation.
-
-    Raises:
-        MoaError: it is not ``{"role": text, "content": text}``.
-    """
+    """Return a message as a turn; raise MoaError if it is not ``{"role": text, "content": text}``."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
-        raise MoaError(f'a message must be {{"role": text, "content": text}}, not {dict(message)!r}')
+        text = f'a message must be {{"role": text, "content": text}}, not {dict(message)!r}'
+        raise MoaError(text, code="malformed_message")
     if any("\ud800" <= char <= "\udfff" for char in role + content):
-        raise MoaError("a message must be text, without halves of characters (surrogates)")
+        raise MoaError("a message must be text, without halves of characters (surrogates)", code="not_unicode")
     return {"role": role, "content": content}
 
 
 def mark_from_json(data: Any) -> Unconfirmed:
-    """Read a mark that ``dataclasses.asdict`` made.
-
-    Raises:
-        MoaError: it is broken.
-    """
-    turn, most = (data.get("turn"), data.get("most")) if isinstance(data, dict) else (None, None)
-    if not _is_count(turn) or not _is_count(most):
-        raise MoaError(f"an unconfirmed turn must have a turn and a most, whole numbers, not {data!r}")
+    """Read a mark that ``dataclasses.asdict`` made; raise MoaError if it is malformed."""
+    try:
+        turn, most = checked_count(data["turn"]), checked_count(data["most"])
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"an unconfirmed turn must have a turn and a most, whole numbers, not {data!r}"
+        raise MoaError(text, code="malformed_mark") from error
     return Unconfirmed(turn, sampling_from_json(data.get("sampling")), most)
 
 
 def checked_marks(marks: Sequence[Unconfirmed], turns: Sequence[dict[str, str]]) -> list[Unconfirmed]:
-    """Return the marks of ``turns``, in order.
-
-    Raises:
-        MoaError: a mark is not on an answer to a question, or no verifier could check it.
-    """
+    """Return the marks of ``turns`` in order; raise MoaError if one is not on an answer, or cannot be checked."""
     for mark in marks:
         turn = mark.turn
         answers = 0 < turn < len(turns) and [turns[turn - 1]["role"], turns[turn]["role"]] == ["user", "assistant"]
         if not answers:
-            raise MoaError(f"an unconfirmed turn must be an answer after its question, and turn {turn} is not")
+            text = f"an unconfirmed turn must be an answer after its question, and turn {turn} is not"
+            raise MoaError(text, code="malformed_mark")
         check_request(mark.most, mark.sampling)
     return sorted({mark.turn: mark for mark in marks}.values(), key=lambda mark: mark.turn)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

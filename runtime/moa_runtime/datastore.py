@@ -1,13 +1,13 @@
-"""The datastore's file.
+"""A datastore: earlier texts in a file, looked up by their suffix array.
 
 ========  ======================================================================================================
-bytes     what
+bytes     content
 ========  ======================================================================================================
 8         ``MOADATA1``
 4         length of the header, little-endian
-...       the header: :class:`Header` as JSON, with spaces up to a multiple of 64
-4 each    the tokens, int32 little-endian: documents one behind the other, :data:`BOUNDARY` behind each
-4 each    as many places, int32 little-endian: :func:`~moa_runtime.datastore.sorted_suffixes` of the tokens
+...       the header: :class:`Header` as JSON, padded with spaces so that it ends at a multiple of 64
+4 each    the tokens, int32 little-endian: the documents, each followed by :data:`BOUNDARY`
+4 each    as many positions, int32 little-endian: :func:`sorted_suffixes` of the tokens
 ========  ======================================================================================================
 """
 
@@ -33,24 +33,51 @@ from moa_runtime.tokenizer import ChatTokenizer
 
 Int32 = NDArray[np.int32]
 
-#: Suffixes are in order by so many tokens, and no longer runs are looked up. A power of two.
+#: Suffixes are sorted by this number of tokens, and no longer runs are looked up. A power of two.
 LONGEST_RUN = 16
+BOUNDARY = -1
+#: Default limit in tokens: a file of 128 MiB, which takes 700 MiB of memory while it is made.
+MOST_TOKENS = 1 << 24
+#: Tokens before an answer that belong to its document, so that its beginning is found too (as in SSSD, arXiv
+#: 2411.05894, by its authors' program). Nothing of the question is stored: only the target's text is drafted.
+LEAD_TOKENS = 3
+_MAGIC, _LENGTH, _ALIGNED = b"MOADATA1", struct.Struct("<I"), 64
+_LONGEST_HEADER = 4096
+_FILE_TOKEN = np.dtype("<i4")
+_RANGES_KEPT = 1 << 14
+
+
+class DatastoreError(MoaError):
+    """A datastore cannot be read, written, or used with this tokenizer."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """Header of a file.
+
+    Attributes:
+        tokenizer: fingerprint of the tokens' tokenizer.
+        documents: number of texts.
+        tokens: number of their tokens and boundaries.
+        source: empty; used by older versions.
+        crc32: of the arrays.
+    """
+
+    tokenizer: str
+    documents: int
+    tokens: int
+    source: str
+    crc32: int
 
 
 def sorted_suffixes(tokens: Int32) -> Int32:
-    """The places of ``tokens``, ordered by the :data:`LONGEST_RUN` tokens from there on, equal ones by place.
+    """Return the positions of ``tokens`` ``[n]``, sorted by the next :data:`LONGEST_RUN` tokens, then by number.
 
     Prefix doubling (Manber and Myers 1993, "Suffix arrays: a new method for on-line string searches"): the order by
     ``2n`` tokens follows from ranks by ``n`` tokens. Takes four sorts, and 40 bytes a token meanwhile.
-
-    Args:
-        tokens: ``[n]``.
-
-    Returns:
-        ``[n]``.
     """
     length = len(tokens)
-    ranks = np.unique(tokens, return_inverse=True)[1].astype(np.int64) + 1  # 0 is what lies behind the end
+    ranks = np.unique(tokens, return_inverse=True)[1].astype(np.int64) + 1  # 0 is past the end
     places, run = np.argsort(ranks, kind="stable"), 1
     while run < LONGEST_RUN and length:
         behind = np.zeros_like(ranks)
@@ -63,140 +90,38 @@ def sorted_suffixes(tokens: Int32) -> Int32:
     return places.astype(np.int32)
 
 
-BOUNDARY = -1
-_MAGIC, _LENGTH, _ALIGNED = b"MOADATA1", struct.Struct("<I"), 64
-_LONGEST_HEADER = 4096
-_FILE_TOKEN = np.dtype("<i4")
-
-
-class DatastoreError(MoaError):
-    """A datastore that cannot be read, written, or used with this tokenizer."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a file says of itself.
-
-    Attributes:
-        tokenizer: fingerprint of the tokenizer that its tokens are of.
-        documents: how many texts it holds.
-        tokens: theirs and the boundaries.
-        source: empty; older versions named what they had made it of.
-        crc32: of everything behind the header.
-    """
-
-    tokenizer: str
-    documents: int
-    tokens: int
-    source: str
-    crc32: int
-
-
-def write_file(path: Path, header: Header, parts: Iterable[bytes | memoryview]) -> None:
-    """Write header and arrays in the place of what was there, private to the user.
-
-    Raises:
-        DatastoreError: it cannot be written; what was there stays.
-    """
-    text = json.dumps(asdict(header)).encode()
-    text += b" " * (-(len(_MAGIC) + _LENGTH.size + len(text)) % _ALIGNED)
-    try:
-        if path.exists() and not path.is_file():  # a folder, or a device whose name would be taken
-            raise DatastoreError(f"the datastore cannot be written to {path}: it is no file; give the name of one")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_private(path, [_MAGIC, _LENGTH.pack(len(text)), text, *parts])
-    except OSError as error:
-        raise DatastoreError(f"the datastore cannot be written to {path}: {reason_of(error)}") from error
-
-
-def read_header(path: Path) -> tuple[Header, int]:
-    """The header, and how many bytes precede the arrays.
-
-    Raises:
-        DatastoreError: there is no such file, it is no datastore, or it is not whole.
-    """
-    try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise DatastoreError(f"{path} is no datastore: moa-export datastore makes one")
-        with path.open("rb") as file:
-            begin = file.read(len(_MAGIC) + _LENGTH.size)
-            if not begin.startswith(_MAGIC):
-                raise DatastoreError(f"{path} is no datastore: moa-export datastore makes one")
-            (length,) = _LENGTH.unpack(begin[len(_MAGIC) :])
-            text = file.read(min(length, _LONGEST_HEADER))
-        header, size = Header(**json.loads(text)), path.stat().st_size
-        start = len(_MAGIC) + _LENGTH.size + length
-        counts = (header.documents, header.tokens)
-        if not all(type(count) is int and count >= 0 for count in counts):
-            raise ValueError("no counts")
-        if size != start + 2 * header.tokens * _FILE_TOKEN.itemsize:
-            raise ValueError("another size")
-    except FileNotFoundError:
-        raise DatastoreError(f"there is no datastore {path}: moa-export datastore makes one") from None
-    except OSError as error:
-        raise DatastoreError(f"the datastore {path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, RecursionError, struct.error) as error:
-        raise DatastoreError(f"the datastore {path} is damaged: delete it, and make it again") from error
-    return header, start
-
-
-def mapped_arrays(path: Path, header: Header, start: int) -> tuple[Int32, Int32]:
-    """Tokens and places, ``[n]`` each, mapped into memory.
-
-    Raises:
-        DatastoreError: the file cannot be read.
-    """
-    if not header.tokens:
-        return np.empty(0, np.int32), np.empty(0, np.int32)
-    try:
-        if sys.platform == "win32":  # which replaces no file that is mapped
-            held = np.fromfile(path, _FILE_TOKEN, offset=start).reshape(2, header.tokens)
-        else:
-            held = np.memmap(path, _FILE_TOKEN, "r", start, (2, header.tokens))
-    except (OSError, ValueError) as error:
-        raise DatastoreError(f"the datastore {path} cannot be read: {error}") from error
-    tokens, places = np.asarray(held)  # a view: indexing a memmap is several times as slow
-    return tokens, places
-
-
-def as_parts(*arrays: Int32) -> list[memoryview]:
-    """The arrays as bytes of the file."""
-    return [np.ascontiguousarray(array, _FILE_TOKEN).view(np.uint8).data for array in arrays]
-
-
-#: Tokens at most where nothing is said: a file of 128 MiB, which takes 700 MiB of memory while it is made.
-MOST_TOKENS = 1 << 24
-
-
 def write_datastore(
-    path: Path,
-    documents: Iterable[Sequence[int]],
-    tokenizer: str,
-    *,
-    most_tokens: int = MOST_TOKENS,
+    path: Path, documents: Iterable[Sequence[int]], tokenizer: str, *, most_tokens: int = MOST_TOKENS
 ) -> Header:
-    """Write ``documents`` into a file, which only its user can read, in the place of what was there.
+    """Write ``documents`` into a file that only its user can read, replacing its content.
 
     Args:
         documents: token ids of each, the oldest first. Empty ones are left out.
         tokenizer: its fingerprint, see :func:`moa_runtime.bundle.tokenizer_fingerprint`.
-        most_tokens: the newest documents that fit are kept; of one that is longer, its end.
+        most_tokens: the newest documents that fit are kept; of a single one that does not, its end.
 
     Raises:
-        DatastoreError: it cannot be written; what was there stays.
-        ValueError: a token id that is negative or has more than 31 bits.
+        DatastoreError: it cannot be written; the old content stays.
+        ValueError: a token id is negative or has more than 31 bits.
     """
     kept = _newest([np.asarray(each, np.int64) for each in documents if len(each)], most_tokens)
     tokens = np.concatenate([part for each in kept for part in (each, [BOUNDARY])]) if kept else np.empty(0, np.int64)
     if kept and (min(each.min() for each in kept) < 0 or tokens.max() > np.iinfo(np.int32).max):
         raise ValueError("token ids are 0 or more, and have at most 31 bits")
     narrow = tokens.astype(np.int32)
-    parts = as_parts(narrow, sorted_suffixes(narrow))
-    crc32 = 0
-    for part in parts:
-        crc32 = zlib.crc32(part, crc32)
-    header = Header(tokenizer, len(kept), len(tokens), "", crc32)
-    write_file(path, header, parts)
+    parts = _bytes_of(narrow, sorted_suffixes(narrow))
+    header = Header(tokenizer, len(kept), len(tokens), "", _crc32(parts))
+    text = json.dumps(asdict(header)).encode()
+    text += b" " * (-(len(_MAGIC) + _LENGTH.size + len(text)) % _ALIGNED)
+    try:
+        if path.exists() and not path.is_file():  # a folder, or a device, which would be replaced
+            why = f"the datastore cannot be written to {path}: it is no file; give the name of one"
+            raise DatastoreError(why, code="not_a_file")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_private(path, [_MAGIC, _LENGTH.pack(len(text)), text, *parts])
+    except OSError as error:
+        why = f"the datastore cannot be written to {path}: {reason_of(error)}"
+        raise DatastoreError(why, code="cannot_write") from error
     return header
 
 
@@ -212,18 +137,56 @@ def _newest(documents: list[np.ndarray], most_tokens: int) -> list[np.ndarray]:
     return kept[::-1]
 
 
-_RANGES_KEPT = 1 << 14
+def _bytes_of(*arrays: Int32) -> list[memoryview]:
+    return [np.ascontiguousarray(array, _FILE_TOKEN).view(np.uint8).data for array in arrays]
+
+
+def _crc32(parts: Iterable[memoryview]) -> int:
+    crc32 = 0
+    for part in parts:
+        crc32 = zlib.crc32(part, crc32)
+    return crc32
+
+
+def _read(path: Path) -> tuple[Header, Int32, Int32]:
+    """Read the header, and map tokens and positions, ``[n]`` each, into memory.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError, TypeError, RecursionError, struct.error: it is damaged.
+        DatastoreError: it is no datastore.
+    """
+    with path.open("rb") as file:
+        begin = file.read(len(_MAGIC) + _LENGTH.size)
+        if not begin.startswith(_MAGIC):
+            raise _no_datastore(path)
+        (length,) = _LENGTH.unpack(begin[len(_MAGIC) :])
+        header = Header(**json.loads(file.read(min(length, _LONGEST_HEADER))))
+    start, count = len(_MAGIC) + _LENGTH.size + length, header.tokens
+    if not all(type(each) is int and each >= 0 for each in (header.documents, count)):
+        raise ValueError("no counts")
+    if path.stat().st_size != start + 2 * count * _FILE_TOKEN.itemsize:
+        raise ValueError("another size")
+    if not count:
+        return header, np.empty(0, np.int32), np.empty(0, np.int32)
+    if sys.platform == "win32":  # which cannot replace a file that is mapped
+        held = np.fromfile(path, _FILE_TOKEN, offset=start).reshape(2, count)
+    else:
+        held = np.memmap(path, _FILE_TOKEN, "r", start, (2, count))
+    tokens, places = np.asarray(held)  # a view: indexing a memmap is several times as slow
+    return header, tokens, places
+
+
+def _no_datastore(path: Path) -> DatastoreError:
+    return DatastoreError(f"{path} is no datastore: moa-export datastore makes one", code="no_datastore")
 
 
 class Datastore:
     """Earlier texts, mapped into memory. Several conversations and threads may share one.
 
     Args:
-        tokens: ``[n]``, with :data:`~moa_runtime.datastore.BOUNDARY` behind each document.
-        places: ``[n]``, :func:`~moa_runtime.datastore.sorted_suffixes` of them.
-
-    Attributes:
-        header: what the file says of itself.
+        tokens: ``[n]``, with :data:`BOUNDARY` after each document.
+        places: ``[n]``, :func:`sorted_suffixes` of them.
     """
 
     def __init__(self, header: Header, tokens: Int32, places: Int32) -> None:
@@ -233,47 +196,54 @@ class Datastore:
 
     @classmethod
     def open(cls, path: Path, tokenizer: str) -> Datastore:
-        """Map a file, which is read once to see that it is whole.
+        """Map a file after checking it as a whole.
 
         Args:
-            tokenizer: fingerprint of the one that tokens are of.
+            tokenizer: fingerprint of the tokenizer that it must have been made with.
 
         Raises:
-            DatastoreError: there is none, it is damaged, or its tokens are of another tokenizer.
+            DatastoreError: there is none, it is damaged, or it was made with another tokenizer.
         """
-        header, start = read_header(path)
-        if header.tokenizer != tokenizer:
-            raise DatastoreError(
-                f"the datastore {path} was made with another tokenizer ({header.tokenizer}, the bundle's is "
-                f"{tokenizer}): make it again with moa-export datastore"
-            )
-        tokens, places = mapped_arrays(path, header, start)
-        crc32 = 0
-        for part in as_parts(tokens, places):
-            crc32 = zlib.crc32(part, crc32)
-        if crc32 != header.crc32:
-            raise DatastoreError(f"the datastore {path} is damaged: delete it, and make it again")
+        try:
+            if path.exists() and not path.is_file():  # reading a pipe would block
+                raise _no_datastore(path)
+            header, tokens, places = _read(path)
+            if header.tokenizer != tokenizer:
+                text = (
+                    f"the datastore {path} was made with another tokenizer ({header.tokenizer}, the bundle's is "
+                    f"{tokenizer}): make it again with moa-export datastore"
+                )
+                raise DatastoreError(text, code="other_tokenizer")
+            if _crc32(_bytes_of(tokens, places)) != header.crc32:
+                raise ValueError("another checksum")
+        except FileNotFoundError:
+            text = f"there is no datastore {path}: moa-export datastore makes one"
+            raise DatastoreError(text, code="file_missing") from None
+        except OSError as error:
+            raise DatastoreError(f"the datastore {path} cannot be read: {error.strerror}", code="unreadable") from error
+        except (ValueError, TypeError, RecursionError, struct.error) as error:
+            text = f"the datastore {path} is damaged: delete it, and make it again"
+            raise DatastoreError(text, code="damaged") from error
         return cls(header, tokens, places)
 
     def count(self, run: Sequence[int]) -> int:
-        """How often a run of tokens occurs. Takes ``O(log n)`` steps; of a longer one than
-        :data:`~moa_runtime.datastore.LONGEST_RUN` the last tokens count."""
+        """Return how often a run of tokens occurs, in ``O(log n)`` steps; only its last :data:`LONGEST_RUN` count."""
         return len(self._range(run))
 
     def longest(self, text: Sequence[int], least: int = 1) -> int:
-        """How many tokens the longest suffix of ``text`` has that occurs, at most
-        :data:`~moa_runtime.datastore.LONGEST_RUN`; 0 where none of ``least`` tokens does."""
+        """Return the length of the longest suffix of ``text`` that occurs, at most :data:`LONGEST_RUN`; 0 if it has
+        fewer than ``least`` tokens."""
         most = min(LONGEST_RUN, len(text))
         if least > most or not self._range(text[len(text) - least :]):
             return 0
-        lengths = range(least + 1, most + 1)  # what a run ends with occurs wherever the run does
+        lengths = range(least + 1, most + 1)  # a suffix of a run occurs wherever the run does
         return least + bisect_left(lengths, True, key=lambda length: not self._range(text[len(text) - length :]))
 
     def continuations(self, run: Sequence[int], *, most: int, length: int) -> list[list[int]]:
-        """What followed a run, up to ``length`` tokens each, to the document's end.
+        """Return what followed a run, up to ``length`` tokens each, to the document's end.
 
         Args:
-            most: occurrences at most; of more than that, evenly drawn from their order (as in SSSD, arXiv 2411.05894).
+            most: number of occurrences; of more, evenly drawn from their order (as in SSSD, arXiv 2411.05894).
         """
         found = self._range(run)
         step = max(1.0, len(found) / most)
@@ -282,7 +252,7 @@ class Datastore:
         return [self._document(int(self._places[at]) + behind, length) for at in chosen]
 
     def followers(self, run: Sequence[int], *, most: int) -> dict[int, float]:
-        """The tokens that followed a run, each with its share among ``most`` occurrences; none where nothing did."""
+        """Return the tokens that followed a run, each with its share among ``most`` occurrences."""
         tokens = [token for one in self.continuations(run, most=most, length=1) for token in one]
         return {token: times / len(tokens) for token, times in Counter(tokens).items()}
 
@@ -292,7 +262,7 @@ class Datastore:
         return tokens[:end]
 
     def _range(self, run: Sequence[int]) -> range:
-        """Which of the places the suffixes begin with a run at."""
+        """Return the indices into the sorted positions at which a run begins."""
         run = tuple(run[-LONGEST_RUN:])
         if not run:
             return range(0)
@@ -313,13 +283,8 @@ class Datastore:
         return range(low, bisect_right(range(high), sought, lo=low, key=begins))
 
 
-#: Tokens before an answer that belong to its document, so that its beginning is found too (as in SSSD, arXiv
-#: 2411.05894, by its authors' program). Of the question nothing is stored: what the target writes is to be drafted.
-LEAD_TOKENS = 3
-
-
 def answer_encoder(tokenizer: ChatTokenizer) -> Callable[[str], list[int]]:
-    """Makes an answer's document: how the chat template begins an answer, then the text.
+    """Return a function that makes an answer's document: :data:`LEAD_TOKENS` of the chat template, then the text.
 
     Raises:
         ChatTemplateError: the template refuses a conversation of one question.

@@ -1,4 +1,4 @@
-"""Runs the drafting loop: asyncio, a thread for the drafter, the transport, the clock."""
+"""Run the drafting loop: asyncio, a thread for the drafter, the transport, the clock."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ _REFUSALS = {"VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "ROWS_MISMATCH", "REPLA
 
 
 class Driver:
-    """Does what a :class:`DraftingLoop` says, in one task. The drafter runs in a thread, so that frames, and the
-    application, are never blocked.
+    """Perform the actions of a :class:`DraftingLoop` in one task. The drafter runs in a thread, so that it blocks
+    neither frames nor the application.
 
     Args:
-        timeline: gets a span ``draft`` for each draft on the track ``draft``; ``send``, ``wait`` (from handing a
-            frame over to taking up its verdict) and ``receive`` on the track ``link``, and a mark for each change
-            of the link's status.
-        on_problem: called with why a connection could not be made or kept, and whether waiting cannot mend it.
+        timeline: gets a span ``draft`` for each draft on the track ``draft``; ``send``, ``wait`` (from sending a draft
+            to processing its verdict) and ``receive`` on the track ``link``, and a mark for each change of its status.
+        on_problem: called with an error of the connection, and whether it is final.
         on_rest: called when no connection will be made until the host says so: offline by choice, or in the background.
-        store: called with each Hello, which is sent when the future that it returns is done; None for at once.
+        store: called before each Hello, which is sent when the future that it returns is done; None for at once.
         session_id: see :class:`~moa_runtime.transport.Transport`.
     """
 
@@ -66,15 +65,15 @@ class Driver:
         self._refused = False  # by the verifier that was connected to last
         self._reconnecting: asyncio.Task[None] | None = None
         self._greeting: asyncio.Future[None] | None = None  # done when the Hello of this connection may be sent
-        self._sent_ns = self._taken_up_ns = 0  # the frame in flight was handed over, the last was taken up: wall-clock
+        self._sent_ns = self._taken_up_ns = 0  # wall-clock times of the frame in flight and the last one received
         self._status = loop.link.status
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run ``action`` in the driver's task, between two things that the loop does."""
+        """Run ``action`` in the driver's task, between two actions of the loop."""
         self._inbox.put_nowait(action)
 
     def go_online(self) -> None:
-        """Begin to connect, and reconnect for as long as the driver runs."""
+        """Begin to connect, and reconnect as long as the driver runs."""
         self._online, self._refused = True, False
         if self._link_task is None or self._link_task.done():
             self._link_task = asyncio.create_task(self._link())
@@ -97,8 +96,8 @@ class Driver:
         await self._closed_links()
 
     def tell_conditions(self, conditions: Conditions) -> None:
-        """See :class:`Conditions`. In the background a connection that closes is made again only after it; another
-        connection is made to say whether memory rows are wanted."""
+        """Set the conditions. In the background a closed connection is not made again; a change of ``metered`` needs a
+        new connection."""
         self._transport.hold(conditions.background)
         self.post(lambda: self._take_conditions(conditions))
 
@@ -118,7 +117,7 @@ class Driver:
         return self._transport.bytes_up, self._transport.bytes_down
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         while True:
             while not self._inbox.empty():
                 self._inbox.get_nowait()()
@@ -146,7 +145,7 @@ class Driver:
 
     async def _wait(self, until: float | None) -> None:
         timeout = None if until is None else max(until - time.monotonic(), 0.0) + 0.01
-        # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with an action.
+        # Not wait_for: before Python 3.12 it swallows a cancellation that coincides with an action.
         getting = asyncio.ensure_future(self._inbox.get())
         try:
             await asyncio.wait({getting}, timeout=timeout)
@@ -156,8 +155,7 @@ class Driver:
             getting.result()()
 
     def _end_link(self) -> bool:
-        """Begin to close the connection; says whether one was wanted. The loop is told at once: whoever awaits the end
-        may be cancelled, and the next connection may stand before it."""
+        """Begin to close the connection; return whether one was wanted."""
         ended, self._link_task = self._link_task, None
         if ended is None:
             return False
@@ -167,39 +165,33 @@ class Driver:
         return True
 
     async def _link(self) -> None:
-        """Connect once the connection before is closed: one that the server heard of later would count as newer."""
+        """Connect after the connection before is closed: the server takes the one that it sees last for the newest."""
         await self._closed_links()
         await self._transport.run()
 
     async def _closed_links(self) -> None:
         if self._ending:
-            await asyncio.wait(self._ending)  # not gather, which would cancel the closing with its caller
+            await asyncio.wait(self._ending)  # not gather, which cancels the closing with its caller
 
     def _take_conditions(self, conditions: Conditions) -> None:
         another = conditions.metered is not self._loop.conditions.metered
         self._loop.conditions = conditions
         if another:
-            self._reconnecting = asyncio.create_task(
-                self.reconnect(
-                    f"connecting anew: the network is {'metered' if conditions.metered else 'no longer metered'}"
-                )
-            )
+            why = f"connecting anew: the network is {'metered' if conditions.metered else 'no longer metered'}"
+            self._reconnecting = asyncio.create_task(self.reconnect(why))
             self._reconnecting.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         """Report a defect that ended a task, or a cancellation from elsewhere: the application would wait for ever."""
-        if task in self._ending:
-            return
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None:
+        if error is not None and task not in self._ending:
             problem = unexpected_error(self._endpoint.url, error)
             self.post(lambda: self._closed(problem, None))
 
-    # -- what transport and loop say ---------------------------------------------------------------
+    # -- events of transport and loop --------------------------------------------------------------
 
     def _opened(self) -> None:
-        """Greet; where the chat is stored, once the disk has what the Hello says. The loop goes on meanwhile, and sends
-        nothing before the Welcome."""
+        """Greet; in a stored chat after the state of the Hello is on the disk. Meanwhile the loop sends nothing."""
         self._loop.opened()
         stored = self._greeting = self._store()
         if stored is not None:

@@ -1,10 +1,10 @@
-"""What a chat tells its application while an answer is written."""
+"""Events of a chat for its application."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from moa_runtime.errors import ChatError
 from moa_runtime.session.events import FinishReason, Origin
@@ -36,7 +36,7 @@ class LinkStatus(enum.Enum):
 
 @dataclass(frozen=True)
 class TokenOrigin:
-    """One token of the answer, where it came from, and whether the target has confirmed it."""
+    """One token of the answer, its origin, and whether the target has confirmed it."""
 
     token: int
     origin: Origin
@@ -45,7 +45,7 @@ class TokenOrigin:
 
 @dataclass(frozen=True)
 class TextSpan:
-    """A stretch of the answer's text of one origin. A character of several tokens belongs to its last one."""
+    """A part of the answer's text of one origin. A character of several tokens belongs to the last of them."""
 
     text: str
     origin: Origin
@@ -58,22 +58,22 @@ class Statistics:
 
     Attributes:
         rounds: verdicts received.
-        drafted, accepted: tokens sent to be verified, and those of them the target accepted.
-        pushed: committed tokens that the server wrote by itself, while it was the one to draft.
-        server_drafted, server_accepted: tokens that it drafted for that, and those of them the target accepted.
-        server_drafts: whether the last verdict came from a server that went on by itself.
-        fetched: committed tokens that the verifier wrote on while the device was away: they came with a connection.
-        offline: committed tokens that were written while the verifier was away.
-        kept: those of them that stayed by the user's policy, without asking the target.
+        drafted, accepted: tokens sent to be verified, and those of them that the target accepted.
+        pushed: committed tokens of a server that drafts.
+        server_drafted, server_accepted: tokens that it drafted, and those of them that the target accepted.
+        server_drafts: whether the last verdict was on the server's own draft.
+        fetched: committed tokens that the verifier wrote while the device was away.
+        offline: committed tokens that the device wrote while the verifier was away.
+        kept: those of them that stayed by the user's policy, unconfirmed by the target.
         rolled_back: tentative tokens dropped.
-        taken_back: tokens of verdicts that the user replaced by what the device had written.
+        taken_back: tokens of verdicts that the user replaced with the device's own text.
         draft_seconds, wait_seconds: time spent drafting, and waiting for verdicts.
-        round_trips: seconds from sending to each verdict; to one that was pushed, from the verdict before.
+        round_trips: seconds from sending to each verdict; of a pushed one, from the verdict before.
         first_token_seconds: from the question to the first committed token.
     """
 
-    rounds: int = 0
     tokens: int = 0
+    rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     pushed: int = 0
@@ -104,48 +104,31 @@ class Statistics:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def snapshot(self) -> Statistics:
-        """A copy that later rounds do not change."""
+        """Return a copy that later rounds do not change."""
         return replace(self, round_trips=list(self.round_trips))
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Plain figures for JSON."""
+        """Return plain figures for JSON."""
         trips = sorted(self.round_trips)
-        return {
-            "tokens": self.tokens,
-            "rounds": self.rounds,
-            "tau": round(self.tau, 3),
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "pushed": self.pushed,
-            "server_drafted": self.server_drafted,
-            "server_accepted": self.server_accepted,
-            "fetched": self.fetched,
-            "offline": self.offline,
-            "kept": self.kept,
-            "rolled_back": self.rolled_back,
-            "taken_back": self.taken_back,
-            "reconnects": self.reconnects,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "seconds": round(self.seconds, 3),
+        plain = [each.name for each in fields(self) if each.name not in ("server_drafts", "round_trips")]
+        figures = {name: getattr(self, name) for name in plain} | {
+            "tau": self.tau,
             "tokens_per_second": round(self.tokens_per_second, 2),
-            "first_token_seconds": None if self.first_token_seconds is None else round(self.first_token_seconds, 3),
-            "draft_seconds": round(self.draft_seconds, 3),
-            "wait_seconds": round(self.wait_seconds, 3),
             "round_trip_ms": round(1000 * trips[len(trips) // 2], 1) if trips else None,
         }
+        return {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 @dataclass(frozen=True)
 class AnswerUpdate:
-    """The answer as it stands.
+    """The present answer.
 
     Attributes:
-        committed: text the target has confirmed.
-        tentative: text after it that may still change. A character of which tokens are missing is in neither.
+        committed: text that the target has confirmed.
+        tentative: text after it that may still change. An incomplete character is in neither.
         tokens: all of its tokens, the tentative ones last.
         spans: the text cut wherever the origin or the confirmation changes; joined it is committed + tentative.
-        dropped: tentative text that was there at the update before and was rolled back; mostly empty.
+        dropped: tentative text of the update before that was rolled back; mostly empty.
         pieces: the text cut by tokens, one piece each, perhaps an empty one; they depend on the tokens alone.
     """
 
@@ -160,29 +143,24 @@ class AnswerUpdate:
 
 @dataclass(frozen=True)
 class LinkChanged:
-    """The link changed.
-
-    Attributes:
-        detail: a sentence for the user, perhaps empty.
-        retry_in_s: seconds from the change to the next attempt to connect; None when none is planned.
-    """
+    """The link changed."""
 
     status: LinkStatus
-    detail: str = ""
-    retry_in_s: float | None = None
+    detail: str = ""  # a sentence for the user
+    retry_in_s: float | None = None  # from the change to the next attempt to connect, if one is planned
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """The target writes something else than the device wrote offline, some words at least (policy ``ASK``).
+    """The target's answer differs from the text that the device wrote offline, by some words at least (policy ``ASK``).
 
-    The answer goes on with the target's version; :meth:`moa_runtime.chat.Chat.keep_mine` takes it back.
+    The answer continues with the target's version; :meth:`moa_runtime.chat.Chat.keep_mine` takes it back.
 
     Attributes:
         position: index of the first token of the answer that differs.
-        offset: where in its text the word begins in which they differ, in characters.
-        dropped_text: what the device had written from that word on.
-        replacement_text: what of the target's version is known by now.
+        offset: index of the first character of the first word that differs.
+        dropped_text: the device's text from that word on.
+        replacement_text: the target's text from there on, as far as it is known.
     """
 
     position: int
@@ -192,21 +170,21 @@ class Disagreement:
 
 
 class PauseReason(enum.Enum):
-    """Why the device does not write on."""
+    """Reason for a pause of the device."""
 
     END = "end"  # it has ended the turn
     LENGTH = "length"  # the answer has its greatest length
-    LIMIT = "limit"  # so much may be written offline, or the context is full
-    UNSURE = "unsure"  # what the drafter would write alone is worth no more
+    LIMIT = "limit"  # the offline limit is reached, or the context is full
+    UNSURE = "unsure"  # the drafter is too unsure to write alone
     UNPREPARED = "unprepared"  # no drafter, or the target has not sent it anything to draft from
-    OFF = "off"  # nothing is written without the verifier, as the host chose
+    OFF = "off"  # the host chose that nothing is written offline
     LOW_POWER = "low power"  # the verifier is away, and the host asked to save power
-    BACKGROUND = "background"  # nobody looks, as the host said; it goes on when somebody does
+    BACKGROUND = "background"  # the host said that the application is in the background
 
 
 @dataclass(frozen=True)
 class Paused:
-    """The device does not write on, mostly since the verifier is away; the answer goes on when that has changed."""
+    """The device pauses, mostly because the verifier is away; the answer continues when the reason is gone."""
 
     reason: PauseReason
 
@@ -227,7 +205,7 @@ ChatEvent = AnswerUpdate | LinkChanged | Disagreement | Paused | AnswerFinished
 
 
 class EventQueue:
-    """A queue with one reader.
+    """A queue from the drafting loop to the application, its only reader.
 
     The reader may take back a part of the answer while events about it are still queued. So each event carries the
     *edition* of the answer that it is about, and the reader gets only those of the edition that it asked for last.
@@ -270,11 +248,7 @@ class EventQueue:
         self._queue.put_nowait((self._edition, None))
 
     async def get(self) -> ChatEvent | None:
-        """Return the next event of the edition; None at the end.
-
-        Raises:
-            ChatError: one that was queued.
-        """
+        """Return the next event of the edition, None at the end; raise a queued ChatError."""
         while True:
             edition, event = await self._queue.get()
             if isinstance(event, ChatError):

@@ -20,7 +20,7 @@ class FramingError(h11.RemoteProtocolError):
 
 
 class StrictConnection(h11.Connection):
-    """h11's connection at the server, which refuses requests whose end is ambiguous.
+    """h11's connection of a server, which refuses requests whose end is ambiguous.
 
     If a proxy in front takes another byte for the end of a request, a client can smuggle a second request past it. h11
     accepts lines that end in a line feed alone, joins folded fields, and prefers ``Transfer-Encoding`` to a

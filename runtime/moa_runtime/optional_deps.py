@@ -1,14 +1,15 @@
-"""What the optional installs bring, so that a missing one is a sentence and not an ImportError."""
+"""Packages of the optional installs: which are missing, and versions of those that are there."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from moa_runtime.errors import MoaError
 
-# gguf and accelerate are missed only where a GGUF file is read, which says so itself.
+# Reading a GGUF file, which alone needs gguf and accelerate, reports them itself.
 _TRAIN = ("torch", "transformers", "safetensors", "filelock", "tqdm", "yaml")
 _EXPORT = (*_TRAIN, "onnx", "onnxscript")
 _SERVER = (*_TRAIN, "uvicorn", "starlette")
@@ -28,22 +29,17 @@ MODULES = {
 
 
 def require_extra(extra: str, program: str) -> None:
-    """Check that what ``pip install "moa-edge[extra]"`` brings can be imported.
-
-    Raises:
-        MoaError: something is missing; the message gives the install command.
-    """
+    """Raise MoaError if packages of ``moa-edge[extra]`` are missing; it gives the install command."""
     missing = [name for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if missing:
-        raise MoaError(f'{program} needs {", ".join(missing)}: pip install "moa-edge[{extra}]"')
+        text = f'{program} needs {", ".join(missing)}: pip install "moa-edge[{extra}]"'
+        raise MoaError(text, code="missing_package")
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Versions by package name; packages that are not installed are left out."""
+    """Return versions by package name; packages that are not installed are left out."""
     found = {}
     for package in packages:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

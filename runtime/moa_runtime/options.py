@@ -1,4 +1,4 @@
-"""Choices of a user or host: the drafter, the length of its drafts, the side that drafts, offline text, limits.
+"""Choices of a user or host: the drafter, the length of drafts, the side that drafts, offline text, threads, limits.
 
 Imports nothing heavy, so that ``--help`` is fast.
 """
@@ -35,11 +35,7 @@ DrafterName = Literal["moa", "sssd", "early-exit", "independent"]
 
 
 def draft_length_of(text: str) -> DraftLength:
-    """Parse a draft length of a command line.
-
-    Raises:
-        ArgumentTypeError: ``text`` is neither a whole number nor one of :data:`ADAPTIVE`.
-    """
+    """Parse a draft length of a command line; raise ArgumentTypeError if it is none."""
     for word in ADAPTIVE:
         if text == word:
             return word
@@ -98,39 +94,29 @@ DEFAULT_DRAFTER: DrafterName = next(iter(DRAFTERS))
 
 
 def drafter_option(name: DrafterName | None) -> tuple[str, ...]:
-    """Return the arguments that select a drafter in ``moa-export`` and ``moa-serve``.
-
-    They are empty for the default one, and for those without a graph, which use the default one's bundle.
-    """
+    """Return the arguments that select a drafter in ``moa-export`` and ``moa-serve``: none for the default one, and for
+    those without a graph, which use the default one's bundle."""
     return () if name is None or name == DEFAULT_DRAFTER or not DRAFTERS[name].has_graph else ("--drafter", name)
 
 
 class OtherDrafterError(MoaError):
-    """The bundle holds another drafter than the one that was asked for.
-
-    Args:
-        folder: the bundle's.
-        found: the drafter in it.
-    """
+    """The bundle in ``folder`` holds another drafter, ``found``, than the one that was asked for."""
 
     def __init__(self, folder: Path, found: str, wanted: str) -> None:
         super().__init__(
             f"the bundle {folder} drafts with {found}, not with {wanted}: name no drafter, or a bundle that "
-            f"`moa-export --drafter {wanted} --out DIR` made"
+            f"`moa-export --drafter {wanted} --out DIR` made",
+            code="other_drafter",
         )
 
 
 def available_cpus() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def too_many_threads(threads: int | None) -> str | None:
-    """What to warn of where more threads are to compute than this process has processors; None where nothing is wrong.
-
-    Args:
-        threads: None for no choice.
-    """
+    """Return a warning if ``threads`` (None: not chosen) are more than the processors of this process; else None."""
     available = available_cpus()
     if threads is None or threads <= available:
         return None

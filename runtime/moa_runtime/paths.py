@@ -1,4 +1,4 @@
-"""Where moa-edge keeps what it can make again (cache) and what it cannot (data)."""
+"""Folders of moa-edge: a cache of what it can make again, and data that it cannot."""
 
 from __future__ import annotations
 
@@ -11,51 +11,32 @@ from moa_runtime.options import DrafterName, drafter_option
 
 
 def expanded(path: Path | str) -> Path:
-    """With ``~`` as the home folder; that of a user who is not there stays as it is, as in a shell."""
+    """Expand ``~``; that of an unknown user stays as it is, as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises there
 
 
 def cache_dir() -> Path:
     """The user's cache folder for moa-edge; ``MOA_EDGE_CACHE`` overrides the platform's convention."""
-    override = os.environ.get("MOA_EDGE_CACHE")
-    if override:
-        return expanded(override)
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = _local_app_data()
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "moa-edge"
+    return _user_folder("MOA_EDGE_CACHE", "Library/Caches", "XDG_CACHE_HOME", ".cache")
 
 
 def data_dir() -> Path:
     """The user's data folder for moa-edge; ``MOA_EDGE_PROFILE`` overrides the platform's convention."""
-    override = os.environ.get("MOA_EDGE_PROFILE")
-    if override:
-        return expanded(override)
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    elif sys.platform == "win32":
-        base = _local_app_data()
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "moa-edge"
+    return _user_folder("MOA_EDGE_PROFILE", "Library/Application Support", "XDG_DATA_HOME", ".local/share")
 
 
 def default_bundle() -> Path:
-    """The bundle used when none is named: where ``moa-export`` writes and ``moa-chat`` looks."""
+    """The bundle used when none is named, which ``moa-export`` writes and ``moa-chat`` reads."""
     return expanded(os.environ.get("MOA_EDGE_BUNDLE") or cache_dir() / "bundles" / "default")
 
 
 def bundle_of_drafter(name: DrafterName | None) -> Path:
-    """The bundle used for a drafter where none is named: the default one, or for another graph one of its own in the
-    cache folder."""
+    """The bundle used for a drafter when none is named: the default one, or in the cache folder that of its graph."""
     return cache_dir() / "bundles" / name if name and drafter_option(name) else default_bundle()
 
 
 def free_name(path: Path, word: str) -> Path:
-    """A name beside ``path`` that no file has: ``chat.json`` becomes ``chat-WORD-2026-01-31-120000.json``."""
+    """Return a free name beside ``path``: ``chat.json`` becomes ``chat-WORD-2026-01-31-120000.json``."""
     stem = f"{path.stem}-{word}-{datetime.now():%Y-%m-%d-%H%M%S}"
     free, number = path.with_name(f"{stem}{path.suffix}"), 1
     while free.exists():
@@ -64,5 +45,14 @@ def free_name(path: Path, word: str) -> Path:
     return free
 
 
-def _local_app_data() -> Path:
-    return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+def _user_folder(override: str, mac: str, linux_variable: str, linux: str) -> Path:
+    """Return the folder of the environment variable ``override``, or else the platform's."""
+    if named := os.environ.get(override):
+        return expanded(named)
+    if sys.platform == "darwin":
+        base = Path.home() / mac
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
+    else:
+        base = Path(os.environ.get(linux_variable) or Path.home() / linux)
+    return base / "moa-edge"

@@ -1,4 +1,4 @@
-"""Sockets that programs of ours listen on."""
+"""What our programs listen on, and who may use it: pages by origin and host, other programs by a bearer token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from collections.abc import Collection
 
 from moa_runtime.errors import MoaError
 
+_HOST = re.compile(r"(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/\\?#\[\]]+))(?::[0-9]*)?")
+# As browsers write it: in lower case, without a path, and with a port only if it is not the scheme's own.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*A-Z]+")
+_NO_PAGE = ("*", "null", "file://")
+_OWN_PORT = re.compile(r"http://.*:80|https://.*:443")
+
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host of this name or address."""
+    """Return whether a name or address is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -20,113 +26,102 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; clients that connect before it is served wait in its queue.
+    """Open a listening socket; clients that connect before it is served wait in its queue.
 
     Args:
         port: 0 for any free one.
 
     Raises:
-        MoaError: no such address, or the port is taken; the message says why.
+        MoaError: there is no such address, or the port is taken.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=128)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise MoaError(f"cannot listen on {host} port {port}: {reason}") from error
+        raise MoaError(f"cannot listen on {host} port {port}: {reason}", code="cannot_listen") from error
 
 
 def url_of(scheme: str, listening: socket.socket, path: str) -> str:
-    """The address that clients on this machine use."""
+    """Return the URL for clients on this machine."""
     host, port = listening.getsockname()[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{path}"
 
 
-_HOST = re.compile(r"(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/\\?#\[\]]+))(?::[0-9]*)?")
-# As browsers write it: in lower case, without a path, and a port only where it is not the scheme's own.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*A-Z]+")
-_NO_PAGE = ("*", "null", "file://")
-_OWN_PORT = re.compile(r"http://.*:80|https://.*:443")
-
-
 def check_origins(origins: Collection[str]) -> None:
-    """Refuse what no ``Origin`` header can be, so that it does not let in nobody in silence.
-
-    Args:
-        origins: as :func:`origin_allowed` takes them.
-
-    Raises:
-        MoaError: the message says what is expected.
-    """
+    """Raise MoaError for what no ``Origin`` header can be: it would silently allow nothing."""
     for origin in origins:
         if origin in _NO_PAGE or (_ORIGIN.fullmatch(origin) and not _OWN_PORT.fullmatch(origin)):
             continue
         raise MoaError(
             f"--allow-origin {origin!r} is no origin as browsers send it: scheme and host in lower case, a port only "
-            "where it is not the usual one, and no path, such as https://app.example; or capacitor://localhost, "
-            "file://, null or *"
+            "if it is not the usual one, and no path, such as https://app.example; or capacitor://localhost, "
+            "file://, null or *",
+            code="bad_origin",
         )
 
 
 def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
-    """Whether a request with this ``Origin`` header may be answered.
+    """Return whether a request with this ``Origin`` header may be answered.
 
-    Any web page that somebody opens can send requests to his own machine, WebSockets included; its browser names the
-    page in ``Origin``, also where the page's server passes the machine's address off as its own (DNS rebinding).
+    Any web page that a user opens can send requests to the user's own machine, WebSockets included. The browser names
+    the page in ``Origin``, even if its server passes the machine's address off as its own (DNS rebinding).
 
     Args:
-        origin: None without the header: not from a web page.
+        origin: None without the header: the request is not from a web page.
         allowed: origins such as ``http://localhost:3000``, compared letter by letter; ``*`` is all of them, ``null``
-            among them.
+            included.
     """
     return origin is None or not {origin, "*"}.isdisjoint(allowed)
 
 
 def own_origin(origin: str, host: str | None, secure: bool) -> bool:
-    """Whether an ``Origin`` header is that of a page which came from the server that is asked.
+    """Return whether an ``Origin`` header is that of a page of this server.
 
     Args:
         host: the request's ``Host``; None without the header.
-        secure: whether the request came over TLS. If not, the page may be ``https`` all the same: a proxy in front does
-            the TLS.
+        secure: whether the request came over TLS. If not, the page may still be ``https``: a proxy in front may
+            terminate TLS.
     """
     schemes = ("https",) if secure else ("http", "https")
     return host is not None and origin in [f"{scheme}://{host.lower()}" for scheme in schemes]
 
 
 def names_address(host: str) -> bool:
-    """Whether a ``Host`` header is an IP address, with or without a port: one that no DNS answer can make its own."""
-    matched = _HOST.fullmatch(host)
-    if matched is None:
-        return False
+    """Return whether a ``Host`` header is an IP address, with or without a port: no DNS answer can forge one."""
     try:
-        ipaddress.ip_address(matched["literal"] or matched["name"])
+        ipaddress.ip_address(_host_name(host) or "")
     except ValueError:
         return False
     return True
 
 
 def host_allowed(host: str | None, listening_on_loopback: bool, extra: Collection[str] = ()) -> bool:
-    """Whether a request with this ``Host`` header may be answered.
+    """Return whether a request with this ``Host`` header may be answered.
 
-    A page whose name is made to resolve to 127.0.0.1 (DNS rebinding) is, for a browser, of the same origin as our
-    server: its GET requests come without ``Origin``. But ``Host`` still has the page's name.
+    For a browser, a page whose name is made to resolve to 127.0.0.1 (DNS rebinding) has the same origin as our server:
+    its GET requests come without ``Origin``. But ``Host`` still has the page's name.
 
     Args:
         host: ``localhost``, a loopback address, or one of ``extra``, with any port and case and a trailing dot; None
             without the header, which browsers always send.
-        listening_on_loopback: else every host is allowed, for a server does not know its public names.
+        listening_on_loopback: if not, every host is allowed, for a server does not know its public names.
         extra: further names, such as of a proxy in front; ``*`` is all of them.
     """
     if host is None or not listening_on_loopback or "*" in extra:
         return True
-    matched = _HOST.fullmatch(host)
-    if matched is None:
+    name = _host_name(host)
+    if name is None:
         return False
-    name = (matched["literal"] or matched["name"]).lower().removesuffix(".")
     return is_loopback(name) or name in {each.lower().removesuffix(".") for each in extra}
 
 
+def _host_name(host: str) -> str | None:
+    """Return the lower-case name or address in a ``Host`` header; None if it is malformed."""
+    matched = _HOST.fullmatch(host)
+    return (matched["literal"] or matched["name"]).lower().removesuffix(".") if matched else None
+
+
 def bearer_matches(authorization: str, token: str) -> bool:
-    """Whether an ``Authorization`` header carries ``token``, compared in constant time; an empty one asks for none."""
+    """Return whether an ``Authorization`` header carries ``token``, in constant time; an empty token asks for none."""
     return not token or hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())

@@ -1,4 +1,4 @@
-"""The chat without asyncio: the same calls, blocking, with the event loop on a thread of its own."""
+"""The chat without asyncio: the same calls, blocking, with the event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -68,13 +68,11 @@ class SyncChat:
 
     def pending(self) -> Iterator[ChatEvent] | None:
         """See :meth:`moa_runtime.chat.Chat.pending`. Leaving the loop early stops the answer."""
-        events = self._run(_call(self.chat.pending))
-        return None if events is None else self._follow(events)
+        return self._follow_if_any(self.chat.pending)
 
     def keep_mine(self) -> Iterator[ChatEvent] | None:
         """See :meth:`moa_runtime.chat.Chat.keep_mine`."""
-        events = self._run(_call(self.chat.keep_mine))
-        return None if events is None else self._follow(events)
+        return self._follow_if_any(self.chat.keep_mine)
 
     @property
     def unconfirmed(self) -> Sequence[Unconfirmed]:
@@ -83,7 +81,10 @@ class SyncChat:
 
     def check(self) -> Iterator[ChatEvent] | None:
         """See :meth:`moa_runtime.chat.Chat.check`."""
-        events = self._run(_call(self.chat.check))
+        return self._follow_if_any(self.chat.check)
+
+    def _follow_if_any(self, begin: Callable[[], AsyncGenerator[ChatEvent, None] | None]) -> Iterator[ChatEvent] | None:
+        events = self._run(_call(begin))
         return None if events is None else self._follow(events)
 
     def _follow(self, events: AsyncGenerator[ChatEvent, None]) -> Iterator[ChatEvent]:
@@ -136,7 +137,7 @@ class SyncChat:
 
 
 async def _call(function: Callable[..., T], *arguments: Any) -> T:
-    """A plain call, made in the loop's thread."""
+    """Call a plain function in the loop's thread."""
     return function(*arguments)
 
 

@@ -19,16 +19,15 @@ from moa_runtime.errors import MoaError
 
 
 class Timeline:
-    """What one process did and when. Any thread may add to it.
+    """Spans and marks of one process. Any thread may add to it.
 
-    Spans of one track must follow each other or lie within each other; what can overlap otherwise belongs on
-    another track.
+    Spans of one track must follow each other or lie within each other; others belong on another track.
 
     Args:
         process: its name in the drawing, such as ``"device"``.
-        sink: file that takes each event at once, one a line, instead of this object: for a process that runs
-            for long or may be killed. It is the format's array without its closing bracket, which Perfetto opens
-            at any time; see also :func:`read_sink`.
+        sink: file that takes each event at once, one a line, instead of this object: for a process that runs for long
+            or may be killed. It is the format's array without its closing bracket, which Perfetto opens at any time;
+            see also :func:`read_sink`.
 
     Raises:
         MoaError: ``sink`` cannot be written.
@@ -42,24 +41,24 @@ class Timeline:
         try:
             self._sink = None if sink is None else sink.open("w", encoding="utf-8", buffering=1)
         except OSError as error:
-            raise MoaError(f"cannot write the timeline {sink}: {error.strerror}") from error
+            raise MoaError(f"cannot write the timeline {sink}: {error.strerror}", code="cannot_write") from error
         if self._sink is not None:
             self._sink.write("[\n")
         self._add({"ph": "M", "name": "process_name", "args": {"name": process}})
 
     def span(self, name: str, began: int, ended: int, track: str, **details: Any) -> None:
-        """Add what took from ``began`` to ``ended`` (``time.time_ns()``) on a named track of the process."""
+        """Add a span from ``began`` to ``ended`` (``time.time_ns()``) on a named track of the process."""
         times = {"ts": began / 1000, "dur": max(0, ended - began) / 1000}
         self._add({"ph": "X", "name": name, "tid": self._tid(track), **times, "args": details})
 
     def mark(self, name: str, track: str, **details: Any) -> None:
-        """Add what happens now and takes no time."""
+        """Add an event of this moment."""
         now = time.time_ns() / 1000
         self._add({"ph": "i", "s": "t", "name": name, "tid": self._tid(track), "ts": now, "args": details})
 
     @contextlib.contextmanager
     def measure(self, name: str, track: str, **details: Any) -> Iterator[None]:
-        """Add what the block takes."""
+        """Add a span of the block's time."""
         began = time.time_ns()
         try:
             yield
@@ -78,7 +77,7 @@ class Timeline:
             self._sink.close()
 
     def _tid(self, track: str) -> int:
-        """The number that stands for a track, which is named before it is first used."""
+        """Return the number of a track, which is named before it is first used."""
         with self._lock:
             if track not in self._tracks:
                 self._tracks[track] = len(self._tracks) + 1
@@ -99,32 +98,28 @@ class Timeline:
 
 
 class _NoTimeline(Timeline):
-    """Takes everything and keeps nothing."""
+    """Drop everything."""
 
-    def span(self, name: str, began: int, ended: int, track: str, **details: Any) -> None:
+    def _add(self, event: dict[str, Any]) -> None:
         pass
 
-    def mark(self, name: str, track: str, **details: Any) -> None:
-        pass
+    def _tid(self, track: str) -> int:
+        return 0
 
 
-#: For callers that were given none.
+#: For callers without a timeline.
 NO_TIMELINE: Timeline = _NoTimeline("")
 
 
 def read_sink(path: Path) -> list[dict[str, Any]]:
-    """Events that another process wrote to its ``sink``; a last line cut short is left out."""
+    """Return the events that another process wrote to its ``sink``, without an incomplete last line."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line[:-2]) for line in lines if line.endswith(",\n")]
 
 
 def write_timeline(path: Path, events: Sequence[dict[str, Any]]) -> None:
-    """Write a file that Perfetto opens.
-
-    Raises:
-        MoaError: it cannot be written.
-    """
+    """Write a file for Perfetto; raise MoaError if it cannot be written."""
     try:
         path.write_text(json.dumps({"traceEvents": list(events)}), encoding="utf-8")
     except OSError as error:
-        raise MoaError(f"cannot write the timeline {path}: {error.strerror}") from error
+        raise MoaError(f"cannot write the timeline {path}: {error.strerror}", code="cannot_write") from error

@@ -14,9 +14,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message
 from moa_runtime.errors import MoaError
 
-__all__ = ["ChatTemplateError", "ChatTokenizer", "HistoryRewrittenError", "Message"]
-
-#: In the place of a chat template: the messages' texts, one behind the other.
+#: Instead of a chat template: the messages' texts one after the other.
 _RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 #: Around the number of a special token that a user has typed. Unicode keeps these characters for internal use.
@@ -25,8 +23,8 @@ _GUARDED = re.compile(f"{_GUARD_OPEN}([0-9]+){_GUARD_CLOSE}")
 
 
 class HistoryRewrittenError(ChatTemplateError):
-    """The template writes earlier messages differently once others follow: some drop an answer's reasoning, Mistral's
-    have the system message in the last question alone."""
+    """The template renders earlier messages differently once others follow: some drop an answer's reasoning, Mistral's
+    put the system message into the last question alone."""
 
 
 class ChatTokenizer:
@@ -34,9 +32,9 @@ class ChatTokenizer:
 
     Args:
         tokenizer_file: a ``tokenizer.json`` of the tokenizers library.
-        template: the chat template's source (Jinja, as transformers keeps it). None for raw text: a message is its
-            text alone, behind what the tokenizer itself puts before a text (of some targets a token that begins it).
-        special_tokens: names the template may use, such as ``{"bos_token": "<s>"}``.
+        template: the chat template's source (Jinja, as in transformers). None for raw text: a message is its text
+            alone, after the tokens that the tokenizer itself puts before a text.
+        special_tokens: names that the template may use, such as ``{"bos_token": "<s>"}``.
         stop_tokens: ids that end the assistant's turn.
 
     Attributes:
@@ -61,11 +59,7 @@ class ChatTokenizer:
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, *, raw: bool = False) -> ChatTokenizer:
-        """The bundle's tokenizer, the same object each time it is asked for; ``raw`` without its template.
-
-        Raises:
-            MoaError: see the class.
-        """
+        """Return the bundle's tokenizer, the same object for each call; ``raw`` without its template."""
         manifest = bundle.manifest
         return _of_bundle(
             bundle.tokenizer_path,
@@ -81,89 +75,64 @@ class ChatTokenizer:
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        # As a batch it lets other threads run meanwhile, and finds no offsets, which nobody needs.
+        # As a batch it lets other threads run meanwhile, and computes no offsets.
         [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ``tokens``; bytes that are no UTF-8 become replacement characters."""
+        """Return the text of ``tokens``; bytes that are no UTF-8 become replacement characters."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The conversation as the text the target was trained on.
-
-        Args:
-            messages: ``{"role": ..., "content": ...}`` each.
-
-        Raises:
-            ChatTemplateError: the template refuses these messages, or fails.
-        """
+        """Return the text of a conversation, see :meth:`moa_runtime.chat_template.ChatTemplate.render`."""
         return self._template.render(messages, add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Tokens of a conversation, equal to transformers' ``apply_chat_template``.
-
-        Except where a message spells a special token: that stays the text which the user typed.
-        """
+        """Return the tokens of a conversation, as transformers' ``apply_chat_template`` does, but a special token in a
+        message stays the text that the user typed."""
         tokens = self._encode_guarded(self.render_chat(self._guard(messages), add_generation_prompt))
         return [*self._text_beginning, *tokens] if self.raw else tokens
 
     def continue_chat(self, committed: Sequence[int], history: Sequence[Message], text: str) -> list[int]:
-        """The tokens that follow ``committed`` to ask ``text``; see :meth:`continue_turns`."""
+        """Return the tokens that follow ``committed`` to ask ``text``; see :meth:`continue_turns`."""
         return self.continue_turns(committed, history, [{"role": "user", "content": text}])
 
     def continue_turns(
         self, committed: Sequence[int], history: Sequence[Message], turns: Sequence[Message]
     ) -> list[int]:
-        """The tokens that follow ``committed`` up to the next answer, whether or not the last one was cut off.
+        """Return the tokens that follow ``committed`` up to the next answer, generation prompt included.
 
-        Args:
-            committed: the conversation's tokens so far; empty for a new one.
-            history: its messages; before the first question perhaps a system message.
-            turns: the messages that follow, the last one the user's.
-
-        Raises:
-            ChatTemplateError: see :meth:`encode_turns`.
-        """
-        if not committed:
-            return self.encode_chat([*history, *turns])
-        tokens = self.encode_turns(history, turns)
-        if committed[-1] in self.stop_tokens:
-            return tokens
-        # Of several stop tokens (Llama 3 has two) it must be the one that the template writes.
-        piece, _ = self._last_stop(self.render_chat(self._guard(history), add_generation_prompt=False))
-        return [*self.encode(piece), *tokens]
-
-    def encode_turns(self, history: Sequence[Message], turns: Sequence[Message]) -> list[int]:
-        """The tokens that continue a committed conversation by more turns, generation prompt included.
-
-        The committed tokens end with the end-of-turn token of the last answer; they stay as they are,
-        even where encoding the answer's text anew would give other tokens.
+        The committed tokens stay as they are, even if encoding the last answer's text again would give other tokens. If
+        it was cut off, its end-of-turn token comes first.
 
         Example (ChatML): after ``...<|im_end|>`` comes a newline, then ``<|im_start|>user`` and so on.
 
         Args:
-            history: the messages so far; the last one is the assistant's.
+            committed: the conversation's tokens so far; empty for a new one.
+            history: its messages, the last one the assistant's; before the first question perhaps a system message.
+            turns: the messages that follow, the last one the user's.
 
         Raises:
             HistoryRewrittenError: the conversation cannot be continued token by token.
             ChatTemplateError: the template refuses the messages.
         """
+        if not committed:
+            return self.encode_chat([*history, *turns])
         asked = self.render_chat(self._guard(history[:-1]))  # the committed tokens began as this
         before = self.render_chat(self._guard(history), add_generation_prompt=False)
         after = self.render_chat(self._guard([*history, *turns]))
         end_text, cut = self._last_stop(before)
         if not after.startswith(asked) or not after.startswith(before[:cut]):
-            raise HistoryRewrittenError(
-                "the chat template changes earlier messages when a new one follows; start a new conversation"
-            )
-        # Encoded behind the end-of-turn token, because some tokenizers treat the start of a text specially.
-        lead = len(self.encode(end_text))
-        return self._encode_guarded(end_text + after[cut:])[lead:]
+            text = "the chat template changes earlier messages when a new one follows; start a new conversation"
+            raise HistoryRewrittenError(text, code="history_rewritten")
+        # Encoded after the end-of-turn token, because some tokenizers treat the start of a text specially.
+        end = self.encode(end_text)
+        tokens = self._encode_guarded(end_text + after[cut:])[len(end) :]
+        return tokens if committed[-1] in self.stop_tokens else [*end, *tokens]
 
     @cached_property
     def _text_beginning(self) -> list[int]:
-        """What the tokenizer itself puts before a text."""
+        """Tokens that the tokenizer itself puts before a text."""
         encoded = self._tokenizer.encode("a", add_special_tokens=True)
         marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
         return [token for token, _ in takewhile(lambda each: each[1], marked)]
@@ -173,17 +142,17 @@ class ChatTokenizer:
     @cached_property
     def _specials(self) -> list[str]:
         added = self._tokenizer.get_added_tokens_decoder().values()
-        # Longest first, so that one which is the beginning of another does not win.
+        # Longest first, so that one that begins another does not match in its place.
         return sorted((token.content for token in added if token.special), key=len, reverse=True)
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """Any special token, as a group, so that splitting keeps it; matches nothing where there are none."""
+        """Any special token, as a group, so that splitting keeps it; matches nothing without special tokens."""
         return re.compile(f"({'|'.join(map(re.escape, self._specials)) or '(?!)'})")
 
     @cached_property
     def _guarded(self) -> list[str]:
-        """What a message may not spell as it is: special tokens, and what guards them."""
+        """Texts that are guarded in a message: special tokens, and the placeholders' own characters."""
         return [*self._specials, _GUARD_OPEN, _GUARD_CLOSE]
 
     @cached_property
@@ -192,14 +161,13 @@ class ChatTokenizer:
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """The same tokenizer without an eye for special tokens. Seldom needed, so read only then."""
+        """The same tokenizer without special tokens; rarely needed, so read only then."""
         plain = self._read()
         plain.encode_special_tokens = True
         return plain
 
     def _guard(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with a placeholder for each special token that their text spells, and for the placeholders' own
-        characters."""
+        """Return the messages with a placeholder for each of :attr:`_guarded` in their text."""
 
         def placeholder(match: re.Match[str]) -> str:
             return f"{_GUARD_OPEN}{self._guarded.index(match[0])}{_GUARD_CLOSE}"
@@ -207,7 +175,7 @@ class ChatTokenizer:
         return [{**message, "content": self._to_guard.sub(placeholder, message["content"])} for message in messages]
 
     def _encode_guarded(self, text: str) -> list[int]:
-        """Encode a rendered conversation; what stands for a placeholder becomes plain text again."""
+        """Encode a rendered conversation, with placeholders turned back into plain text."""
         if _GUARD_OPEN not in text:
             return self.encode(text)
         tokens: list[int] = []
@@ -225,31 +193,28 @@ class ChatTokenizer:
         try:
             return Tokenizer.from_file(str(self._file))
         except Exception as error:  # the library raises bare Exception
-            raise MoaError(f"cannot read the tokenizer {self._file}: {error}") from error
+            raise MoaError(f"cannot read the tokenizer {self._file}: {error}", code="unreadable") from error
 
     def _last_stop(self, text: str) -> tuple[str, int]:
-        """The last end-of-turn token in ``text`` and the offset behind it; the end of the text when none."""
-        best = ("", len(text))
-        start = -1
-        for token in self.stop_tokens:
-            piece = str(self._tokenizer.id_to_token(token) or "")
-            at = text.rfind(piece) if piece else -1
-            if at > start:
-                start, best = at, (piece, at + len(piece))
-        return best
+        """Return the last end-of-turn token in ``text`` and the offset after it; without one, the end of the text."""
+        pieces = [str(self._tokenizer.id_to_token(token) or "") for token in self.stop_tokens]
+        found = [(text.rfind(piece), piece) for piece in pieces if piece and piece in text]
+        start, piece = max(found, default=(len(text), ""))
+        return piece, start + len(piece)
 
 
 def _source_of(template: Path) -> str:
     try:
         return template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ChatTemplateError(f"the chat template {template} cannot be read: export the bundle again") from error
+        text = f"the chat template {template} cannot be read: export the bundle again"
+        raise ChatTemplateError(text, code="unreadable") from error
 
 
 @lru_cache(maxsize=4)
 def _of_bundle(
     tokenizer_file: Path,
-    fingerprint: str,  # tells apart what lay at the same path
+    fingerprint: str,  # of the file, which may have been replaced
     template: str | None,
     special_tokens: tuple[tuple[str, str], ...],
     stop_tokens: tuple[int, ...],
@@ -263,29 +228,29 @@ _NOISE = 8
 
 
 class TextStream:
-    """Turns a growing list of tokens into text, piece by piece, without ever emitting half a character.
+    """Decode a growing list of tokens piece by piece, without ever emitting half a character.
 
-    Example: a character whose UTF-8 bytes are spread over two tokens comes out with the second: the
-    tokens ``Caf``, ``0xC3``, ``0xA9`` give ``"Caf"``, ``""``, ``"é"``.
+    Example: a character whose UTF-8 bytes are spread over two tokens comes with the second: the tokens ``Caf``,
+    ``0xC3``, ``0xA9`` give ``"Caf"``, ``""``, ``"é"``.
 
     Args:
-        behind: tokens of a text that these go on with; by themselves they begin one, whose leading space some
-            decoders leave out.
+        behind: tokens of a text that they continue. By default they begin a text, whose leading space some decoders
+            drop.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, behind: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._tokens = list(behind)
         self._lead = len(behind)
-        # The text up to token `_anchor` is out. Decoding starts at `_window` before it, because decoders
-        # treat the first token's leading space specially, and not at 0, which would cost quadratic time.
+        # The text up to token `_anchor` was emitted. Decoding starts at `_window` before it, because decoders treat the
+        # first token's leading space specially, and not at 0, which would take quadratic time.
         self._window = 0
         self._anchor = len(behind)
-        self._emitted = 0  # characters behind the anchor that are out already
+        self._emitted = 0  # characters after the anchor that were emitted
         self._states: list[tuple[int, int, int]] = []  # these three before each token
 
     def push(self, token: int) -> str:
-        """Add one token; returns the text that is certain now, perhaps none."""
+        """Add one token; return the text that is certain now, perhaps none."""
         self._states.append((self._window, self._anchor, self._emitted))
         self._tokens.append(token)
         pending = self._pending()
@@ -293,15 +258,17 @@ class TextStream:
         if 0 < len(pending) - len(whole) <= _NOISE:
             piece = whole[self._emitted :]
             self._emitted += len(piece)
-            return piece
-        return self._release(pending)
+        else:
+            piece = pending[self._emitted :]
+            self._window, self._anchor, self._emitted = self._anchor, len(self._tokens), 0
+        return piece
 
     def finish(self) -> str:
-        """The text held back; a character that never became whole is a replacement character."""
+        """Return the text held back; an incomplete character becomes a replacement character."""
         return self._pending()[self._emitted :]
 
     def truncate(self, count: int) -> None:
-        """Forget all but the first ``count`` tokens, as if the others had never come."""
+        """Forget all but the first ``count`` tokens."""
         if count < len(self._states):
             self._window, self._anchor, self._emitted = self._states[count]
             del self._tokens[self._lead + count :], self._states[count:]
@@ -309,8 +276,3 @@ class TextStream:
     def _pending(self) -> str:
         known = self._tokenizer.decode(self._tokens[self._window : self._anchor])
         return self._tokenizer.decode(self._tokens[self._window :])[len(known) :]
-
-    def _release(self, pending: str) -> str:
-        piece = pending[self._emitted :]
-        self._window, self._anchor, self._emitted = self._anchor, len(self._tokens), 0
-        return piece

@@ -29,132 +29,135 @@ from moa_runtime.errors import MoaError
 from moa_runtime.sockets import is_loopback
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
-#: What OpenSSL says of an answer that is none of TLS's.
+SESSION_PATH = "/v1/session"
+#: Of the upgrade request: the conversation's id, by which a proxy finds the verifier that holds it. Browsers, which can
+#: set no headers, send a query parameter of this name.
+SESSION_ID_HEADER = "x-session-id"
+_SESSION_ID = re.compile(r"[0-9a-f]{32}")
+#: Of a frame from the verifier; the largest ones, of memory rows, have some 300 kB.
+_MOST_FRAME_BYTES = 4 << 20
+#: Of frames not processed yet, as while the device drafts: from there on no more are read.
+_MOST_WAITING_BYTES = 16 << 20
+#: OpenSSL's reasons if the other end does not speak TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"}
 
 
 class ConnectError(MoaError):
-    """The verifier cannot be reached or refuses the connection."""
+    """The verifier cannot be reached or refuses the connection.
 
-    def __init__(self, text: str, *, final: bool) -> None:
-        super().__init__(text)
-        self.final = final  # trying again with the same settings cannot help
+    Attributes:
+        final: trying again with the same settings cannot help.
+    """
+
+    def __init__(self, text: str, *, final: bool, code: str) -> None:
+        super().__init__(text, code=code)
+        self.final = final
 
 
 def unexpected_error(address: str, error: BaseException) -> ConnectError:
-    """A defect that ended the link, as a user should hear it: with its name, as nothing else is known of it."""
-    failed = ConnectError(f"the connection to {address} failed unexpectedly: {error!r}", final=True)
+    """Return a defect that ended the link as an error that names it."""
+    failed = ConnectError(f"the connection to {address} failed unexpectedly: {error!r}", final=True, code="defect")
     failed.__cause__ = error
     return failed
 
 
 def connect_error(address: str, error: Exception, within_s: float, *, proxied: bool) -> ConnectError:
-    """What ``websockets`` raised for ``address``, as a user should hear it.
+    """Return what ``websockets`` raised for ``address`` as an error that says what to do.
 
     Args:
-        within_s: seconds in which a connection had to stand.
-        proxied: whether the environment names a proxy for it.
+        within_s: seconds after which the attempt was given up.
+        proxied: whether the environment names a proxy for it. Its address may hold a password and is not repeated.
     """
-    if proxied and (problem := _bad_proxy(error)):
-        return ConnectError(f"the proxy that the environment names {problem}", final=True)
+    proxy = "the proxy that the environment names"
+    if proxied and isinstance(error, ImportError):
+        text = f"{proxy} is a SOCKS proxy, and needs python-socks: pip install 'python-socks[asyncio]', or set no_proxy"
+        return ConnectError(text, final=True, code="missing_package")
+    if proxied and (
+        isinstance(error, InvalidProxy) or (isinstance(error, ValueError) and not isinstance(error, OSError))
+    ):
+        text = f"{proxy} has no valid address: expected http://HOST:PORT or socks5h://HOST:PORT, or set no_proxy"
+        return ConnectError(text, final=True, code="bad_proxy")
     if isinstance(error, InvalidStatus):
         return _refused(address, error.response.status_code)
     if isinstance(error, InvalidURI):
-        return ConnectError(f"{address} is no verifier address: expected ws://HOST:PORT", final=True)
+        return ConnectError(
+            f"{address} is no verifier address: expected ws://HOST:PORT", final=True, code="bad_address"
+        )
     unreachable = proxied and isinstance(error, OSError) and not isinstance(error, ssl.SSLError | TimeoutError)
     if unreachable or isinstance(error, ProxyError):
-        text = f"the proxy that the environment names does not lead to {address} ({error})"
-        return ConnectError(f"{text}: set no_proxy, or mend https_proxy", final=False)
+        text = f"{proxy} does not lead to {address} ({error}): set no_proxy, or mend https_proxy"
+        return ConnectError(text, final=False, code="proxy_failed")
     if isinstance(error, InvalidHandshake):
-        return _no_handshake(address, error)
+        if not isinstance(error.__cause__, EOFError):
+            text = f"{address} does not speak WebSocket: is it a moa-edge verifier?"
+            return ConnectError(text, final=True, code="no_websocket")
+        # As of a verifier that is killed, or still starting behind a proxy.
+        hint = "; if it speaks TLS, use wss://" if address.startswith("ws:") else ""
+        text = f"{address} closed the connection without an answer{hint}"
+        return ConnectError(text, final=False, code="no_answer")
     if isinstance(error, ssl.SSLCertVerificationError):
-        text = f"the certificate of {address} is not trusted ({error.verify_message})"
-        return ConnectError(f"{text}; pass its certificate authority with --tls-ca", final=True)
+        text = (
+            f"the certificate of {address} is not trusted ({error.verify_message}); pass its certificate authority "
+            "with --tls-ca"
+        )
+        return ConnectError(text, final=True, code="untrusted_certificate")
     if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
-        text = f"what answers at {address} does not speak TLS"
-        return ConnectError(f"{text}: use ws://, or start moa-serve with --tls-cert and --tls-key", final=True)
+        text = f"{address} does not speak TLS: use ws://, or start moa-serve with --tls-cert and --tls-key"
+        return ConnectError(text, final=True, code="no_tls")
     if isinstance(error, socket.gaierror):
-        text = f"the host of {address} is not known to the network's name service"
-        return ConnectError(f"{text}: check the name, and whether there is a network", final=False)
+        text = f"the name service does not know the host of {address}: check the name, and whether there is a network"
+        return ConnectError(text, final=False, code="unknown_host")
     if isinstance(error, TimeoutError):
-        text = f"nothing answers at {address} within {within_s:g} s"
+        advice = ": a verifier may still be starting"
         if proxied:
-            text += " through the proxy that the environment names: set no_proxy, mend https_proxy, or wait"
-            return ConnectError(text, final=False)
-        return ConnectError(f"{text}: a verifier may still be starting", final=False)
+            advice = f" through {proxy}: set no_proxy, mend https_proxy, or wait"
+        text = f"nothing answers at {address} within {within_s:g} s{advice}"
+        return ConnectError(text, final=False, code="timeout")
     if isinstance(error, OSError | EOFError | WebSocketException):
-        return ConnectError(f"no verifier answers at {address}; start one with moa-serve", final=False)
+        text = f"no verifier answers at {address}; start one with moa-serve"
+        return ConnectError(text, final=False, code="unreachable")
     return unexpected_error(address, error)
-
-
-def _bad_proxy(error: Exception) -> str:
-    """What is wrong with the proxy itself; empty if nothing is. Its address may hold a password and is not repeated."""
-    if isinstance(error, ImportError):
-        return "is a SOCKS proxy, which needs python-socks: pip install 'python-socks[asyncio]', or set no_proxy"
-    if isinstance(error, InvalidProxy) or (isinstance(error, ValueError) and not isinstance(error, OSError)):
-        return "has no valid address: expected http://HOST:PORT or socks5h://HOST:PORT, or set no_proxy"
-    return ""
 
 
 def _refused(address: str, status: int) -> ConnectError:
     if status in (401, 403):
-        return ConnectError(f"the verifier at {address} refused the token; check --token", final=True)
+        text = f"the verifier at {address} refused the token; check --token"
+        return ConnectError(text, final=True, code="unauthorized")
     if 300 <= status < 400:
-        text = f"{address} sends its clients elsewhere (HTTP {status}), which is not followed"
-        return ConnectError(f"{text}: name the verifier's own address", final=True)
+        text = f"{address} sends its clients elsewhere (HTTP {status}), which is not followed: name its own address"
+        return ConnectError(text, final=True, code="redirect")
     if status == 503:
-        return ConnectError(f"the verifier at {address} is full or shutting down", final=False)
+        return ConnectError(f"the verifier at {address} is full or shutting down", final=False, code="overloaded")
     final = 400 <= status < 500 and status not in (408, 429)
-    return ConnectError(f"{address} answered HTTP {status}: is it a moa-edge verifier?", final=final)
-
-
-def _no_handshake(address: str, error: InvalidHandshake) -> ConnectError:
-    if isinstance(error.__cause__, EOFError):  # as of a verifier that is killed, or still starting behind a proxy
-        hint = "; if it speaks TLS, use wss://" if address.startswith("ws:") else ""
-        return ConnectError(f"{address} closed the connection without an answer{hint}", final=False)
-    return ConnectError(f"{address} does not speak WebSocket: is it a moa-edge verifier?", final=True)
-
-
-#: Of the upgrade request; browsers, which can set none, send a query parameter of this name.
-SESSION_ID_HEADER = "x-session-id"
-_SESSION_ID = re.compile(r"[0-9a-f]{32}")
+    return ConnectError(
+        f"{address} answered HTTP {status}: is it a moa-edge verifier?", final=final, code="http_status"
+    )
 
 
 def new_session_id() -> str:
-    """32 random hexadecimal digits. No secret: it says nothing of the conversation, and opens none."""
+    """Return 32 random hexadecimal digits. They are no secret: knowing them gives access to nothing."""
     return secrets.token_hex(16)
 
 
 def checked_session_id(value: object) -> str:
-    """``value``, which comes from a file.
-
-    Raises:
-        ValueError: it is no session id.
-    """
+    """Return ``value``, which comes from a file; raise ValueError if it is no session id."""
     if not isinstance(value, str) or not _SESSION_ID.fullmatch(value):
         raise ValueError(f"{value!r:.60} is no session id, which has 32 hexadecimal digits")
     return value
 
 
-SESSION_PATH = "/v1/session"
-#: Of a frame that the verifier may send; memory rows are the largest, and come in some 300 kB.
-_MOST_FRAME_BYTES = 4 << 20
-#: Of frames that nobody has taken up yet, as while the device drafts: then no more are read.
-_MOST_WAITING_BYTES = 16 << 20
-
-
 class _Connect(_connect):
-    """Follows no redirect: the conversation is for the verifier that the user named."""
+    """Follow no redirect: the conversation is for the verifier that the user named."""
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc
 
 
 class _Socket(socket.socket):
-    """Reports a lost connection to its reader alone.
+    """Report a lost connection to its reader alone.
 
-    When a write fails, asyncio gives the connection up at once, with all that has come and was not read, such as a last
-    verdict, a fault or the close frame.
+    When a write fails, asyncio drops the connection at once, with all that came and was not read: a last verdict, a
+    fault or the close frame.
     """
 
     def send(self, data: Any, flags: int = 0, /) -> int:
@@ -174,7 +177,13 @@ class _Socket(socket.socket):
 async def connect(address: str, *, proxy: str | None, open_timeout: float, **options: Any) -> ClientConnection:
     """Open a WebSocket; through a proxy, on a socket of websockets' own."""
     if not proxy:
-        options["sock"] = await _opened(address, open_timeout)
+        connecting = asyncio.ensure_future(_connected(address))
+        try:  # not wait_for: TimeoutError is another class in asyncio before Python 3.11
+            if not (await asyncio.wait({connecting}, timeout=open_timeout))[0]:
+                raise TimeoutError
+            options["sock"] = connecting.result()
+        finally:
+            connecting.cancel()
     return await _Connect(address, proxy=proxy, open_timeout=open_timeout, **options)
 
 
@@ -188,11 +197,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """The WebSocket's address: a bare server address gets the session's path.
-
-        Raises:
-            ConnectError: not a ws, wss, http or https address.
-        """
+        """The WebSocket's address; a bare server address gets the session's path. Raises ConnectError if it is none."""
         try:
             parts = urlsplit(self.url if "://" in self.url else f"ws://{self.url}")
             scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
@@ -201,14 +206,14 @@ class Endpoint:
         except ValueError:  # of a port, an IPv6 address or a name that cannot be
             known = False
         if not known or any(char.isspace() for char in self.url):
-            raise ConnectError(f"{self.url!r} is no verifier address: expected ws://HOST:PORT", final=True)
+            text = f"{self.url!r} is no verifier address: expected ws://HOST:PORT"
+            raise ConnectError(text, final=True, code="bad_address")
         path = parts.path if parts.path not in {"", "/"} else SESSION_PATH
         return f"{scheme}://{parts.netloc}{path}"
 
     @property
     def proxy(self) -> str | None:
-        """The proxy that the environment, or the system, names for the address; None on this machine, to which no
-        network leads."""
+        """The proxy that the environment or the system names for the address; None for this machine."""
         parts = urlsplit(self.address)
         host, secure = parts.hostname or "", parts.scheme == "wss"
         if is_loopback(host) or proxy_bypass(f"{host}:{parts.port or (443 if secure else 80)}"):
@@ -216,24 +221,20 @@ class Endpoint:
         # The order of websockets, which leaves out `all`.
         names = ("wss", "socks", "https", "all") if secure else ("ws", "socks", "https", "http", "all")
         proxies = getproxies()
-        name = next((name for name in names if proxies.get(name)), None)
-        if name is None:
-            return None
+        name = next((name for name in names if proxies.get(name)), "")
         # Systems name a SOCKS proxy without its version.
-        return proxies[name].replace("http://", "socks5h://", 1) if name == "socks" else proxies[name]
+        return proxies[name].replace("http://", "socks5h://", 1) if name == "socks" else proxies.get(name)
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """How to encrypt: ``tls``, or with the system's authorities; None for an address without encryption."""
-        if not self.address.startswith("wss:"):
-            return None
-        return self.tls or ssl.create_default_context()
+        """``tls``, or a context with the system's authorities; None for an address without encryption."""
+        return (self.tls or ssl.create_default_context()) if self.address.startswith("wss:") else None
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. A link is given up after ``ping_interval + ping_timeout`` without an answer, and so is one on which no
-    Welcome comes for ``welcome_timeout``."""
+    """Seconds. A link is dropped after ``ping_interval + ping_timeout`` without an answer, or after ``welcome_timeout``
+    without a Welcome."""
 
     open_timeout: float = 5.0
     welcome_timeout: float = 20.0
@@ -248,7 +249,7 @@ class TransportHandlers:
     """Called in the event loop's thread, in the order of what happens on the link.
 
     ``held``: no attempt is made for now, see :meth:`Transport.hold`. ``closed`` also gets the seconds until the next
-    attempt to connect, None when there will be none.
+    attempt to connect, or None.
     """
 
     held: Callable[[], None]
@@ -292,20 +293,20 @@ class Transport:
         self._outgoing.put_nowait(frame)
 
     def welcomed(self) -> None:
-        """The verifier has answered the Hello of the connection that stands."""
+        """Note that the verifier has answered the Hello of the open connection."""
         self._welcomed.set()
 
     def taken_up(self, frame: bytes) -> None:
-        """Whoever got the frame is done with it."""
+        """Note that a received frame has been processed: its bytes may be received again."""
         self._waiting -= len(frame)
         self._room.set()
 
     def hold(self, held: bool) -> None:
-        """Whether to make no new connection for now; one that stands stays."""
+        """Make no new connection while ``held``; an open one stays."""
         self._wanted.clear() if held else self._wanted.set()
 
     def drop(self) -> None:
-        """Have :meth:`run`, when it is cancelled next, not wait for the other end, which may be out of reach."""
+        """Have the next cancellation of :meth:`run` not wait for the other end, which may be out of reach."""
         if self._socket is not None:
             self._socket.close_timeout = 0.0
 
@@ -321,7 +322,7 @@ class Transport:
                 async with await self._connect() as socket:
                     backoff = self._timing.first_backoff
                     await self._pump(socket)
-                problem = ConnectError("the connection was closed", final=False)
+                problem = ConnectError("the connection was closed", final=False, code="closed")
             except ConnectError as error:
                 problem = error
             self._handlers.closed(problem, None if problem.final else backoff)
@@ -352,11 +353,7 @@ class Transport:
             raise connect_error(address, error, timing.open_timeout, proxied=proxy is not None) from error
 
     async def _pump(self, socket: ClientConnection) -> None:
-        """Move frames until the connection closes.
-
-        Raises:
-            ConnectError: no Welcome comes.
-        """
+        """Move frames until the connection closes; raise ConnectError if no Welcome comes."""
         self._welcomed.clear()
         while not self._outgoing.empty():
             self._outgoing.get_nowait()
@@ -368,8 +365,9 @@ class Transport:
         try:
             within, first = self._timing.welcome_timeout, asyncio.FIRST_COMPLETED
             if not (await asyncio.wait({writer, reader, welcome}, timeout=within, return_when=first))[0]:
-                text = f"{self._endpoint.address} has not answered the Hello within {within:g} s"
-                raise ConnectError(f"{text}: is it a moa-edge verifier?", final=False)
+                address = self._endpoint.address
+                text = f"{address} has not answered the Hello within {within:g} s: is it a moa-edge verifier?"
+                raise ConnectError(text, final=False, code="no_welcome")
             for ended in (await asyncio.wait({writer, reader}, return_when=first))[0]:
                 ended.result()  # raises a defect, which is no closed connection
             await reader  # after a write that failed: what came before is still to be read
@@ -403,22 +401,8 @@ class Transport:
             return
 
 
-async def _opened(address: str, within_s: float) -> socket.socket:
-    """A connection to the host of ``address``, at the first of its IP addresses that answers.
-
-    Raises:
-        OSError: none does; a TimeoutError after ``within_s`` seconds.
-    """
-    connecting = asyncio.ensure_future(_connected(address))
-    try:
-        if not (await asyncio.wait({connecting}, timeout=within_s))[0]:
-            raise TimeoutError
-        return connecting.result()
-    finally:
-        connecting.cancel()
-
-
 async def _connected(address: str) -> socket.socket:
+    """Connect to the first IP address of the host of ``address`` that answers; raise OSError if none does."""
     loop, parts = asyncio.get_running_loop(), urlsplit(address)
     port = parts.port or (443 if parts.scheme == "wss" else 80)
     failure = OSError(f"no address of {parts.hostname}")

@@ -12,12 +12,11 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from moa_chat.history.chat_settings import sampling_for
-from moa_runtime.chat import ContextFullError
-from moa_runtime.errors import MoaError
+from moa_runtime.chat_template import ChatTemplateError
+from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.events import Statistics
 from moa_runtime.options import OFFLINES, Offline
 from moa_runtime.session.events import Sampling
-from moa_runtime.tokenizer import ChatTemplateError
 from moa_runtime.transport import ConnectError
 
 RETRY_SECONDS = 5

@@ -10,23 +10,24 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_runtime.errors import MoaError
+
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
-
-#: Inputs that a graph lacks which looks at tokens alone.
+#: Inputs that a graph lacks if it reads tokens alone.
 MEMORY_INPUTS = ("memory_keys", "memory_values")
 
 
 def _of(dtype: str, *shape: str) -> Mapping[str, Any]:
-    """What a graph's signature says of an array (see :mod:`moa_drafter.device_module`)."""
+    """Return an array's part of a graph's signature (see :mod:`moa_drafter.device_module`)."""
     return {"dtype": dtype, "shape": shape}
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What one step is given. The fields are the inputs of the graph by name, in order, with dtype and shape.
+    """Inputs of one step. The fields are the inputs of the graph by name, in order, with dtype and shape.
 
     Sizes: ``T`` new tokens, ``Q`` queries among them, ``S >= 0`` cached tokens, ``M`` memory rows; ``H`` heads of ``D``
     numbers in a cache entry (:attr:`Backend.kv_shape`), ``R`` heads in a row (:attr:`Backend.row_shape`).
@@ -34,11 +35,11 @@ class StepInputs:
     Attributes:
         tokens: ids of the target's vocabulary.
         positions: of the tokens, absolute.
-        queries: indices into the ``T`` tokens whose next token is wanted.
+        queries: indices of the tokens whose next token is wanted.
         self_keys, self_values: cache entries of earlier tokens, from position 0 on.
-        self_mask: true where a token may look, cached tokens first, then the new ones, itself included.
-        memory_keys, memory_values: memory rows of positions ``0..M-1``; every query sees all. ``M >= 1`` where
-            :attr:`Backend.needs_a_row`: without any there is one of zeros.
+        self_mask: true where a token attends, cached tokens first, then the new ones, itself included.
+        memory_keys, memory_values: memory rows of positions ``0..M-1``, for every query; with
+            :attr:`Backend.needs_a_row`, ``M >= 1``.
     """
 
     tokens: Int64 = field(metadata=_of("int64", "T"))
@@ -59,12 +60,12 @@ class StepInputs:
         *,
         asked: int = 1,
     ) -> StepInputs:
-        """Tokens that follow one another behind the cached ones.
+        """Make the step of tokens in a row that follow the cached ones.
 
         Args:
             cache: ``self_keys`` and ``self_values``.
             memory: ``memory_keys`` and ``memory_values``.
-            asked: how many tokens are queries, the last ones.
+            asked: number of queries, the last tokens.
         """
         held, new = len(cache[0]), len(tokens)
         return cls(
@@ -77,17 +78,17 @@ class StepInputs:
         )
 
     def by_name(self) -> dict[str, NDArray[Any]]:
-        """The arrays, as they are, by the names of the graph's inputs."""
+        """Return the arrays by the names of the graph's inputs."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def of_tokens(self) -> dict[str, NDArray[Any]]:
-        """Those of a graph that looks at tokens alone."""
+        """Return the arrays of a graph that reads tokens alone."""
         return {name: array for name, array in self.by_name().items() if name not in MEMORY_INPUTS}
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step computes. The fields are the outputs of the graph by name, in order; for the sizes see
+    """Outputs of one step. The fields are the outputs of the graph by name, in order; for the sizes see
     :class:`StepInputs`, ``K`` is :attr:`Backend.top_k`.
 
     Attributes:
@@ -103,28 +104,23 @@ class StepResult:
 
 
 class Backend(Protocol):
-    """The device half, compiled. Caches stay with the caller, sequence first, so that a slice of a
-    preallocated cache is contiguous and reaches the engine without a copy.
+    """The device half, compiled. Caches stay with the caller, sequence first, so that a slice of a preallocated cache
+    is contiguous and reaches the engine without a copy.
 
-    A class that derives from it has memory rows as the Mixture of Attentions has them, unless it says otherwise.
+    Attributes:
+        kv_shape: ``(kv_heads, head_dim)`` of a cache entry. Heads come layer by layer: the self-attention, then the
+            target's last layers, if the device half ends with some.
+        max_positions: positions, and memory rows, that a step can hold; None for any number.
+        needs_a_row: whether a step needs a memory row: it gets one of zeros if there is none.
+        entries_from_rows: whether the cache entry of a token with a row is made from rows, so that it is computed again
+            when rows before it come. Entries of tokens without a row may depend on all rows in any case.
     """
 
-    @property
-    @abstractmethod
-    def top_k(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def kv_shape(self) -> tuple[int, int]:
-        """``(kv_heads, head_dim)`` of a cache entry.
-
-        Heads come layer by layer: the self-attention, then the target's last layers, if the device half ends with some.
-        """
-
-    @property
-    @abstractmethod
-    def max_positions(self) -> int | None:
-        """How many positions, and memory rows, a step can hold; None for any number."""
+    top_k: int
+    kv_shape: tuple[int, int]
+    max_positions: int | None = None
+    needs_a_row: bool = True
+    entries_from_rows: bool = False
 
     @property
     def row_shape(self) -> tuple[int, int]:
@@ -134,17 +130,12 @@ class Backend(Protocol):
         """
         return self.kv_shape
 
-    @property
-    def needs_a_row(self) -> bool:
-        """Whether a step needs a memory row, so that it is given one of zeros where there is none: yes."""
-        return True
-
-    @property
-    def entries_from_rows(self) -> bool:
-        """Whether the cache entry of a token with a row is made from rows, so that it is computed again when rows
-        before it come: no. Entries of tokens without a row may depend on all the rows there are in any case."""
-        return False
-
     @abstractmethod
     def step(self, inputs: StepInputs) -> StepResult:
         """Run the device half; ``inputs`` are left as they are."""
+
+
+def check_threads(threads: int) -> None:
+    """Raise MoaError for less than one thread."""
+    if threads < 1:
+        raise MoaError(f"threads must be at least 1, not {threads}", code="out_of_range")

@@ -1,7 +1,4 @@
-"""The device half on Core ML. Its models have fixed sizes; what fits any call to them is plain numpy.
-
-Only :class:`CoremlBackend` needs a Mac.
-"""
+"""The device half on Core ML, whose models have fixed sizes. Only :func:`load_model` needs a Mac."""
 
 from __future__ import annotations
 
@@ -20,54 +17,40 @@ from moa_runtime.errors import MoaError
 Array = NDArray[Any]
 #: Runs a model: inputs by name to outputs by name.
 Predict = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-#: Added to the score of what a query must not look at; float16 holds it, and any softmax makes it 0.
+#: Added to scores of masked positions; float16 holds it, and any softmax makes it 0.
 BLOCKED = np.float32(-1e4)
 
 
 class FixedSizeBackend(Backend):
-    """A stateless model of fixed sizes.
+    """Run a stateless model of fixed sizes.
 
     Caches are copied to the front of full-size inputs and the rest is masked. Tokens are fed in pieces of the
     model's size, the last one padded; each piece sees the keys and values of those before it as cached ones.
 
     Args:
-        predict: takes and returns the tensors that ``shapes`` names; numbers come as int32 and float32.
+        predict: takes and returns the tensors that ``shapes`` names, as int32 and float32.
         shapes: of the model's inputs and outputs, by name.
     """
 
+    max_positions: int
+
     def __init__(self, predict: Predict, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._predict = predict
-        self._size, self._top_k = shapes["top_tokens"]
-        _, kv_heads, self._capacity, head_dim = shapes["self_keys"]
-        self._kv_shape = kv_heads, head_dim
+        self._size, self.top_k = shapes["top_tokens"]
+        _, kv_heads, self.max_positions, head_dim = shapes["self_keys"]
+        self.kv_shape = kv_heads, head_dim
         self._caches = {
             name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name.endswith(("_keys", "_values"))
         }
 
-    @property
-    def top_k(self) -> int:
-        return self._top_k
-
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        return self._kv_shape
-
-    @property
-    def max_positions(self) -> int:
-        return self._capacity
-
     def step(self, inputs: StepInputs) -> StepResult:
-        """See :meth:`moa_runtime.backends.base.Backend.step`.
-
-        Raises:
-            MoaError: more positions than the model holds.
-        """
+        """See :meth:`moa_runtime.backends.base.Backend.step`. Raises MoaError if they exceed ``max_positions``."""
         tokens, positions = inputs.tokens, inputs.positions
         held, rows = len(inputs.self_keys), len(inputs.memory_keys)
-        check_capacity(self._capacity, held + len(tokens), rows, int(positions.max()) + 1)
+        check_capacity(self.max_positions, held + len(tokens), rows, int(positions.max()) + 1)
         self._put("self", 0, inputs.self_keys, inputs.self_values)
         self._put("memory", 0, inputs.memory_keys, inputs.memory_values)
-        memory_mask = additive_mask(np.arange(self._capacity)[None] < rows)
+        memory_mask = additive_mask(np.arange(self.max_positions)[None] < rows)
         parts = []
         for start in range(0, len(tokens), self._size):
             stop = min(start + self._size, len(tokens))
@@ -88,9 +71,9 @@ class FixedSizeBackend(Backend):
     def _self_mask(self, allowed: Bool, cached: int) -> Float32:
         """``[n, S + T]`` with ``cached`` columns before those of the ``n`` tokens -> ``[size, capacity + size]``."""
         new = len(allowed)
-        wide = np.zeros((self._size, self._capacity + self._size), np.bool_)
+        wide = np.zeros((self._size, self.max_positions + self._size), np.bool_)
         wide[:new, :cached] = allowed[:, :cached]
-        wide[:new, self._capacity : self._capacity + new] = allowed[:, cached : cached + new]
+        wide[:new, self.max_positions : self.max_positions + new] = allowed[:, cached : cached + new]
         return additive_mask(wide)
 
     def _put(self, cache: str, start: int, keys: Float32, values: Float32) -> None:
@@ -100,14 +83,11 @@ class FixedSizeBackend(Backend):
 
 
 class CoremlBackend(FixedSizeBackend):
-    """Runs the package that ``moa-export --target coreml`` writes for systems without states, on macOS 14 or later.
+    """Run the package that ``moa-export --target coreml`` writes for systems without states, on macOS 14 or later.
 
     Args:
-        graph: the ``.mlpackage``.
-        threads: for the sake of the other backends; Core ML chooses by itself.
-
-    Raises:
-        MoaError: this is no Mac, coremltools is not installed, or Core ML cannot load the package.
+        graph: the ``.mlpackage``, see :func:`load_model`, also for what is raised.
+        threads: ignored; Core ML chooses by itself.
     """
 
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
@@ -125,69 +105,63 @@ def load_model(package: Path, function: str | None = None) -> Any:
         MoaError: this is no Mac, coremltools is not installed, or Core ML cannot load the package.
     """
     if platform.system() != "Darwin":
-        raise MoaError("Core ML runs on macOS only: choose another backend, such as onnx")
+        raise MoaError("Core ML runs on macOS only: choose another backend, such as onnx", code="wrong_system")
     try:
         import coremltools
     except ImportError as error:
-        raise MoaError("the coreml backend needs coremltools: pip install coremltools") from error
+        text = "the coreml backend needs coremltools: pip install coremltools"
+        raise MoaError(text, code="missing_package") from error
     try:
         with warnings.catch_warnings():
-            # coremltools only warns of a model that it will not be able to run.
+            # coremltools only warns of a model that it cannot run.
             warnings.simplefilter("error", RuntimeWarning)
             return coremltools.models.MLModel(str(package), function_name=function)
-    except Exception as error:  # coremltools raises what comes to hand
-        raise MoaError(f"Core ML cannot load {package}: {error}") from error
+    except Exception as error:  # coremltools' errors share no base class
+        raise MoaError(f"Core ML cannot load {package}: {error}", code="cannot_load") from error
 
 
 def running(model: Any, **options: Any) -> Predict:
-    """The prediction of a loaded model as a function.
+    """Return the prediction of a loaded model as a function, which raises MoaError if Core ML cannot run the model.
 
     Args:
         options: further arguments of ``MLModel.predict``.
-
-    The function raises MoaError: Core ML cannot run the model.
     """
 
     def predict(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         try:
             outputs: Mapping[str, Array] = model.predict(dict(inputs), **options)
-        except Exception as error:  # coremltools raises what comes to hand
-            raise MoaError(f"Core ML could not run the model: {error}") from error
+        except Exception as error:  # coremltools' errors share no base class
+            raise MoaError(f"Core ML could not run the model: {error}", code="cannot_run") from error
         return outputs
 
     return predict
 
 
 def shapes_of(description: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of inputs and outputs in the description of a Core ML model or of one of its functions."""
+    """Return shapes by name from the description of a Core ML model or of one of its functions."""
     return {
         feature.name: tuple(feature.type.multiArrayType.shape) for feature in [*description.input, *description.output]
     }
 
 
 def check_capacity(capacity: int, *needed: int) -> None:
-    """Refuse what does not fit a cache.
-
-    Raises:
-        MoaError: one of the ``needed`` numbers of positions exceeds ``capacity``.
-    """
+    """Raise MoaError if one of the ``needed`` numbers of positions exceeds ``capacity``."""
     if max(needed) > capacity:
         raise MoaError(
             f"the conversation needs {max(needed)} positions, this Core ML model holds {capacity}: begin a new "
-            "conversation, or export with a larger --context"
+            "conversation, or export with a larger --context",
+            code="context_full",
         )
 
 
 def additive_mask(allowed: Bool) -> Float32:
-    """0 where a query may look, :data:`BLOCKED` elsewhere."""
+    """Return 0 where a query attends, :data:`BLOCKED` elsewhere."""
     return np.where(allowed, np.float32(0), BLOCKED)
 
 
 def padded(numbers: Int64, size: int) -> NDArray[np.int32]:
-    """``numbers`` as int32, followed by zeros up to ``size``."""
-    whole = np.zeros(size, np.int32)
-    whole[: len(numbers)] = numbers
-    return whole
+    """Return ``numbers`` as int32, followed by zeros up to ``size``."""
+    return np.pad(numbers, (0, size - len(numbers))).astype(np.int32)
 
 
 def heads_first(rows: Float32) -> Float32:
@@ -201,7 +175,7 @@ def rows_first(heads: Array) -> Float32:
 
 
 def step_result(outputs: Mapping[str, Array], count: int) -> StepResult:
-    """A model's outputs for its first ``count`` tokens, each of them a query."""
+    """Return a model's outputs for its first ``count`` tokens, each of them a query."""
     return StepResult(
         outputs["top_tokens"][:count].astype(np.int64),
         outputs["top_logprobs"][:count].astype(np.float32),
@@ -211,7 +185,7 @@ def step_result(outputs: Mapping[str, Array], count: int) -> StepResult:
 
 
 def joined(parts: list[StepResult], queries: Int64) -> StepResult:
-    """The result of one step whose tokens were fed in parts."""
+    """Return the result of one step whose tokens were fed in parts."""
     return StepResult(
         np.concatenate([part.top_tokens for part in parts])[queries],
         np.concatenate([part.top_logprobs for part in parts])[queries],

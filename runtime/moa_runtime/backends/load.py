@@ -1,4 +1,4 @@
-"""Choosing a backend by name."""
+"""Backends by name, an offline writer that loads when it is needed, and one backend for several chats."""
 
 from __future__ import annotations
 
@@ -12,54 +12,16 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 
 
-class DeferredBackend(Backend):
-    """Loads with its first step: what writes offline costs neither time nor memory while nobody is offline.
-
-    Args:
-        load: called once, by the thread that takes the first step. What it loads takes no memory rows.
-        top_k, kv_shape: of that.
-    """
-
-    needs_a_row = False
-
-    def __init__(self, load: Callable[[], Backend], *, top_k: int, kv_shape: tuple[int, int]) -> None:
-        self._load = load
-        self._loaded: Backend | None = None
-        self._top_k, self._kv_shape = top_k, kv_shape
-
-    @property
-    def top_k(self) -> int:
-        return self._top_k
-
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        return self._kv_shape
-
-    @property
-    def max_positions(self) -> None:
-        return None
-
-    def step(self, inputs: StepInputs) -> StepResult:
-        """See :meth:`moa_runtime.backends.base.Backend.step`.
-
-        Raises:
-            MoaError: it cannot be loaded.
-        """
-        if self._loaded is None:
-            self._loaded = self._load()
-        return self._loaded.step(inputs)
-
-
 @dataclass(frozen=True)
 class _Entry:
-    """Which graph of a bundle a backend runs, and the class that does."""
+    """Graph of a bundle that a backend runs, and the backend's class."""
 
     graph: str
     module: str
     attribute: str
 
 
-#: In the order in which they are tried where none is named.
+#: In the order in which they are tried when none is named.
 BACKENDS = {
     "onnx": _Entry("onnx", "moa_runtime.backends.onnx", "OnnxBackend"),
     "executorch": _Entry("executorch", "moa_runtime.backends.executorch", "ExecutorchBackend"),
@@ -76,13 +38,12 @@ def load_backend(bundle: Bundle, name: str | None = None, *, threads: int = 2) -
         threads: processor threads for one step, at least 1.
 
     Raises:
-        MoaError: an unknown backend, one whose packages or system are not there, or one that cannot load the
-            bundle's graph.
+        MoaError: the backend is unknown, lacks packages or its system, or cannot load the bundle's graph.
     """
     if name is None:
         name = next((known for known, entry in BACKENDS.items() if entry.graph in bundle.manifest.targets), "onnx")
     if name not in BACKENDS:
-        raise MoaError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}")
+        raise MoaError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}", code="unknown_backend")
     entry = BACKENDS[name]
     graph = bundle.graph_path(entry.graph)
     backend: Backend = getattr(importlib.import_module(entry.module), entry.attribute)(graph, threads=threads)
@@ -90,7 +51,7 @@ def load_backend(bundle: Bundle, name: str | None = None, *, threads: int = 2) -
 
 
 def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:
-    """The bundle's writer, which loads when it is first needed; None where it has none.
+    """Return the bundle's writer, which loads when it is first needed; None if it has none.
 
     Args:
         threads: processor threads for one step, at least 1.
@@ -110,36 +71,40 @@ def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:
     return DeferredBackend(load, top_k=int(top_k), kv_shape=(int(heads), int(size)))
 
 
+class DeferredBackend(Backend):
+    """Load a writer with its first step, so that it costs neither time nor memory before an outage.
+
+    Args:
+        load: called once, by the thread that takes the first step.
+        top_k, kv_shape: of the writer.
+    """
+
+    needs_a_row = False
+
+    def __init__(self, load: Callable[[], Backend], *, top_k: int, kv_shape: tuple[int, int]) -> None:
+        self._load = load
+        self._loaded: Backend | None = None
+        self.top_k, self.kv_shape = top_k, kv_shape
+
+    def step(self, inputs: StepInputs) -> StepResult:
+        """See :meth:`moa_runtime.backends.base.Backend.step`. Raises MoaError if the writer cannot be loaded."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded.step(inputs)
+
+
 class SharedBackend(Backend):
-    """A backend whose steps come from several threads, and are run one after the other."""
+    """Run the steps of several threads on one backend, one after the other."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._lock = threading.Lock()
-
-    @property
-    def top_k(self) -> int:
-        return self._backend.top_k
-
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        return self._backend.kv_shape
-
-    @property
-    def max_positions(self) -> int | None:
-        return self._backend.max_positions
+        self.top_k, self.kv_shape, self.max_positions = backend.top_k, backend.kv_shape, backend.max_positions
+        self.needs_a_row, self.entries_from_rows = backend.needs_a_row, backend.entries_from_rows
 
     @property
     def row_shape(self) -> tuple[int, int]:
         return self._backend.row_shape
-
-    @property
-    def needs_a_row(self) -> bool:
-        return self._backend.needs_a_row
-
-    @property
-    def entries_from_rows(self) -> bool:
-        return self._backend.entries_from_rows
 
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`."""

@@ -26,25 +26,14 @@ class BatchedBackend(Backend):
         top_k, kv_shape: see :class:`moa_runtime.backends.base.Backend`.
     """
 
-    max_positions = None
-
     def __init__(self, run: RunSteps, *, top_k: int, kv_shape: tuple[int, int]) -> None:
-        self._run, self._top_k, self._kv_shape = run, top_k, kv_shape
+        self._run, self.top_k, self.kv_shape = run, top_k, kv_shape
         self._lock = threading.Lock()
         self._drafting = 0  # threads inside of drafting()
         self._waiting: list[_Asked] = []
         self._running = False
         # One thread for all batches: libraries keep threads and code of their own for each that calls them.
         self._runner = ThreadPoolExecutor(1, "drafter")
-
-    @property
-    def top_k(self) -> int:
-        """See :class:`moa_runtime.backends.base.Backend`."""
-        return self._top_k
-
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        return self._kv_shape
 
     @contextlib.contextmanager
     def drafting(self) -> Iterator[None]:

@@ -130,7 +130,7 @@ def test_one_of_several_answers_that_fails_ends_them_all():
     [
         (ContextFullError("too long"), 400, "context_length_exceeded"),
         (ChatError("REPLACED"), 502, "verifier_refused"),
-        (ConnectError("no verifier answers", final=False), 503, "verifier_unavailable"),
+        (ConnectError("no verifier answers", final=False, code="unreachable"), 503, "verifier_unavailable"),
     ],
 )
 def test_errors_have_a_status_until_text_was_sent(error, status, code):
@@ -151,7 +151,7 @@ def test_an_answer_that_fails_unforeseen_is_an_error_not_a_wait():
 
 def test_a_verifier_that_is_away_at_the_start_is_said():
     async def connect(needs_verifier: bool) -> PooledChat:
-        raise ConnectError("no verifier answers at ws://here", final=False)
+        raise ConnectError("no verifier answers at ws://here", final=False, code="unreachable")
 
     lines: list[str] = []
     pool = ChatPool(connect)

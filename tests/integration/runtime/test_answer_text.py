@@ -37,7 +37,7 @@ def test_only_what_changed_is_replaced(tokenizer: ChatTokenizer) -> None:
     assert text.spans() == (TextSpan("Paris is", DRAFTED, True), TextSpan(" nice", OFFLINE, False))
     assert text.show(marked(paris, DRAFTED, True) + marked(big, CORRECTED, True)) == " nice"
     assert text.spans() == (TextSpan("Paris is", DRAFTED, True), TextSpan(" big", CORRECTED, True))
-    assert text.before(len(paris)) == "Paris is"
+    assert "".join(text.pieces()[: len(paris)]) == "Paris is"
 
 
 def test_a_character_belongs_to_its_last_token(tokenizer: ChatTokenizer) -> None:
@@ -62,7 +62,7 @@ def test_whatever_came_before_the_text_is_that_of_the_tokens(tokenizer: ChatToke
         tokens[settled:] = marked(tokenizer.encode(chance.choice(texts)), *kind)
         dropped = answer.show(tokens, settled)
         assert shown.endswith(dropped)
-        shown = answer.before(len(tokens))
+        shown = "".join(answer.pieces())
         anew = AnswerText(tokenizer)
         anew.show(tokens)
         if chance.random() < 0.7:

@@ -1,4 +1,4 @@
-"""How command lines end: a sentence for what the system refuses, and an exit status."""
+"""Ends of command lines: an error with its code for what the system refuses, and an exit status."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ def refuse(error: BaseException) -> Callable[[], None]:
     return work
 
 
-def test_the_path_and_the_reason_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_end_a_program_with_a_code_and_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/secret")
-    refused: list[tuple[Callable[[], object], str]] = [
-        (lambda: (tmp_path / "none").read_text(), "none cannot be used: there is no such file or folder; give another"),
-        (lambda: (tmp_path / "file" / "in").read_text(), "in cannot be used: a part of the name is a file, not a fol"),
-        (lambda: tmp_path.joinpath(LONG).exists(), f"{LONG} cannot be used: file name too long"),
-        (lambda: tmp_path.write_text(""), "cannot be used: it is a folder, not a file"),
-        (refuse(denied), "prog: error: /secret cannot be used: permission denied"),
-        (refuse(MoaError("it is wrong")), "prog: error: it is wrong"),
+    refused: list[tuple[Callable[[], object], str, str]] = [
+        (lambda: (tmp_path / "none").read_text(), "path_refused", f"{tmp_path}/none"),
+        (lambda: (tmp_path / "file" / "in").read_text(), "path_refused", f"{tmp_path}/file/in"),
+        (lambda: tmp_path.joinpath(LONG).exists(), "path_refused", LONG),
+        (lambda: tmp_path.write_text(""), "path_refused", f"{tmp_path}"),
+        (refuse(denied), "path_refused", "/secret"),
+        (refuse(MoaError("wrong", code="wrong_word")), "wrong_word", "prog: error: wrong"),
     ]
-    for work, said in refused:
+    for work, code, named in refused:
         assert ended(work) == 2
-        assert said in capsys.readouterr().err
-    assert ended(refuse(ParityError("too far"))) == 1
+        said = capsys.readouterr().err
+        assert said.endswith(f"[{code}]\n") and named in said
+    assert ended(refuse(ParityError("too far", code="parity"))) == 1
 
 
 def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,8 +59,9 @@ def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program("prog", lambda: 7) == 7
     assert run_program("prog", refuse(KeyboardInterrupt()), stopped="go on with it") == 130  # type: ignore[arg-type]
     assert capsys.readouterr().err == "prog: go on with it\n"
-    assert run_program("prog", refuse(MoaError("wrong")), complain=complaints.append) == 2  # type: ignore[arg-type]
-    assert complaints == ["wrong"] and capsys.readouterr().err == ""
+    wrong = refuse(MoaError("wrong", code="wrong_word"))
+    assert run_program("prog", wrong, complain=complaints.append) == 2  # type: ignore[arg-type]
+    assert complaints == ["wrong  [wrong_word]"] and capsys.readouterr().err == ""
     for fault in (OSError(errno.EIO, "Input/output error"), ValueError(), SystemExit(3)):
         with pytest.raises(type(fault)):
             ended(refuse(fault))

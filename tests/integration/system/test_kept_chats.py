@@ -24,6 +24,7 @@ from moa_runtime.session.events import FinishReason, Policy, Sampling
 from moa_runtime.transport import SESSION_ID_HEADER, Endpoint, checked_session_id
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ClientEnd
+from support.refusals import refused
 from support.system.asking import DEVICE_DRAFTS, committed
 from support.system.fuzz_world import SETTINGS, World, living
 from support.toy_engine import plain
@@ -542,32 +543,32 @@ def broken(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "named"),
     [
-        (broken("version", 9), "has version 9, this program reads version 1: open it with the version of moa-edge"),
-        (broken("session.version", 999), "the snapshot has version 999, this program reads version"),
-        (broken("session.fingerprints", {"target": "other", "tokenizer": "t"}), "target other, this bundle is for"),
-        (broken("messages", [{"role": "user"}]), "the chat's file is broken: a message must be"),
-        (broken("messages", 3), "the chat's file is broken: "),
-        (broken("ends", [[5, 5]]), "its turns have other ends than its tokens"),
-        (broken("ends", [[0]]), "the chat's file is broken"),
-        (broken("answer", {}), "the chat's file is broken: origins is missing"),
-        (broken("answer.question", None), "the chat's file is broken: a message must be"),
-        (broken("answer.origins", [["dreamt", 1]]), "'dreamt' is not a valid Origin"),
-        (broken("answer.origins", []), r"an answer from \d+ on has 0 tokens where \d+ are confirmed"),
-        (broken("answer.origins", [["drafted", -1]]), "-1 is no number of tokens"),
-        (broken("answer.origins", [["drafted", 10**15]]), "an answer of more than 16777216 tokens"),
-        (broken("session.committed", [10**6]), "committed must be token ids, whole numbers from 0 to"),
-        (broken("session.resume_token", "\ud800"), "resume_token must be a text"),
-        (broken("answer.kept", 10**6), "the chat's file is broken: an answer from"),
-        (broken("answer.statistics.rounds", 1.5), "1.5 is no number of tokens"),
-        (broken("answer.statistics.seconds", float("nan")), "nan is no number of seconds"),
-        (broken("answer.statistics.round_trips", ["x"]), "'x' is no number of seconds"),
-        (broken("session_id", "a\r\nb"), r"'a\\r\\nb' is no session id, which has 32 hexadecimal digits"),
-        (broken("answer.ended", "rain"), "'rain' is not a valid FinishReason"),
+        (broken("version", 9), "version 9"),
+        (broken("session.version", 999), "version 999"),
+        (broken("session.fingerprints", {"target": "other", "tokenizer": "t"}), "target other"),
+        (broken("messages", [{"role": "user"}]), "{'role': 'user'}"),
+        (broken("messages", 3), "int"),
+        (broken("ends", [[5, 5]]), "ends"),
+        (broken("ends", [[0]]), "unpack"),
+        (broken("answer", {}), "origins"),
+        (broken("answer.question", None), "'content': None"),
+        (broken("answer.origins", [["dreamt", 1]]), "dreamt"),
+        (broken("answer.origins", []), "0 tokens"),
+        (broken("answer.origins", [["drafted", -1]]), "-1"),
+        (broken("answer.origins", [["drafted", 10**15]]), "16777216"),
+        (broken("session.committed", [10**6]), "committed"),
+        (broken("session.resume_token", "\ud800"), "resume_token"),
+        (broken("answer.kept", 10**6), "an answer from"),
+        (broken("answer.statistics.rounds", 1.5), "1.5"),
+        (broken("answer.statistics.seconds", float("nan")), "nan"),
+        (broken("answer.statistics.round_trips", ["x"]), "'x'"),
+        (broken("session_id", "a\r\nb"), r"'a\r\nb'"),
+        (broken("answer.ended", "rain"), "rain"),
     ],
 )
-def test_a_file_of_no_use_is_set_aside_and_the_chat_begins_anew(kept: Any, change: Any, sentence: str) -> None:
+def test_a_file_of_no_use_is_set_aside_and_the_chat_begins_anew(kept: Any, change: Any, named: str) -> None:
     async def deed(world: World) -> None:
         await asked(world, 20)
         content = stored(world)
@@ -577,9 +578,9 @@ def test_a_file_of_no_use_is_set_aside_and_the_chat_begins_anew(kept: Any, chang
         text = world.stored.read_text()
         chat = await reopened(world)
         (aside,) = world.stored.parent.glob("chat-set-aside-*.json")
-        assert aside.read_text() == text and str(aside) in chat.store_problem
-        with pytest.raises(AssertionError, match=sentence):
-            raise AssertionError(chat.store_problem)
+        assert aside.read_text() == text
+        problem, file, _ = chat.store_problem.partition(str(aside))
+        assert file and named in problem
         assert chat.messages == [] and chat.pending() is None
         assert len((await whole(chat)).tokens) == COUNT
 
@@ -606,7 +607,7 @@ def test_a_second_program_is_refused_and_the_first_goes_on(kept: Any, toys: Any)
     async def deed(world: World) -> None:
         async for event in world.chat.send(QUESTION, max_new_tokens=COUNT):
             if committed(event) == 8:
-                with pytest.raises(StoreError, match="open in another program: close it there, or keep this one"):
+                with refused("in_use", StoreError):
                     Chat(toys, Endpoint("ws://verifier"), drafter=None, store=world.stored)
         assert len(world.chat.messages) == 2
         await asyncio.sleep(1)

@@ -24,9 +24,10 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _names(states: Collection[enum.Enum], order: type[enum.Enum]) -> str:
-    """In the order of their class."""
-    if len(states) == len(order):
-        return "all"
+    """Name states in the order of their class, or those that are missing if these are few."""
+    missing = [state.name for state in order if state not in states]
+    if len(missing) <= 3 < len(states):
+        return f"all but {', '.join(missing)}" if missing else "all"
     return ", ".join(state.name for state in order if state in states)
 
 
@@ -46,15 +47,18 @@ def _states(states: type[enum.Enum]) -> str:
 def _client_calls() -> str:
     rows = []
     for call, rule in client.CALLS.items():
-        names = [f"`{call.value}`", rule.effect]
         following = {
             state: None if next_states == {state} else next_states for state, next_states in rule.next_states.items()
         }
+        steps, named = [], 0
         for states, next_states in _alike(following):
+            named += len(states)
+            last = len(following) == len(client.State) == named > len(states)
+            before = "all others" if last else _names(states, client.State)
             then = _names(next_states, client.State) if isinstance(next_states, frozenset) else "same"
-            rows.append([*names, _names(states, client.State), then])
-            names = ["", ""]
-    return _table(["call", "effect", "in", "then"], rows)
+            steps.append(f"{before} → {then}")
+        rows.append([f"`{call.value}`", rule.effect, "; ".join(steps)])
+    return _table(["call", "effect", "in → then"], rows)
 
 
 def _client_frames() -> str:
@@ -66,9 +70,8 @@ def _client_frames() -> str:
             following = _names(row.next_states, client.State) if row.next_states else "same"
             rows.append([name, _names(states, client.State), row.action.value, following])
             name = ""
-        if len(client.FRAMES[event]) < len(client.State):
-            which = "all others" if client.FRAMES[event] else "all"
-            rows.append([name, which, client.Action.DROP.value, "same"])
+        if not client.FRAMES[event]:
+            rows.append([name, "all", client.Action.DROP.value, "same"])
     return _table(["frame", "in", "action", "then"], rows)
 
 

@@ -31,7 +31,7 @@ class Pool:
 
     async def connect(self, needs_verifier: bool = True) -> PooledChat:
         if self.away and needs_verifier:
-            raise ConnectError("no verifier answers", final=False)
+            raise ConnectError("no verifier answers", final=False, code="unreachable")
         self.opened.append(PooledChat())
         return self.opened[-1]
 

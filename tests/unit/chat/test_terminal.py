@@ -348,7 +348,7 @@ def test_a_stop_of_the_program_stops_no_answer():
 
 
 def test_a_kept_chat_opens_without_its_verifier_and_a_new_one_does_not(tmp_path, monkeypatch):
-    away = ConnectError("no verifier answers", final=False)
+    away = ConnectError("no verifier answers", final=False, code="unreachable")
     chat, opened = FakeChat(), []
 
     async def connect(self, *, wait=True):
@@ -378,7 +378,7 @@ def test_a_chat_begins_without_its_verifier_where_the_writer_can_be_seen(
 ):
     async def connect(self, *, wait=True):
         if wait:
-            raise ConnectError("no verifier answers", final=False)
+            raise ConnectError("no verifier answers", final=False, code="unreachable")
         return self.chat
 
     view = LiveView(io.StringIO(), lambda: (80, 24)) if on_a_terminal else PlainView(io.StringIO())
