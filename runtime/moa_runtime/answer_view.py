@@ -197,11 +197,7 @@ class AnswerText:
         self._runs: list[tuple[int, TextSpan]] = []  # each with the index after its last token
 
     def show(self, tokens: Sequence[TokenOrigin], settled: int = 0) -> str:
-        """Take the answer's present tokens; return the text of those that were dropped.
-
-        Args:
-            settled: leading tokens that are known to be the same as in the last call.
-        """
+        """Take the answer's tokens, the first ``settled`` as in the last call; return the text of those dropped."""
         before, now = self._tokens[settled:], tokens[settled:]
         common = settled + common_length([token.token for token in before], [token.token for token in now])
         dropped = "".join(self._pieces[common:])
@@ -213,12 +209,8 @@ class AnswerText:
         return dropped
 
     def spans(self, *, complete: bool = False) -> tuple[TextSpan, ...]:
-        """Return the text, one span for each run of tokens of one origin and confirmation.
-
-        Args:
-            complete: whether no more tokens follow. An unfinished character at the end is then a replacement
-                character; otherwise it is left out.
-        """
+        """Return the text, one span for each run of tokens of one origin and confirmation. If it is ``complete``, an
+        unfinished character at its end becomes a replacement character; otherwise it is left out."""
         # A run that ends with the settled tokens may continue after them.
         while self._runs and (complete or self._runs[-1][0] >= self._settled):
             self._runs.pop()

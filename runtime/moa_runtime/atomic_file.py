@@ -43,11 +43,7 @@ def lock(file: IO[bytes]) -> None:
 
 def replace_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Replace the content of a file with ``parts`` and sync it to disk. Programs that do so at once wait for each
-    other, up to ten seconds. A link is followed.
-
-    Raises:
-        OSError: it cannot be written; the old content stays, and nothing else.
-    """
+    other, up to ten seconds. A link is followed. If it raises OSError, the old content stays, and nothing else."""
     path = path.resolve()
     unfinished = _unfinished(path)
     with _alone(unfinished) as file:
@@ -68,11 +64,7 @@ def replace_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def remove_private(path: Path) -> None:
-    """Delete a file of :func:`replace_private`, if it exists, and the unfinished one of a program that was killed.
-
-    Raises:
-        OSError: it cannot be deleted.
-    """
+    """Delete a file of :func:`replace_private` and the unfinished one of a killed program, or raise OSError."""
     path.unlink(missing_ok=True)
     unfinished = _unfinished(path)
     if os.path.lexists(unfinished):

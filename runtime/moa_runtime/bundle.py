@@ -30,11 +30,7 @@ CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class RecommendedSampling:
-    """Sampling that the target's authors recommend for chats; nothing applies it by itself.
-
-    Raises:
-        ValueError: a number is out of range.
-    """
+    """Sampling that the target's authors recommend for chats; raises ValueError for a number out of range."""
 
     temperature: float  # 0 is greedy
     top_p: float = 1.0  # 1 is no limit
@@ -350,11 +346,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def tokenizer_fingerprint(path: Path) -> str:
-    """Return the identity of a tokenizer: the first 32 hexadecimal digits of its ``tokenizer.json``'s SHA-256.
-
-    Raises:
-        BundleError: the file is missing.
-    """
+    """Return the first 32 hexadecimal digits of a ``tokenizer.json``'s SHA-256, or raise BundleError without one."""
     if not path.is_file():
         text = f"there is no tokenizer file {path}: expected a tokenizer.json of the tokenizers library"
         raise BundleError(text, code="file_missing")

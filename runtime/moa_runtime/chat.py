@@ -330,15 +330,8 @@ class Chat:
             self._check_accepted()
             check_request(max_new_tokens, sampling)
             question = await self._question(text)
-            room = self.manifest.max_context
-            if question.length >= room:
-                what = "text" if self.tokenizer.raw else "conversation"
-                raise ContextFullError(
-                    f"the {what} would have {question.length} tokens, the target's context holds {room}; "
-                    f"shorten {'it' if self.tokenizer.raw else 'the message or begin a new chat'}",
-                    code="context_full",
-                )
-            most, chosen = min(max_new_tokens, room), sampling or Sampling()
+            self._check_room(question.length)
+            most, chosen = min(max_new_tokens, self.manifest.max_context), sampling or Sampling()
             ask = partial(self._loop.ask, question.kept, question.supplied, chosen, most, while_away=while_away)
             return self._ask(question, ask)
 
@@ -366,19 +359,17 @@ class Chat:
             self._check_idle()
             self._check_accepted()
             check_request(max_new_tokens, sampling)
-            committed, record, room = self._loop.committed, self._record, self.manifest.max_context
+            committed, record = self._loop.committed, self._record
             question, tokens = await self._encoded(partial(self._conversation.last_answer, committed))
             if not tokens or tokens[-1] in self.tokenizer.stop_tokens:
                 text = "the answer has ended by itself: there is nothing to continue"
                 raise ChatError(text, code="nothing_to_continue")
             whole = [*committed[: question.kept], *question.supplied, *tokens]
-            if len(whole) >= room:
-                text = f"the target's context holds {room} tokens, which the conversation has: begin a new chat"
-                raise ContextFullError(text, code="context_full")
+            self._check_room(len(whole))
             same = record.question.messages == question.messages and len(record.origins) == len(tokens)
             origins = record.origins if same else (Origin.CORRECTED,) * len(tokens)
             kept = common_length(committed, whole)
-            chosen, most = sampling or self._session.sampling, min(max_new_tokens, room)
+            chosen, most = sampling or self._session.sampling, min(max_new_tokens, self.manifest.max_context)
             self._conversation.restore(question.messages[:-1], self._conversation.unconfirmed)
             span = kept, whole[kept:], question.length
             ask = partial(self._loop.continue_answer, *span, chosen, most, while_away=while_away)
@@ -454,8 +445,7 @@ class Chat:
 
     @property
     def gave_up(self) -> bool:
-        """Whether every question is refused until :meth:`work_offline` connects again, because the verifier refused or
-        because of a defect."""
+        """Whether a refusal or a defect prevents questions until :meth:`work_offline` connects again."""
         return self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done())
 
     @property
@@ -500,12 +490,19 @@ class Chat:
     # -- preconditions --------------------------------------------------------------------------------
 
     def _check_idle(self, *, pending_too: bool = False) -> None:
-        """Raise ChatError if an answer is being written, or unless ``pending_too`` is still to be followed."""
+        """Raise ChatError if an answer is being written or, unless ``pending_too``, is :meth:`pending`."""
         if self._following:
             raise ChatError("an answer is being written: stop it or wait for its end", code="busy")
         if self._pending and not pending_too:
             text = "the answer of the stored chat is not complete: follow pending(), or restore() other turns"
             raise ChatError(text, code="pending")
+
+    def _check_room(self, length: int) -> None:
+        """Raise ContextFullError if the target's context has no room after ``length`` tokens."""
+        if length >= self.manifest.max_context:
+            room, what = self.manifest.max_context, "text" if self.tokenizer.raw else "message, or begin a new chat"
+            text = f"there are {length} tokens, the target's context holds {room}: shorten the {what}"
+            raise ContextFullError(text, code="context_full")
 
     def _check_accepted(self) -> None:
         """Raise ChatError if the verifier refused or the loop has ended."""
@@ -518,8 +515,7 @@ class Chat:
         return await self._encoded(partial(self._conversation.ask, self._loop.committed, text), len(text))
 
     async def _encoded(self, encode: Callable[[], T], more: int = 0) -> T:
-        """Call ``encode`` on the conversation's turns and ``more`` characters, in a thread if they are long: it takes
-        tenths of a second."""
+        """Call ``encode`` on the turns and ``more`` characters, in a thread if that takes tenths of a second."""
         if more + sum(len(turn["content"]) for turn in self._conversation.messages) < _LONG_TEXT:
             return encode()
         self._following = True  # refuses other questions and changes of the turns meanwhile
@@ -675,8 +671,7 @@ class Chat:
     def _left(
         self, marks: Sequence[Unconfirmed], checked: Unconfirmed, turns: Sequence[dict[str, str]], *, changed: bool
     ) -> list[Unconfirmed]:
-        """Return the marks after a checked turn. An answer without a mark has no known limit: it gets its present
-        length, at least."""
+        """Return the marks after a checked turn. An answer without a known limit gets its present length, at least."""
         known = {mark.turn: mark for mark in marks if mark.turn > checked.turn}
         left = []
         for turn in range(checked.turn + 1, len(turns)) if changed else known:
@@ -802,8 +797,7 @@ class Chat:
         return None if self._opening is None or self._opening.done() else self._opening
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
-        """Report the loop's end, so that no application waits for ever: if not closed, it ends because of a bundle that
-        cannot draft, or a defect."""
+        """Report the end of the loop by a bundle that cannot draft, or a defect: the application waits for events."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not self._closed:
             told = str(error) if isinstance(error, MoaError) else repr(error)

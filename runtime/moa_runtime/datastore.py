@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -53,21 +54,13 @@ class DatastoreError(MoaError):
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a file.
+    """Header of a file."""
 
-    Attributes:
-        tokenizer: fingerprint of the tokens' tokenizer.
-        documents: number of texts.
-        tokens: number of their tokens and boundaries.
-        source: empty; used by older versions.
-        crc32: of the arrays.
-    """
-
-    tokenizer: str
+    tokenizer: str  # fingerprint
     documents: int
-    tokens: int
-    source: str
-    crc32: int
+    tokens: int  # boundaries included
+    source: str  # empty; used by older versions
+    crc32: int  # of the arrays
 
 
 def sorted_suffixes(tokens: Int32) -> Int32:
@@ -149,17 +142,13 @@ def _crc32(parts: Iterable[memoryview]) -> int:
 
 
 def _read(path: Path) -> tuple[Header, Int32, Int32]:
-    """Read the header, and map tokens and positions, ``[n]`` each, into memory.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError, TypeError, RecursionError, struct.error: it is damaged.
-        DatastoreError: it is no datastore.
-    """
-    with path.open("rb") as file:
+    """Read the header, and map tokens and positions, ``[n]`` each, into memory. Raises DatastoreError if it is no
+    datastore, OSError, and other errors (see :meth:`Datastore.open`) if it is damaged."""
+    regular = path.is_file() or not path.exists()
+    with path.open("rb") if regular else BytesIO() as file:  # reading a pipe would block
         begin = file.read(len(_MAGIC) + _LENGTH.size)
         if not begin.startswith(_MAGIC):
-            raise _no_datastore(path)
+            raise DatastoreError(f"{path} is no datastore: moa-export datastore makes one", code="no_datastore")
         (length,) = _LENGTH.unpack(begin[len(_MAGIC) :])
         header = Header(**json.loads(file.read(min(length, _LONGEST_HEADER))))
     start, count = len(_MAGIC) + _LENGTH.size + length, header.tokens
@@ -175,10 +164,6 @@ def _read(path: Path) -> tuple[Header, Int32, Int32]:
         held = np.memmap(path, _FILE_TOKEN, "r", start, (2, count))
     tokens, places = np.asarray(held)  # a view: indexing a memmap is several times as slow
     return header, tokens, places
-
-
-def _no_datastore(path: Path) -> DatastoreError:
-    return DatastoreError(f"{path} is no datastore: moa-export datastore makes one", code="no_datastore")
 
 
 class Datastore:
@@ -205,8 +190,6 @@ class Datastore:
             DatastoreError: there is none, it is damaged, or it was made with another tokenizer.
         """
         try:
-            if path.exists() and not path.is_file():  # reading a pipe would block
-                raise _no_datastore(path)
             header, tokens, places = _read(path)
             if header.tokenizer != tokenizer:
                 text = (
@@ -240,11 +223,8 @@ class Datastore:
         return least + bisect_left(lengths, True, key=lambda length: not self._range(text[len(text) - length :]))
 
     def continuations(self, run: Sequence[int], *, most: int, length: int) -> list[list[int]]:
-        """Return what followed a run, up to ``length`` tokens each, to the document's end.
-
-        Args:
-            most: number of occurrences; of more, evenly drawn from their order (as in SSSD, arXiv 2411.05894).
-        """
+        """Return what followed a run in the same document, up to ``length`` tokens each: after all its occurrences, or
+        after ``most``, drawn evenly from their order (as in SSSD, arXiv 2411.05894)."""
         found = self._range(run)
         step = max(1.0, len(found) / most)
         behind = min(len(run), LONGEST_RUN)
@@ -285,9 +265,6 @@ class Datastore:
 
 def answer_encoder(tokenizer: ChatTokenizer) -> Callable[[str], list[int]]:
     """Return a function that makes an answer's document: :data:`LEAD_TOKENS` of the chat template, then the text.
-
-    Raises:
-        ChatTemplateError: the template refuses a conversation of one question.
-    """
+    Raises ChatTemplateError if the template refuses a conversation of one question."""
     lead = tokenizer.encode_chat([{"role": "user", "content": "?"}])[-LEAD_TOKENS:]
     return lambda text: [*lead, *tokenizer.encode(text)] if text else []

@@ -96,8 +96,7 @@ class Driver:
         await self._closed_links()
 
     def tell_conditions(self, conditions: Conditions) -> None:
-        """Set the conditions. In the background a closed connection is not made again; a change of ``metered`` needs a
-        new connection."""
+        """Set the conditions. Nothing connects in the background; a change of ``metered`` needs a new connection."""
         self._transport.hold(conditions.background)
         self.post(lambda: self._take_conditions(conditions))
 
@@ -113,7 +112,7 @@ class Driver:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def bytes_moved(self) -> tuple[int, int]:
-        """Payload bytes sent and received so far."""
+        """Return the payload bytes sent and received so far."""
         return self._transport.bytes_up, self._transport.bytes_down
 
     async def run(self) -> None:

@@ -7,23 +7,8 @@ import enum
 from dataclasses import dataclass, field, fields, replace
 
 from moa_runtime.errors import ChatError
-from moa_runtime.session.events import FinishReason, Origin
-
-__all__ = [
-    "AnswerFinished",
-    "AnswerUpdate",
-    "ChatEvent",
-    "Disagreement",
-    "FinishReason",
-    "LinkChanged",
-    "LinkStatus",
-    "Origin",
-    "PauseReason",
-    "Paused",
-    "Statistics",
-    "TextSpan",
-    "TokenOrigin",
-]
+from moa_runtime.session.events import FinishReason as FinishReason
+from moa_runtime.session.events import Origin as Origin
 
 
 class LinkStatus(enum.Enum):

@@ -26,10 +26,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket; clients that connect before it is served wait in its queue.
-
-    Args:
-        port: 0 for any free one.
+    """Open a listening socket (port 0: any free one); clients that connect before it is served wait in its queue.
 
     Raises:
         MoaError: there is no such address, or the port is taken.
@@ -69,8 +66,7 @@ def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
 
     Args:
         origin: None without the header: the request is not from a web page.
-        allowed: origins such as ``http://localhost:3000``, compared letter by letter; ``*`` is all of them, ``null``
-            included.
+        allowed: origins such as ``http://localhost:3000``, compared letter by letter; ``*`` is all, also ``null``.
     """
     return origin is None or not {origin, "*"}.isdisjoint(allowed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 import socket
@@ -43,11 +44,7 @@ _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKN
 
 
 class ConnectError(MoaError):
-    """The verifier cannot be reached or refuses the connection.
-
-    Attributes:
-        final: trying again with the same settings cannot help.
-    """
+    """The verifier cannot be reached or refuses the connection; if ``final``, another attempt could not succeed."""
 
     def __init__(self, text: str, *, final: bool, code: str) -> None:
         super().__init__(text, code=code)
@@ -233,8 +230,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. A link is dropped after ``ping_interval + ping_timeout`` without an answer, or after ``welcome_timeout``
-    without a Welcome."""
+    """Seconds. A link is dropped after ``ping_interval + ping_timeout`` without a pong."""
 
     open_timeout: float = 5.0
     welcome_timeout: float = 20.0
@@ -378,17 +374,15 @@ class Transport:
             await asyncio.gather(writer, reader, welcome, return_exceptions=True)
 
     async def _write(self, socket: ClientConnection) -> None:
-        try:
+        with contextlib.suppress(ConnectionClosed):
             while True:
                 frame = await self._outgoing.get()
                 self.bytes_up += len(frame)
                 with self._timeline.measure("send", "link", bytes=len(frame)):
                     await socket.send(frame)
-        except ConnectionClosed:
-            return
 
     async def _read(self, socket: ClientConnection) -> None:
-        try:
+        with contextlib.suppress(ConnectionClosed):
             async for frame in socket:
                 data = frame.encode() if isinstance(frame, str) else frame
                 self.bytes_down += len(data)
@@ -397,8 +391,6 @@ class Transport:
                 while self._waiting > _MOST_WAITING_BYTES:
                     self._room.clear()
                     await self._room.wait()
-        except ConnectionClosed:
-            return
 
 
 async def _connected(address: str) -> socket.socket:

@@ -85,9 +85,7 @@ class FixedSizeBackend(Backend):
 class CoremlBackend(FixedSizeBackend):
     """Run the package that ``moa-export --target coreml`` writes for systems without states, on macOS 14 or later.
 
-    Args:
-        graph: the ``.mlpackage``, see :func:`load_model`, also for what is raised.
-        threads: ignored; Core ML chooses by itself.
+    ``graph`` is the ``.mlpackage``, see :func:`load_model`; Core ML chooses its ``threads`` by itself.
     """
 
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
@@ -96,10 +94,7 @@ class CoremlBackend(FixedSizeBackend):
 
 
 def load_model(package: Path, function: str | None = None) -> Any:
-    """Load an ``.mlpackage`` into Core ML: a ``coremltools.models.MLModel``.
-
-    Args:
-        function: one of the model's functions; its default one when omitted.
+    """Load an ``.mlpackage``, or one ``function`` of it, into Core ML: a ``coremltools.models.MLModel``.
 
     Raises:
         MoaError: this is no Mac, coremltools is not installed, or Core ML cannot load the package.
@@ -121,11 +116,7 @@ def load_model(package: Path, function: str | None = None) -> Any:
 
 
 def running(model: Any, **options: Any) -> Predict:
-    """Return the prediction of a loaded model as a function, which raises MoaError if Core ML cannot run the model.
-
-    Args:
-        options: further arguments of ``MLModel.predict``.
-    """
+    """Return ``MLModel.predict`` with ``options`` as a function, which raises MoaError if the model cannot be run."""
 
     def predict(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         try:

@@ -57,13 +57,13 @@ class ExecutorchBackend(Backend):
             text = f"{longest} positions are too many: the exported program holds {self.max_positions}"
             raise MoaError(text, code="context_full")
         keys, values = (np.empty((len(tokens), *self.kv_shape), np.float32) for _ in range(2))
-        for part in _parts(len(tokens), self._most_tokens):
+        for part in (slice(at, at + self._most_tokens) for at in range(0, len(tokens), self._most_tokens)):
             keys[part], values[part] = _execute(self._extend, tokens[part], positions[part])
         cache = np.concatenate((inputs.self_keys, keys)), np.concatenate((inputs.self_values, values))
         memory = inputs.memory_keys, inputs.memory_values
         top_tokens = np.empty((len(queries), self.top_k), np.int64)
         top_logprobs = np.empty((len(queries), self.top_k), np.float32)
-        for part in _parts(len(queries), self._most_queries):
+        for part in (slice(at, at + self._most_queries) for at in range(0, len(queries), self._most_queries)):
             asked = queries[part]
             mask = np.where(inputs.self_mask[asked], np.float32(0), _HIDDEN)
             top_tokens[part], top_logprobs[part] = _execute(
@@ -110,10 +110,6 @@ def _import_executorch() -> tuple[Any, Any]:
     except ImportError as error:
         text = f'the executorch backend needs executorch and torch ({error}): pip install "moa-edge[executorch]"'
         raise MoaError(text, code="missing_package") from error
-
-
-def _parts(length: int, most: int) -> list[slice]:
-    return [slice(start, min(start + most, length)) for start in range(0, length, most)]
 
 
 def _execute(method: Any, *arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:

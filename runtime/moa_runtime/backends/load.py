@@ -51,11 +51,7 @@ def load_backend(bundle: Bundle, name: str | None = None, *, threads: int = 2) -
 
 
 def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:
-    """Return the bundle's writer, which loads when it is first needed; None if it has none.
-
-    Args:
-        threads: processor threads for one step, at least 1.
-    """
+    """Return the bundle's writer, which loads when it is first needed; None if it has none. ``threads``: of a step."""
     writer = bundle.manifest.writer
     if writer is None:
         return None
@@ -72,12 +68,7 @@ def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:
 
 
 class DeferredBackend(Backend):
-    """Load a writer with its first step, so that it costs neither time nor memory before an outage.
-
-    Args:
-        load: called once, by the thread that takes the first step.
-        top_k, kv_shape: of the writer.
-    """
+    """Load a writer with its first step, in that thread, so that it costs neither time nor memory before an outage."""
 
     needs_a_row = False
 

@@ -1,4 +1,4 @@
-"""The bundle refuses whatever is not exactly what the exporter wrote."""
+"""A bundle is read as it was written, or refused."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from moa_runtime.bundle import (
     write_manifest,
 )
 from moa_runtime.offline_stopping import StoppingRule
+from support.refusals import refused
 
 MANIFEST = Manifest(
     fingerprints=Fingerprints(target="aa", tokenizer="bb", drafter="cc"),
@@ -95,39 +96,46 @@ def test_what_was_written_is_read_back(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["graph.onnx", "Half.mlpackage/model.mlmodel", "tokenizer.json", "chat_template.jinja"]
 )
-def test_one_changed_byte_is_found_and_its_file_named(folder: Path, name: str) -> None:
+def test_a_changed_or_missing_file_is_named(folder: Path, name: str) -> None:
     data = bytearray((folder / name).read_bytes())
     data[-1] ^= 1
     (folder / name).write_bytes(data)
-    with pytest.raises(BundleError, match=f"^{name} in the bundle .* was changed"):
+    with refused("damaged", BundleError) as caught:
         Bundle.open(folder)
-
-
-def test_a_missing_file_is_named(folder: Path) -> None:
-    (folder / "graph.onnx").unlink()
-    with pytest.raises(BundleError, match=r"lacks its file graph\.onnx"):
+    assert name in str(caught.value)
+    (folder / name).unlink()
+    with refused("file_missing", BundleError) as caught:
         Bundle.open(folder)
+    assert name in str(caught.value)
 
 
-def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"is no bundle: it has no manifest\.json; make one with moa-export"):
-        Bundle.open(tmp_path)
-    with pytest.raises(BundleError, match="is no bundle: there is no such folder"):
-        Bundle.open(tmp_path / "nowhere")
+def test_a_missing_bundle_graph_or_tokenizer_is_named(folder: Path) -> None:
+    missing = folder / "nowhere"
+    for other in (missing, folder / "Half.mlpackage"):
+        with refused("no_bundle", BundleError) as caught:
+            Bundle.open(other)
+        assert str(other) in str(caught.value)
+    with refused("unknown_target", BundleError) as caught:
+        Bundle.open(folder).graph_path("executorch")
+    assert "'executorch'" in str(caught.value) and "coreml, onnx" in str(caught.value)
+    assert tokenizer_fingerprint(folder / "tokenizer.json") == hashlib.sha256(b"{}").hexdigest()[:32]
+    with refused("file_missing", BundleError):
+        tokenizer_fingerprint(missing)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", "not json", '"schema_version"', "[" * 10**5, "9" * 5000])
-def test_a_file_that_is_no_manifest(folder: Path, text: str) -> None:
+def test_a_file_that_is_no_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(BundleError, match="no bundle manifest"):
+    with refused("damaged", BundleError):
         Bundle.open(folder)
 
 
 @pytest.mark.parametrize("version", [3, 1, "2", None])
 def test_another_schema_version_is_refused(folder: Path, version: object) -> None:
     edit(folder, schema_version=version)
-    with pytest.raises(BundleError, match=f"schema version {version!r}, this moa-edge reads version 2"):
+    with refused("unknown_version", BundleError) as caught:
         Bundle.open(folder)
+    assert repr(version) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -162,39 +170,28 @@ def test_another_schema_version_is_refused(folder: Path, version: object) -> Non
         {"writer": {"file": "graph.onnx", "bytes": 1, "inputs": [], "outputs": [], "states": [], "details": {}}},
     ],
 )
-def test_a_malformed_field_is_named_and_no_crash(folder: Path, fields: dict[str, object]) -> None:
+def test_a_malformed_field_is_named(folder: Path, fields: dict[str, object]) -> None:
     edit(folder, **fields)
-    with pytest.raises(BundleError, match=r"^manifest\.json is malformed \(") as caught:
+    with refused("damaged", BundleError) as caught:
         Bundle.open(folder)
-    [name] = fields
-    assert "leaves the bundle" in str(caught.value) or f"{name!r} is not of the form that an" in str(caught.value)
+    [(name, value)] = fields.items()
+    assert repr(name) in str(caught.value) or (name == "files" and repr(next(iter(value))) in str(caught.value))
 
 
-def test_a_field_that_is_missing_is_named(folder: Path) -> None:
+def test_a_missing_field_and_an_unlisted_graph_are_named(folder: Path) -> None:
     path = folder / "manifest.json"
     whole = json.loads(path.read_text())
     for name in whole.keys() - {"schema_version", "writer", "web_writer", "manners", "sampling", "architecture"}:
         path.write_text(json.dumps({key: value for key, value in whole.items() if key != name}))
-        with pytest.raises(BundleError, match=rf"malformed \(it lacks '{name}'\): export the bundle again"):
+        with refused("damaged", BundleError) as caught:
             Bundle.open(folder)
-
-
-def test_a_graph_must_be_among_the_checked_files(folder: Path) -> None:
-    entry = {"file": "../elsewhere.onnx", "bytes": 1, "inputs": [], "outputs": [], "states": []}
-    edit(folder, targets={"onnx": entry})
-    with pytest.raises(BundleError, match=r"malformed.*does not list"):
-        Bundle.open(folder)
-
-
-def test_a_graph_that_was_not_made(folder: Path) -> None:
-    with pytest.raises(BundleError, match="no graph for 'executorch'; it has: coreml, onnx"):
-        Bundle.open(folder).graph_path("executorch")
-
-
-def test_the_tokenizer_fingerprint_is_its_digests_first_half(folder: Path) -> None:
-    assert tokenizer_fingerprint(folder / "tokenizer.json") == hashlib.sha256(b"{}").hexdigest()[:32]
-    with pytest.raises(BundleError, match="there is no tokenizer file"):
-        tokenizer_fingerprint(folder / "none.json")
+        assert repr(name) in str(caught.value)
+    for file in ("../elsewhere.onnx", "."):
+        entry = {"file": file, "bytes": 1, "inputs": [], "outputs": [], "states": []}
+        path.write_text(json.dumps({**whole, "targets": {"onnx": entry}}))
+        with refused("damaged", BundleError) as caught:
+            Bundle.open(folder)
+        assert repr(file) in str(caught.value)
 
 
 SCHEMA = json.loads(Path(moa_runtime.bundle.__file__).with_name("manifest.schema.json").read_text())
@@ -203,11 +200,6 @@ SCHEMA = json.loads(Path(moa_runtime.bundle.__file__).with_name("manifest.schema
 def schema_errors(folder: Path) -> list[str]:
     manifest = json.loads((folder / "manifest.json").read_text())
     return [error.json_path for error in Draft202012Validator(SCHEMA).iter_errors(manifest)]
-
-
-def test_the_json_schema_takes_what_is_written(folder: Path) -> None:
-    Draft202012Validator.check_schema(SCHEMA)
-    assert schema_errors(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -225,18 +217,20 @@ def test_the_json_schema_takes_what_is_written(folder: Path) -> None:
     ],
 )
 def test_the_json_schema_refuses_what_the_reader_refuses(folder: Path, fields: dict, where: str) -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert schema_errors(folder) == []
     edit(folder, **fields)
     assert schema_errors(folder) == [where]
 
 
-def test_a_check_that_was_not_run_says_why(folder: Path) -> None:
+def test_a_check_that_was_not_run_has_a_reason(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["targets"]["coreml"]["checks"]["parity"]["reason"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert schema_errors(folder) == ["$.targets.coreml.checks.parity"]
 
 
-def test_what_nobody_fitted_writes_as_the_built_in_drafter_or_nothing() -> None:
+def test_an_unfitted_drafter_writes_as_the_built_in_one_or_nothing() -> None:
     assert MANIFEST.stopping_rule == MANIFEST.manners
     unfitted = dataclasses.replace(MANIFEST, manners=None)
     assert unfitted.stopping_rule == StoppingRule()

@@ -1,4 +1,4 @@
-"""When a drafter that writes alone stops."""
+"""Stopping of a drafter that writes offline."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ from moa_runtime.offline_stopping import StoppingRule, repeats
 NEVER = 1000
 
 
-def test_it_goes_on_while_it_is_sure() -> None:
+def test_it_continues_while_it_is_sure_up_to_its_limit() -> None:
     rule = StoppingRule(0.5, NEVER, NEVER)
-    assert rule.may_continue([1, 2, 3], 2, math.log(0.51))
-    assert rule.may_continue([1, 2, 3], 2, math.log(0.5))
-    assert not rule.may_continue([1, 2, 3], 2, math.log(0.49))
+    assert [rule.may_continue([1, 2, 3], 2, math.log(p)) for p in (0.51, 0.5, 0.49)] == [True, True, False]
     assert StoppingRule(0.0, NEVER, NEVER).may_continue([1, 2, 3], 2, -math.inf)
-
-
-def test_it_writes_so_much_and_no_more() -> None:
-    assert StoppingRule(0.0, NEVER, 3).may_continue([1, 2, 3, 4, 5], 2, -1.0)
-    assert not StoppingRule(0.0, NEVER, 3).may_continue([1, 2, 3, 4, 5], 3, -1.0)
+    short = StoppingRule(0.0, NEVER, 3)
+    assert short.may_continue([1, 2, 3, 4, 5], 2, -1.0) and not short.may_continue([1, 2, 3, 4, 5], 3, -1.0)
     assert not StoppingRule(0.0, NEVER, 0).may_continue([1, 2], 0, 0.0)
 
 
@@ -31,7 +26,7 @@ def test_it_stops_in_a_circle() -> None:
     text = [7, 8, 9, 1, 7, 8]
     assert rule.may_continue(text, 2, -1.0)
     assert not rule.may_continue([*text, 9], 3, -1.0)
-    assert rule.may_continue([*text, 9], 0, 0.0), "what the target wrote itself is no circle of the drafter's"
+    assert rule.may_continue([*text, 9], 0, 0.0)  # the target wrote it, not the drafter
     assert rule.may_continue([*text, 5], 3, -1.0)
 
 
@@ -57,5 +52,5 @@ def test_only_recent_text_counts() -> None:
 
 @pytest.mark.parametrize("numbers", [(-0.1, 8, 8), (1.1, 8, 8), (0.5, 0, 8), (0.5, 8, -1)])
 def test_numbers_out_of_range_are_refused(numbers: tuple[float, int, int]) -> None:
-    with pytest.raises(ValueError, match="a stopping rule is"):
+    with pytest.raises(ValueError, match="StoppingRule"):
         StoppingRule(*numbers)

@@ -1,4 +1,4 @@
-"""Timelines as Chrome's Trace Event Format wants them."""
+"""Timelines in Chrome's Trace Event Format."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import os
 import threading
 from pathlib import Path
 
-import pytest
-
-from moa_runtime.errors import MoaError
 from moa_runtime.timeline import NO_TIMELINE, Timeline, read_sink, write_timeline
+from support.refusals import refused
 
 
 def filled(sink: Path | None = None) -> Timeline:
@@ -51,14 +49,8 @@ def test_a_sink_has_every_event_at_once_and_keeps_none_in_memory(tmp_path: Path)
     assert timeline.events == []
     timeline.close()
     assert json.loads(sink.read_text().rstrip(",\n") + "]") == events  # the format lets the bracket be left out
-
-
-def test_a_sink_cut_short_loses_one_event(tmp_path: Path) -> None:
-    sink = tmp_path / "sink.json"
-    filled(sink).close()
-    whole = read_sink(sink)
-    sink.write_bytes(sink.read_bytes()[:-20])
-    assert read_sink(sink) == whole[:-1]
+    sink.write_bytes(sink.read_bytes()[:-20])  # the process was killed in the middle of an event
+    assert read_sink(sink) == events[:-1]
 
 
 def test_threads_share_a_timeline(tmp_path: Path) -> None:
@@ -88,8 +80,8 @@ def test_no_timeline_keeps_nothing() -> None:
     assert NO_TIMELINE.events == before
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(MoaError, match=r"cannot write the timeline .*: No such file"):
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with refused("cannot_write"):
         Timeline("device", tmp_path / "nowhere" / "sink.json")
-    with pytest.raises(MoaError, match=r"cannot write the timeline .*: Is a directory"):
+    with refused("cannot_write"):
         write_timeline(tmp_path, [])
