@@ -7,9 +7,8 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moa_drafter.pretrained import shipped_names
 from moa_export.golden_step import worked_example
@@ -22,22 +21,21 @@ NPM_HELP = (
     "let npm install onnxruntime-web into the cache (150 MB), by which graphs for browsers are compared in Node; "
     "MOA_ONNXRUNTIME_WEB names a folder that has it"
 )
+DRAFTER_HELP = f"{', '.join(shipped_names())}, or the folder of a moa-train checkpoint (default: {DEFAULT_DRAFTER})"
 _HEADER = ("graph", "file", "MB", "parity", "top-1", "error (nats)", "tau before", "after", "perplexity", "ms a step")
 
 
 def inspect(words: Sequence[str]) -> int:
     """Print what a bundle holds; its files are not read."""
-    parser = argparse.ArgumentParser(prog="moa-export inspect", description="What a bundle holds.")
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser = _parser("inspect", "What a bundle holds.", "BUNDLE")
     parser.add_argument("--json", action="store_true", help="print the manifest")
     args = parser.parse_args(words)
     manifest = read_manifest(args.bundle)
     if args.json:
         print(manifest.to_json(), end="")
         return 0
-    graphs = _graphs(manifest)
-    print(format_rows([Row(name, t.file, t.bytes, t.checks) for name, t in graphs.items()]))
-    prints = manifest.fingerprints
+    print(*format_rows([Row(*graph) for graph in _graphs(manifest).items()]), sep="\n")
+    prints, own = manifest.fingerprints, manifest.sampling
     facts = {
         "target": f"{manifest.target} ({prints.target})",
         "drafter": f"{manifest.architecture} ({prints.drafter})",
@@ -46,7 +44,7 @@ def inspect(words: Sequence[str]) -> int:
         "vocabulary": f"{manifest.draft_vocab_size} of {manifest.vocab_size} tokens can be drafted",
         "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in ("linear", "head", "embedding")),
         "offline": _offline(manifest),
-        "sampling": _sampling(manifest),
+        "sampling": f"temperature {own.temperature:g}, top-p {own.top_p:g}" if own else "no recommendation",
         "made with": ", ".join(f"{name} {number}" for name, number in manifest.tools.items()),
     }
     for name, fact in facts.items():
@@ -56,27 +54,18 @@ def inspect(words: Sequence[str]) -> int:
 
 def verify(words: Sequence[str]) -> int:
     """Check a bundle's files; then run its graphs beside PyTorch as the export did."""
-    parser = argparse.ArgumentParser(
-        prog="moa-export verify", description="Check a bundle's files, and compare its graphs with PyTorch again."
-    )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser = _parser("verify", "Check a bundle's files, and compare its graphs with PyTorch again.", "BUNDLE")
     parser.add_argument("--files-only", action="store_true", help="check SHA-256 and manifest only; needs no torch")
     parser.add_argument("--model", metavar="NAME", help="target model it was exported for (default: the built-in one)")
-    parser.add_argument(
-        "--drafter",
-        metavar="NAME|DIR",
-        help=f"{', '.join(shipped_names())}, or the folder of a moa-train checkpoint (default: {DEFAULT_DRAFTER})",
-    )
+    parser.add_argument("--drafter", metavar="NAME|DIR", help=DRAFTER_HELP)
     parser.add_argument("--offline-model", metavar="NAME", help="its offline model (default: the target)")
     parser.add_argument("--npm", action="store_true", help=NPM_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     args = parser.parse_args(words)
     bundle = Bundle.open(args.bundle)
-    found: dict[str, Any] = {
-        "bundle": str(args.bundle),
-        "files": {"status": "passed", "count": len(bundle.manifest.files)},
-    }
+    count = len(bundle.manifest.files)
+    found: dict[str, Any] = {"bundle": str(args.bundle), "files": {"status": "passed", "count": count}}
     rows: list[Row] = []
     failures: list[str] = []
     if not args.files_only:
@@ -87,28 +76,23 @@ def verify(words: Sequence[str]) -> int:
             from moa_export.pipeline import prove_again
             from moa_export.progress import Progress
 
-            progress = Progress(terminal, quiet=args.quiet)
             proofs = prove_again(
                 bundle,
                 model=args.model,
                 drafter=args.drafter,
                 writer=args.offline_model,
                 npm=args.npm,
-                progress=progress,
+                progress=Progress(terminal, quiet=args.quiet),
             )
+        graphs = _graphs(bundle.manifest)
         for name, proof in proofs.items():
-            entry = _graphs(bundle.manifest)[name]
-            rows.append(Row(name, entry.file, entry.bytes, proof.checks, proof.step_ms))
+            rows.append(Row(name, dataclasses.replace(graphs[name], checks=proof.checks), proof.step_ms))
             failures += [f"{name}: {reason}" for reason in proof.failures]
-        found["targets"] = {row.name: {"step_ms": row.step_ms, **row.checks} for row in rows}
+        found["targets"] = {row.name: {"step_ms": row.step_ms, **row.entry.checks} for row in rows}
     if args.json:
         print(json.dumps(found))
     else:
-        print(f"{len(bundle.manifest.files)} files are whole")
-        if rows:
-            print(format_rows(rows))
-            for line in left_out(rows):
-                print(line)
+        print("\n".join([f"{count} files are whole", *(format_rows(rows) if rows else [])]))
     for failure in failures:
         print(f"moa-export: failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -116,9 +100,7 @@ def verify(words: Sequence[str]) -> int:
 
 def diff(words: Sequence[str]) -> int:
     """Print what differs between two bundles: exit status 0 for nothing, 1 for something."""
-    parser = argparse.ArgumentParser(prog="moa-export diff", description="What differs between two bundles.")
-    parser.add_argument("a", type=Path, metavar="A")
-    parser.add_argument("b", type=Path, metavar="B")
+    parser = _parser("diff", "What differs between two bundles.", "A", "B")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(words)
     sides = [dict(_flat(json.loads(read_manifest(folder).to_json()))) for folder in (args.a, args.b)]
@@ -130,23 +112,27 @@ def diff(words: Sequence[str]) -> int:
         print("the bundles are the same")
     else:
         for key, (a, b) in differing.items():
-            print(f"{key}: {_shown(a)} -> {_shown(b)}")
+            print(f"{key}: {'nothing' if a is None else a} -> {'nothing' if b is None else b}")
     return 1 if differing else 0
 
 
 def example(words: Sequence[str]) -> int:
     """Print three steps with their inputs and outputs, to check a port against."""
-    parser = argparse.ArgumentParser(
-        prog="moa-export example",
-        description="Three drafting steps with their inputs and outputs, to check a port against (docs/bundle.md).",
-    )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    what = "Three drafting steps with their inputs and outputs, to check a port against (docs/bundle.md)."
+    parser = _parser("example", what, "BUNDLE")
     parser.add_argument("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: the first that is there)")
     args = parser.parse_args(words)
     bundle = Bundle.open(args.bundle)
     worked = worked_example(load_backend(bundle, args.backend))
     print(json.dumps({"fingerprints": dataclasses.asdict(bundle.manifest.fingerprints), **worked}, indent=1))
     return 0
+
+
+def _parser(command: str, what: str, *bundles: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"moa-export {command}", description=what)
+    for bundle in bundles:
+        parser.add_argument(bundle.lower(), type=Path, metavar=bundle)
+    return parser
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -173,69 +159,52 @@ def _offline(manifest: Manifest) -> str:
     return f"the drafter writes while it is sure, up to {longest} tokens"
 
 
-def _sampling(manifest: Manifest) -> str:
-    said = manifest.sampling
-    return f"temperature {said.temperature:g}, top-p {said.top_p:g}, as recommended" if said else "no recommendation"
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else str(value)
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "inspect": inspect,
-    "verify": verify,
-    "diff": diff,
-    "example": example,
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    command.__name__: command for command in (inspect, verify, diff, example)
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One graph of the summary; ``checks`` as in the manifest, ``step_ms`` None if it was not measured."""
+class Row(NamedTuple):
+    """One graph of the summary; ``step_ms`` is None if it was not measured."""
 
     name: str
-    file: str
-    bytes: int
-    checks: Mapping[str, Mapping[str, Any]]
+    entry: TargetEntry
     step_ms: float | None = None
 
 
-def format_rows(rows: Sequence[Row]) -> str:
-    """Format the summary of a bundle: a line for each graph, columns two spaces apart."""
+def format_rows(rows: Sequence[Row]) -> list[str]:
+    """Format the summary of a bundle: a line for each graph, and one for each reason why a check was not run."""
     cells = [_HEADER, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    )
-
-
-def left_out(rows: Sequence[Row]) -> list[str]:
-    """List the reasons why checks were not run, a line each."""
-    said = {
-        (row.name, str(check["reason"])): None
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join([cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(line)])
+        for line in (zip(cell, widths, strict=True) for cell in cells)
+    ]
+    left_out = {
+        f"{row.name}: not run: {check['reason']}": None
         for row in rows
-        for check in row.checks.values()
+        for check in row.entry.checks.values()
         if check["status"] == "not run"
     }
-    return [f"{name}: not run: {reason}" for name, reason in said]
+    return [*lines, *left_out]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    parity, tau = row.checks.get("parity") or row.checks.get("perplexity", {}), row.checks.get("tau", {})
+    checks = row.entry.checks
+    parity, tau = checks.get("parity") or checks.get("perplexity", {}), checks.get("tau", {})
+
+    def shown(figures: Mapping[str, Any], name: str, form: str) -> str:
+        return form.format(figures[name]) if name in figures else "-"
+
     return (
         row.name,
-        row.file,
-        f"{row.bytes / 1e6:.1f}",
+        row.entry.file,
+        f"{row.entry.bytes / 1e6:.1f}",
         str(parity.get("status", "-")),
-        f"{parity['top1_agreement']:.1%}" if "top1_agreement" in parity else "-",
-        f"{parity['mean_logprob_error']:.4f}" if "mean_logprob_error" in parity else "-",
-        f"{tau['before']:.3f}" if "before" in tau else "-",
-        f"{tau['after']:.3f}" if "after" in tau else "-",
-        f"x {parity['ratio']:.3f}" if "ratio" in parity else "-",
+        shown(parity, "top1_agreement", "{:.1%}"),
+        shown(parity, "mean_logprob_error", "{:.4f}"),
+        shown(tau, "before", "{:.3f}"),
+        shown(tau, "after", "{:.3f}"),
+        shown(parity, "ratio", "x {:.3f}"),
         "-" if row.step_ms is None else f"{row.step_ms:.2f}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -27,7 +28,7 @@ def check_output(out: Path, *, force: bool) -> None:
     if not os.path.lexists(out):
         return
     if not force:
-        raise ExportError(f"{out} exists already: give another folder, or --force to replace a bundle")
+        raise ExportError(f"{out} exists already: give another folder, or --force to replace a bundle", code="exists")
     _check_deletable(out)
 
 
@@ -55,7 +56,8 @@ def staged_bundle(out: Path, *, force: bool) -> Iterator[Path]:
             check_output(out, force=force)
             _put(stage, out, Path(scratch))
     except OSError as error:
-        raise ExportError(f"cannot write the bundle {out}: {error.strerror or error}") from error
+        code = "disk_full" if error.errno == errno.ENOSPC else "unwritable"
+        raise ExportError(f"cannot write the bundle {out}: {error.strerror or error}", code=code) from error
 
 
 def _put(stage: Path, place: Path, scratch: Path) -> None:
@@ -81,11 +83,13 @@ def _check_deletable(folder: Path) -> None:
         ExportError: anything else.
     """
     if folder.is_symlink():
-        raise ExportError(f"{folder} is a link: --force replaces bundles only")
+        raise ExportError(f"{folder} is a link: --force replaces bundles only", code="no_bundle")
     try:
         known = {MANIFEST_FILE, *read_manifest(folder).files}
     except BundleError as error:
-        raise ExportError(f"{folder} is not a bundle, so --force does not replace it: {error}") from error
+        reason = f"{folder} is not a bundle, so --force does not replace it: {error}"
+        raise ExportError(reason, code="no_bundle") from error
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     if foreign := sorted(present - known):
-        raise ExportError(f"{folder} holds {foreign[0]}, which moa-export did not write: move it away first")
+        reason = f"{folder} holds {foreign[0]}, which moa-export did not write: move it away first"
+        raise ExportError(reason, code="foreign_file")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
 import json
 import signal
 import sys
@@ -12,19 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moa_drafter.pretrained import checkpoint_of, shipped_names
-from moa_export import bundle_commands
-from moa_export.bundle_commands import NPM_HELP, Row, format_rows, left_out
+from moa_drafter.pretrained import checkpoint_of
+from moa_export.bundle_commands import COMMANDS, DRAFTER_HELP, NPM_HELP, Row, format_rows
+from moa_export.bundle_writer import check_output
 from moa_export.datastore_command import datastore
 from moa_export.errors import ExportError
 from moa_export.recipe import DEFAULT_PRESET, PRESETS, Recipe, read_config, resolve
+from moa_export.targets import TARGETS, extra_of
 from moa_runtime.cli_main import run_program
 from moa_runtime.optional_deps import require_extra
-from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.paths import default_bundle
 
 if TYPE_CHECKING:
-    from moa_export.offline_model import MadeWriter
     from moa_export.pipeline import ExportSettings, Made, Report
 
 _EPILOG = """\
@@ -35,13 +32,12 @@ commands:
   moa-export example BUNDLE    three steps in numbers, to check a port against
   moa-export datastore FILES   make a datastore of texts that answers may repeat, for moa-chat --datastore
 """
-
-
-_COMMANDS = {**bundle_commands.COMMANDS, "datastore": datastore}
+_COMMANDS = {**COMMANDS, "datastore": datastore}
+_DEFAULT_TARGET = "onnx"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, 1 for a check that failed (or bundles that differ), else as
+    """Run the command; return 0, 1 for a check that failed (or bundles that differ), else as
     :func:`~moa_runtime.cli_main.run_program` says."""
     if argv is None:  # a program of its own: one that is told to end removes what it began
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -63,16 +59,11 @@ def _run(words: list[str]) -> int:
     return _export(parser.parse_args(words))
 
 
-#: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
-EXTRAS = {"onnx": "export", "web": "export", "executorch": "executorch", "coreml": "coreml"}
-_DEFAULT_TARGET = "onnx"
-
-
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="NAME",
-        help=f"what to export for: {', '.join(EXTRAS)}, several with commas, or all (default {_DEFAULT_TARGET})",
+        help=f"what to export for: {', '.join(TARGETS)}, several with commas, or all (default {_DEFAULT_TARGET})",
     )
     parser.add_argument(
         "--out", type=Path, default=default_bundle(), metavar="DIR", help="the bundle's folder (default: %(default)s)"
@@ -82,11 +73,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="target model: built-in name, Hub id, folder or GGUF file (default smollm2-135m-instruct)",
     )
-    parser.add_argument(
-        "--drafter",
-        metavar="NAME|DIR",
-        help=f"{', '.join(shipped_names())}, or the folder of a moa-train checkpoint (default: {DEFAULT_DRAFTER})",
-    )
+    parser.add_argument("--drafter", metavar="NAME|DIR", help=DRAFTER_HELP)
     parser.add_argument(
         "--offline-model",
         metavar="NAME",
@@ -135,49 +122,44 @@ def _export(args: argparse.Namespace) -> int:
         MoaError: bad input, or a check that failed.
     """
     config = read_config(args.config) if args.config else {}
-    options = {"bits": args.bits, "group_size": args.group_size}
-    options |= {"head_bits": args.head_bits, "embedding_bits": args.embedding_bits}
+    options = {name: getattr(args, name) for name in ("bits", "group_size", "head_bits", "embedding_bits")}
     recipe = resolve(config, preset_name=args.preset, options=options)
-    targets = _targets(args.target if args.target is not None else config.get("target") or _DEFAULT_TARGET)
-
-    from moa_export.bundle_writer import check_output
-
+    targets = _targets(str(args.target if args.target is not None else config.get("target") or _DEFAULT_TARGET))
     check_output(args.out, force=args.force)
     # Several targets may name the same extra; all are checked before any work.
-    for extra in dict.fromkeys(EXTRAS[name] for name in targets):
+    for extra in dict.fromkeys(map(extra_of, targets)):
         require_extra(extra, "moa-export")
 
     # Seconds of imports, and not there on a device: only now. They are loud, too.
     from moa_export.toolchain_log import quiet_toolchain, toolchain_log
 
-    with contextlib.ExitStack() as stack:
-        terminal = stack.enter_context(quiet_toolchain(toolchain_log()))
+    with quiet_toolchain(toolchain_log()) as terminal:
         from moa_export.pipeline import export_bundle, plan
         from moa_export.progress import Progress
 
         settings = _settings(args, config, targets, recipe)
+        planned = plan(settings) if args.dry_run else None
         progress = Progress(terminal, quiet=args.quiet)
-        if args.dry_run:
-            planned = plan(settings)
-            report = None
-        else:
-            report = export_bundle(args.out, settings, progress, force=args.force)
+        report = None if args.dry_run else export_bundle(args.out, settings, progress, force=args.force)
     if report is None:
         _print_plan(args, settings, planned)
         return 0
     for note in report.notes:
         print(f"moa-export: note: {note}", file=sys.stderr)
-    print(json.dumps(_as_json(report)) if args.json else _as_table(report))
+    if args.json:
+        print(json.dumps(_as_json(report)))
+        return 0
+    graphs = {**report.made, **report.writers}
+    print(*format_rows([Row(name, one.entry, one.proof.step_ms) for name, one in graphs.items()]), sep="\n")
+    print(f"{report.bundle}: {report.bytes / 1e6:.1f} MB in {report.seconds:.0f} s")
     return 0
 
 
 def _targets(given: str) -> tuple[str, ...]:
-    """Raises ExportError: one that there is not."""
-    if given == "all":
-        return tuple(EXTRAS)
-    names = tuple(dict.fromkeys(name.strip() for name in str(given).split(",")))
-    if unknown := [name for name in names if name not in EXTRAS]:
-        raise ExportError(f"unknown --target {unknown[0]!r}: choose one of {', '.join(EXTRAS)}, all")
+    """Return the names of targets that ``given`` lists; raise an ExportError if one is unknown."""
+    names = tuple(TARGETS) if given == "all" else tuple(dict.fromkeys(name.strip() for name in given.split(",")))
+    for name in names:
+        extra_of(name)
     return names
 
 
@@ -189,64 +171,37 @@ def _settings(
     from moa_export.pipeline import ExportSettings
     from moa_export.targets.base import TargetOptions
 
-    delegates = str(args.backend or config.get("backend") or ",".join(TargetOptions().delegates)).split(",")
-    context = args.context if args.context is not None else config.get("context", TargetOptions().context)
+    usual = TargetOptions()
+    context = args.context if args.context is not None else config.get("context", usual.context)
     if not isinstance(context, int) or context < 64:
-        raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
-    drafter = checkpoint_of(args.drafter or (str(config["drafter"]) if "drafter" in config else None))
-    bits = args.offline_bits if args.offline_bits is not None else config.get("offline_bits")
-    writer = WriterSettings(args.offline_model or config.get("offline_model"), bits, "web" in targets, args.npm)
+        raise ExportError(f"--context must be a number of at least 64 tokens, not {context}", code="out_of_range")
+    delegates = str(args.backend or config.get("backend") or ",".join(usual.delegates)).split(",")
     return ExportSettings(
         targets,
-        drafter,
+        checkpoint_of(args.drafter or (str(config["drafter"]) if "drafter" in config else None)),
         model=args.model or config.get("model") or DEFAULT_TARGET,
         recipe=recipe,
         options=TargetOptions(context, tuple(delegates), args.npm),
-        writer=writer,
+        writer=WriterSettings(args.offline_model, args.offline_bits),
         checked=args.checked,
     )
 
 
 def _as_json(report: Report) -> dict[str, Any]:
+    def graph(one: Made) -> dict[str, Any]:
+        return {"file": one.entry.file, "bytes": one.entry.bytes, "step_ms": one.proof.step_ms, **one.proof.checks}
+
+    writers = {name.replace(" ", "_"): {**graph(one), **one.entry.details} for name, one in report.writers.items()}
     return {
         "bundle": str(report.bundle),
         "bytes": report.bytes,
         "seconds": round(report.seconds, 1),
-        "targets": {
-            one.artifact.name: {
-                "file": one.artifact.file,
-                "bytes": one.bytes,
-                "seconds": round(one.seconds, 1),
-                "step_ms": one.proof.step_ms,
-                **one.proof.checks,
-            }
-            for one in report.made
-        },
-        **{
-            name: None if made is None else _writer_as_json(made)
-            for name, made in (("writer", report.writers.plain), ("web_writer", report.writers.web))
-        },
+        "targets": {name: {**graph(one), "seconds": round(one.seconds, 1)} for name, one in report.made.items()},
+        "writer": None,
+        "web_writer": None,
+        **writers,
         "notes": list(report.notes),
     }
-
-
-def _writer_as_json(made: MadeWriter) -> dict[str, Any]:
-    entry = made.entry
-    return {"file": entry.file, "bytes": entry.bytes, "step_ms": made.proof.step_ms, **entry.details, **entry.checks}
-
-
-def _as_table(report: Report) -> str:
-    rows = [_row(one) for one in report.made]
-    for name, made in report.writers.made.items():
-        entry = made.entry
-        rows.append(Row(name, entry.file, entry.bytes, entry.checks, made.proof.step_ms))
-    lines = [format_rows(rows), *left_out(rows)]
-    lines.append(f"{report.bundle}: {report.bytes / 1e6:.1f} MB in {report.seconds:.0f} s")
-    return "\n".join(lines)
-
-
-def _row(made: Made) -> Row:
-    return Row(made.artifact.name, made.artifact.file, made.bytes, made.proof.checks, made.proof.step_ms)
 
 
 def _print_plan(args: argparse.Namespace, settings: ExportSettings, planned: dict[str, Any]) -> None:
@@ -256,7 +211,7 @@ def _print_plan(args: argparse.Namespace, settings: ExportSettings, planned: dic
         return
     print(f"would export {planned['target']} with a drafter of {planned['parameters'] / 1e6:.1f} M parameters")
     print(f"to {args.out}, for {', '.join(planned['targets'])}, by this recipe:")
-    for name, value in dataclasses.asdict(settings.recipe).items():
+    for name, value in settings.recipe.describe().items():
         shown = ", ".join(f"{key} {inner}" for key, inner in value.items()) if isinstance(value, dict) else value
         print(f"  {name:<16} {shown}")
 

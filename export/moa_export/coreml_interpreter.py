@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,164 +29,14 @@ from moa_export.errors import ExportError
 
 Array = NDArray[Any]
 Operator = Callable[..., Any]
+#: The tensors that a model keeps between calls, by name.
+States = dict[str, Array]
+# How values of a type are held.
+_STORAGE = {"fp16": np.float32, "fp32": np.float32, "int32": np.int32, "int8": np.int8, "uint8": np.uint8}
 
 
 class MilError(ExportError):
     """A program that cannot be evaluated, or inputs that are not its own; the message names the operator or input."""
-
-
-def matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Array:
-    return (x.swapaxes(-1, -2) if transpose_x else x) @ (y.swapaxes(-1, -2) if transpose_y else y)
-
-
-def linear(x: Array, weight: Array, bias: Array) -> Array:
-    return x @ weight.T + bias
-
-
-def softmax(x: Array, axis: int) -> Array:
-    powers = np.exp(x - x.max(axis=axis, keepdims=True))
-    return powers / powers.sum(axis=axis, keepdims=True)
-
-
-def silu(x: Array) -> Array:
-    # exp of a large number would overflow; its share is 0 in float16 long before.
-    return x / (1 + np.exp(np.minimum(-x, 80)))
-
-
-def reduce_max(x: Array, axes: Array, keep_dims: bool) -> Array:
-    return x.max(axis=tuple(axes), keepdims=keep_dims)
-
-
-def reduce_mean(x: Array, axes: Array, keep_dims: bool) -> Array:
-    return x.mean(axis=tuple(axes), keepdims=keep_dims)
-
-
-def reduce_log_sum_exp(x: Array, axes: Array, keep_dims: bool) -> Array:
-    largest = x.max(axis=tuple(axes), keepdims=True)
-    total = largest + np.log(np.exp(x - largest).sum(axis=tuple(axes), keepdims=True))
-    return total if keep_dims else total.squeeze(tuple(axes))
-
-
-def cast(x: Array, dtype: str) -> Array:
-    return x.astype(_STORAGE[dtype])
-
-
-def gather(x: Array, indices: Array, axis: int, batch_dims: int, validate_indices: bool) -> Array:
-    """An index that is out of range, which a device answers with anything, is an error whether asked for or not."""
-    _supported(batch_dims == 0, "gather with batch dimensions")
-    if indices.size and not 0 <= indices.min() <= indices.max() < x.shape[axis]:
-        raise MilError(f"gather reads position {indices.min()}..{indices.max()} of an axis of {x.shape[axis]}")
-    return x.take(indices, axis=axis)
-
-
-def concat(values: Sequence[Array], axis: int, interleave: bool) -> Array:
-    _supported(not interleave, "concat with interleaving")
-    return np.concatenate(values, axis=axis)
-
-
-def split(x: Array, num_splits: int, axis: int) -> list[Array]:
-    return np.split(x, num_splits, axis=axis)
-
-
-def reshape(x: Array, shape: Array) -> Array:
-    _supported(bool((shape > 0).all()), "reshape to a size that depends on the input")
-    return x.reshape(tuple(shape))
-
-
-def transpose(x: Array, perm: Array) -> Array:
-    return x.transpose(tuple(perm))
-
-
-def expand_dims(x: Array, axes: Array) -> Array:
-    return np.expand_dims(x, tuple(axes))
-
-
-def tile(x: Array, reps: Array) -> Array:
-    return np.tile(x, tuple(reps))
-
-
-def topk(
-    x: Array, k: int, axis: int, ascending: bool, sort: bool, return_indices: bool, output_indices_dtype: str
-) -> tuple[Array, Array]:
-    """Of equal numbers the one that comes first wins; a device may choose another."""
-    _supported(not ascending and sort and return_indices, "topk other than sorted from the largest with indices")
-    # The k-th largest first, so that only the few numbers that reach it have to be sorted.
-    rows = np.moveaxis(x, axis, -1)
-    least = np.partition(rows, -k, axis=-1)[..., -k]
-    indices = np.empty((*rows.shape[:-1], k), _STORAGE[output_indices_dtype])
-    for place in np.ndindex(rows.shape[:-1]):
-        candidates = np.flatnonzero(rows[place] >= least[place])
-        indices[place] = candidates[np.argsort(-rows[place][candidates], kind="stable")[:k]]
-    return np.moveaxis(np.take_along_axis(rows, indices, -1), -1, axis), np.moveaxis(indices, -1, axis)
-
-
-def slice_update(
-    x: Array,
-    update: Array,
-    begin: Array,
-    end: Array,
-    stride: Array | None = None,
-    begin_mask: Array | None = None,
-    end_mask: Array | None = None,
-    squeeze_mask: Array | None = None,
-) -> Array:
-    """``x`` with ``update`` written to ``begin..end`` of each axis; a mask widens that to the axis's own limit."""
-    _supported(stride is None or bool((stride == 1).all()), "slice_update with a stride")
-    _supported(squeeze_mask is None or not squeeze_mask.any(), "slice_update of single positions")
-    first = begin if begin_mask is None else np.where(begin_mask, 0, begin)
-    last = end if end_mask is None else np.where(end_mask, x.shape, end)
-    if (first < 0).any() or (last > x.shape).any() or tuple(last - first) != update.shape:
-        raise MilError(f"slice_update writes {list(update.shape)} to {list(first)}..{list(last)} of {list(x.shape)}")
-    written = x.copy()
-    target = tuple(map(slice, first, last))
-    written[target] = update
-    return written
-
-
-def _supported(condition: bool, what: str) -> None:
-    if not condition:
-        raise MilError(f"the evaluator has no {what}")
-
-
-# How values of a type are held.
-_STORAGE = {"fp16": np.float32, "fp32": np.float32, "int32": np.int32, "int8": np.int8, "uint8": np.uint8}
-
-#: Operators that compute new numbers.
-ARITHMETIC: dict[str, Operator] = {
-    "abs": lambda x: np.abs(x),
-    "add": lambda x, y: x + y,
-    "cast": cast,
-    "floor": lambda x: np.floor(x),
-    "linear": linear,
-    "matmul": matmul,
-    "maximum": lambda x, y: np.maximum(x, y),
-    "mul": lambda x, y: x * y,
-    "real_div": lambda x, y: x / y,
-    "reduce_log_sum_exp": reduce_log_sum_exp,
-    "reduce_max": reduce_max,
-    "reduce_mean": reduce_mean,
-    "silu": silu,
-    "softmax": softmax,
-    "sqrt": lambda x: np.sqrt(x),
-    "square": lambda x: x * x,
-    "sub": lambda x, y: x - y,
-}
-#: Operators that only choose or rearrange numbers.
-MOVEMENT: dict[str, Operator] = {
-    "concat": concat,
-    "expand_dims": expand_dims,
-    "gather": gather,
-    "reshape": reshape,
-    "slice_update": slice_update,
-    "split": split,
-    "tile": tile,
-    "topk": topk,
-    "transpose": transpose,
-}
-
-
-#: The tensors that a model keeps between calls, by name.
-States = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -198,7 +48,7 @@ class TensorType:
 
 
 def read_package(package: Path) -> dict[str, MilFunction]:
-    """The functions of an ``.mlpackage``, by name.
+    """Read the functions of an ``.mlpackage``, by name.
 
     Raises:
         MilError: there is no ML program, or one that coremltools cannot read back.
@@ -208,19 +58,8 @@ def read_package(package: Path) -> dict[str, MilFunction]:
         weights = package / "Data" / "com.apple.CoreML" / "weights"
         program = as_program(specification, specification.specificationVersion, str(weights))
     except Exception as error:  # protocol buffers, the reader of weights and coremltools share no base class
-        raise MilError(f"cannot read the ML program in {package}: {error}") from error
+        raise MilError(f"cannot read the ML program in {package}: {error}", code="damaged") from error
     return {name: MilFunction(function) for name, function in program.functions.items()}
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One operator: what computes it, its constants bound; the variables it reads and writes, by name."""
-
-    compute: Callable[..., Any]
-    reads: tuple[tuple[str, str | tuple[str, ...]], ...]
-    writes: tuple[str, ...]
-    rounds: bool
-    state: str | None
 
 
 class MilFunction:
@@ -240,7 +79,7 @@ class MilFunction:
         self.outputs = {variable.name: _tensor_type(variable.sym_type) for variable in function.outputs}
 
     def new_states(self) -> States:
-        """States as Core ML makes them: zeros."""
+        """Return states as Core ML makes them: zeros."""
         return {name: np.zeros(kind.shape, np.float32) for name, kind in self.states.items()}
 
     def __call__(self, inputs: Mapping[str, Array], states: States | None = None) -> dict[str, Array]:
@@ -252,28 +91,32 @@ class MilFunction:
 
         Raises:
             MilError: an input that is missing, unknown or of another shape, states that are missing; an operator
-                or a parameter that the evaluator does not know, when first called.
+                or a parameter that the interpreter does not know, when first called.
         """
-        if inputs.keys() != self.inputs.keys():
-            raise MilError(f"the function takes the inputs {_listed(self.inputs)}; it was given {_listed(inputs)}")
         states = states or {}
-        if states.keys() != self.states.keys():
-            raise MilError(f"the function keeps the states {_listed(self.states)}; it was given {_listed(states)}")
+        for kind, expected, given in (("inputs", self.inputs, inputs), ("states", self.states, states)):
+            if given.keys() != expected.keys():
+                reason = f"the function takes the {kind} {_listed(expected)}; it was given {_listed(given)}"
+                raise MilError(reason, code="wrong_input")
         constants, steps = self._plan
         values: dict[str, Any] = {**constants, **states}
-        for name, kind in self.inputs.items():
-            if inputs[name].shape != kind.shape:
-                raise MilError(f"the input {name} has shape {inputs[name].shape}, the function takes {kind.shape}")
-            values[name] = _taken(inputs[name], kind.dtype)
+        for name, tensor in self.inputs.items():
+            value = inputs[name]
+            if value.shape != tensor.shape:
+                reason = f"the input {name} has shape {value.shape}, the function takes {tensor.shape}"
+                raise MilError(reason, code="wrong_input")
+            values[name] = value.astype(np.float32 if tensor.dtype == np.float16 else tensor.dtype)
+            if tensor.dtype == np.float16:
+                values[name] = round_to_half(values[name])
         # What is too large for float16 becomes infinite there as on a device.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for step in steps:
-                _run(step, values, states)
-        return {name: values[name].astype(kind.dtype) for name, kind in self.outputs.items()}
+                step(values, states)
+        return {name: values[name].astype(tensor.dtype) for name, tensor in self.outputs.items()}
 
     @cached_property
-    def _plan(self) -> tuple[dict[str, Any], list[_Step]]:
-        """Constants by name, and the operators in order."""
+    def _plan(self) -> tuple[dict[str, Any], list[Callable[[dict[str, Any], States], None]]]:
+        """Constants by name; then what computes each operator, in order."""
         constants: dict[str, Any] = {}
         steps = []
         for operation in self._function.operations:
@@ -286,64 +129,59 @@ class MilFunction:
         return constants, steps
 
 
-def _planned(operation: Any, constants: Mapping[str, Any]) -> _Step:
-    """The step of an operator.
+def _planned(operation: Any, constants: Mapping[str, Any]) -> Callable[[dict[str, Any], States], None]:
+    """Bind an operator to its constants.
+
+    Returns:
+        a function that takes the values of variables by name, which it extends, and the states, which it may change.
 
     Raises:
-        MilError: an operator or a parameter that the evaluator does not know.
+        MilError: an operator or a parameter that the interpreter does not know.
     """
     kind = operation.op_type
     compute = {**ARITHMETIC, **MOVEMENT, **_STATE_OPERATORS}.get(kind)
     if compute is None:
-        raise MilError(f"the evaluator does not know the operator {kind} of {operation.name}")
-    bound, reads = {}, []
+        reason = f"the interpreter does not know the operator {kind} of {operation.name}"
+        raise MilError(reason, code="unknown_operator")
+    bound: dict[str, Any] = {}
+    reads: dict[str, Any] = {}
     for parameter, variables in operation.inputs.items():
         if isinstance(variables, list | tuple):
-            reads.append((parameter, tuple(variable.name for variable in variables)))
+            reads[parameter] = [variable.name for variable in variables]
         elif variables.name in constants:
             bound[parameter] = constants[variables.name]
         else:
-            reads.append((parameter, variables.name))
+            reads[parameter] = variables.name
     try:
-        inspect.signature(compute).bind(**bound, **dict(reads))
+        inspect.signature(compute).bind(**bound, **reads)
     except TypeError as error:
-        raise MilError(f"the evaluator knows {kind}, but not as {operation.name} uses it: {error}") from error
-    return _Step(
-        partial(compute, **bound),
-        tuple(reads),
-        tuple(variable.name for variable in operation.outputs),
-        kind in ARITHMETIC and operation.outputs[0].dtype == types.fp16,
-        operation.state.name if kind == "coreml_update_state" else None,
-    )
+        reason = f"the interpreter knows {kind}, but not as {operation.name} uses it: {error}"
+        raise MilError(reason, code="unknown_operator") from error
+    writes = [variable.name for variable in operation.outputs]
+    rounds = kind in ARITHMETIC and operation.outputs[0].dtype == types.fp16
 
+    def step(values: dict[str, Any], states: States) -> None:
+        arguments = {
+            parameter: values[names] if isinstance(names, str) else [values[name] for name in names]
+            for parameter, names in reads.items()
+        }
+        result = compute(**bound, **arguments)
+        if rounds:
+            result = round_to_half(result)
+        if kind == "coreml_update_state":
+            values[operation.state.name] = states[operation.state.name] = result
+        values.update(zip(writes, result if len(writes) > 1 else (result,), strict=True))
 
-def _run(step: _Step, values: dict[str, Any], states: States) -> None:
-    arguments = {
-        parameter: values[names] if isinstance(names, str) else [values[name] for name in names]
-        for parameter, names in step.reads
-    }
-    result = step.compute(**arguments)
-    if step.rounds:
-        result = round_to_half(result)
-    if step.state is not None:
-        values[step.state] = states[step.state] = result
-    values.update(zip(step.writes, result if len(step.writes) > 1 else (result,), strict=True))
+    return step
 
 
 def round_to_half(values: Array) -> Array:
-    """float32 numbers rounded to float16, to even in the middle. PyTorch does it in hardware, numpy in software."""
+    """Round float32 numbers to float16, to even in the middle. PyTorch does it in hardware, numpy in software."""
     return torch.from_numpy(np.ascontiguousarray(values)).half().float().numpy()
 
 
-# Arrays are never changed in place, so a state may be read without a copy.
-_STATE_OPERATORS: dict[str, Callable[..., Any]] = {
-    "read_state": lambda input: input,
-    "coreml_update_state": lambda state, value: value,
-}
-
-
 def _held(value: Any) -> Any:
-    """A value as the operators take it: numbers of float16 in float32, flags and sizes as Python's own."""
+    """Return a value as the operators take it: numbers of float16 in float32, flags and sizes as Python's own."""
     if isinstance(value, np.bool_ | np.integer):
         return value.item()
     return value.astype(np.float32) if getattr(value, "dtype", None) == np.float16 else value
@@ -353,12 +191,118 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _taken(value: Array, dtype: np.dtype[Any]) -> Array:
-    """An input as the function takes it."""
-    if dtype == np.float16:
-        return round_to_half(value.astype(np.float32, copy=False))
-    return value.astype(dtype)
-
-
 def _tensor_type(kind: Any) -> TensorType:
     return TensorType(tuple(kind.get_shape()), np.dtype(types.nptype_from_builtin(kind.get_primitive())))
+
+
+def _supported(condition: bool, what: str) -> None:
+    if not condition:
+        raise MilError(f"the interpreter has no {what}", code="unknown_operator")
+
+
+def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Array:
+    return (x.swapaxes(-1, -2) if transpose_x else x) @ (y.swapaxes(-1, -2) if transpose_y else y)
+
+
+def _softmax(x: Array, axis: int) -> Array:
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def _reduce_log_sum_exp(x: Array, axes: Array, keep_dims: bool) -> Array:
+    largest = x.max(axis=tuple(axes), keepdims=True)
+    total = largest + np.log(np.exp(x - largest).sum(axis=tuple(axes), keepdims=True))
+    return total if keep_dims else total.squeeze(tuple(axes))
+
+
+def _gather(x: Array, indices: Array, axis: int, batch_dims: int, validate_indices: bool) -> Array:
+    """Take slices; an index out of range, for which a device may return anything, is an error in any case."""
+    _supported(batch_dims == 0, "gather with batch dimensions")
+    if indices.size and not 0 <= indices.min() <= indices.max() < x.shape[axis]:
+        reason = f"gather reads position {indices.min()}..{indices.max()} of an axis of {x.shape[axis]}"
+        raise MilError(reason, code="out_of_range")
+    return x.take(indices, axis=axis)
+
+
+def _concat(values: Sequence[Array], axis: int, interleave: bool) -> Array:
+    _supported(not interleave, "concat with interleaving")
+    return np.concatenate(values, axis=axis)
+
+
+def _reshape(x: Array, shape: Array) -> Array:
+    _supported(bool((shape > 0).all()), "reshape to a size that depends on the input")
+    return x.reshape(tuple(shape))
+
+
+def _topk(
+    x: Array, k: int, axis: int, ascending: bool, sort: bool, return_indices: bool, output_indices_dtype: str
+) -> tuple[Array, Array]:
+    """Return the largest numbers; of equal ones the first wins, while a device may choose another."""
+    _supported(not ascending and sort and return_indices, "topk other than sorted from the largest with indices")
+    # The k-th largest first, so that only the few numbers that reach it have to be sorted.
+    rows = np.moveaxis(x, axis, -1)
+    least = np.partition(rows, -k, axis=-1)[..., -k]
+    indices = np.empty((*rows.shape[:-1], k), _STORAGE[output_indices_dtype])
+    for place in np.ndindex(rows.shape[:-1]):
+        candidates = np.flatnonzero(rows[place] >= least[place])
+        indices[place] = candidates[np.argsort(-rows[place][candidates], kind="stable")[:k]]
+    return np.moveaxis(np.take_along_axis(rows, indices, -1), -1, axis), np.moveaxis(indices, -1, axis)
+
+
+def _slice_update(
+    x: Array,
+    update: Array,
+    begin: Array,
+    end: Array,
+    begin_mask: Array | None = None,
+    end_mask: Array | None = None,
+) -> Array:
+    """Write ``update`` to ``begin..end`` of each axis of ``x``; a mask widens that to the axis's own limit."""
+    first = begin if begin_mask is None else np.where(begin_mask, 0, begin)
+    last = end if end_mask is None else np.where(end_mask, x.shape, end)
+    if (first < 0).any() or (last > x.shape).any() or tuple(last - first) != update.shape:
+        reason = f"slice_update writes {list(update.shape)} to {list(first)}..{list(last)} of {list(x.shape)}"
+        raise MilError(reason, code="out_of_range")
+    written = x.copy()
+    written[tuple(map(slice, first, last))] = update
+    return written
+
+
+#: Operators that compute new numbers.
+ARITHMETIC: dict[str, Operator] = {
+    "abs": lambda x: np.abs(x),
+    "add": lambda x, y: x + y,
+    "cast": lambda x, dtype: x.astype(_STORAGE[dtype]),
+    "floor": lambda x: np.floor(x),
+    "linear": lambda x, weight, bias: x @ weight.T + bias,
+    "matmul": _matmul,
+    "maximum": lambda x, y: np.maximum(x, y),
+    "mul": lambda x, y: x * y,
+    "real_div": lambda x, y: x / y,
+    "reduce_log_sum_exp": _reduce_log_sum_exp,
+    "reduce_max": lambda x, axes, keep_dims: x.max(axis=tuple(axes), keepdims=keep_dims),
+    "reduce_mean": lambda x, axes, keep_dims: x.mean(axis=tuple(axes), keepdims=keep_dims),
+    # exp of a large number would overflow; its share is 0 in float16 long before.
+    "silu": lambda x: x / (1 + np.exp(np.minimum(-x, 80))),
+    "softmax": _softmax,
+    "sqrt": lambda x: np.sqrt(x),
+    "square": lambda x: x * x,
+    "sub": lambda x, y: x - y,
+}
+#: Operators that only choose or rearrange numbers.
+MOVEMENT: dict[str, Operator] = {
+    "concat": _concat,
+    "expand_dims": lambda x, axes: np.expand_dims(x, tuple(axes)),
+    "gather": _gather,
+    "reshape": _reshape,
+    "slice_update": _slice_update,
+    "split": lambda x, num_splits, axis: np.split(x, num_splits, axis=axis),
+    "tile": lambda x, reps: np.tile(x, tuple(reps)),
+    "topk": _topk,
+    "transpose": lambda x, perm: x.transpose(tuple(perm)),
+}
+# Arrays are never changed in place, so a state may be read without a copy.
+_STATE_OPERATORS: dict[str, Operator] = {
+    "read_state": lambda input: input,
+    "coreml_update_state": lambda state, value: value,
+}

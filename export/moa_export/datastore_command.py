@@ -8,7 +8,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,12 @@ def datastore(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     args = parser.parse_args(words)
+    out = args.out
     if args.most_tokens < _LEAST_TOKENS:
-        raise MoaError(f"--most-tokens must be at least {_LEAST_TOKENS}, not {args.most_tokens}")
-    if taken := next((path for path in args.files if _same_file(path, args.out)), None):
-        raise MoaError(f"--out {args.out} is one of the files to read, {taken}: give the datastore another name")
+        raise MoaError(f"--most-tokens must be at least {_LEAST_TOKENS}, not {args.most_tokens}", code="out_of_range")
+    if taken := next((path for path in args.files if _same_file(path, out)), None):
+        reason = f"--out {out} is one of the files to read, {taken}: give the datastore another name"
+        raise MoaError(reason, code="own_input")
     require_extra("export", "moa-export datastore")
     from moa_export.progress import Progress
 
@@ -76,21 +78,18 @@ def datastore(words: Sequence[str]) -> int:
             advance()
     documents = [document for document in documents if document]
     if not documents:
-        raise MoaError("there is nothing to make a datastore of: the files hold neither a text nor an answer")
+        reason = "there is nothing to make a datastore of: the files hold neither a text nor an answer"
+        raise MoaError(reason, code="no_documents")
     with progress.stage("sorting"):
         tokenizer = bundle.manifest.fingerprints.tokenizer
-        header = write_datastore(args.out, documents, tokenizer, most_tokens=args.most_tokens)
+        header = write_datastore(out, documents, tokenizer, most_tokens=args.most_tokens)
     left_out = len(documents) - header.documents
-    made = {
-        "file": str(args.out),
-        "bytes": args.out.stat().st_size,
-        "left_out": left_out,
-        **dataclasses.asdict(header),
-    }
+    size = out.stat().st_size
     if args.json:
+        made = {"file": str(out), "bytes": size, "left_out": left_out, **dataclasses.asdict(header)}
         print(json.dumps(made))
         return 0
-    print(f"{args.out}: {header.documents} documents, {header.tokens} tokens, {made['bytes'] / 1e3:,.1f} kB")
+    print(f"{out}: {header.documents} documents, {header.tokens} tokens, {size / 1e3:,.1f} kB")
     if left_out:
         print(f"the first {left_out} documents were left out: --most-tokens makes room for more")
     return 0
@@ -112,7 +111,7 @@ class _UnfitError(Exception):
 
 
 class DocumentReader:
-    """Reads files as documents. Of conversations the assistant's answers are documents, a text is one as it is.
+    """Reads files as documents: of a conversation each answer of the assistant, of a text all of it.
 
     Args:
         tokenizer: of the bundle that will draft with them.
@@ -120,14 +119,12 @@ class DocumentReader:
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer, self._encode_answer = tokenizer, answer_encoder(tokenizer)
-        self._kinds: dict[str, Callable[[dict[str, Any]], Iterator[list[int]]]] = {
+        self._kinds: dict[str, Callable[[dict[str, Any]], Iterable[list[int]]]] = {
             "messages": self._answers,
-            "text": self._text,
-            "tokens": lambda raw: iter([self._tokens(raw["tokens"], "tokens")]),
-            "max_new_tokens": lambda raw: iter([]),  # moa-bench's first line, which says of what the others are
-            "r": lambda raw: iter(
-                [[*self._tokens(raw.get("p", []), "p")[-LEAD_TOKENS:], *self._tokens(raw["r"], "r")]]
-            ),
+            "text": lambda raw: [self._tokenizer.encode(_string(raw["text"], "text"))],
+            "tokens": lambda raw: [self._tokens(raw["tokens"], "tokens")],
+            "max_new_tokens": lambda raw: [],  # moa-bench's first line, which describes the others
+            "r": lambda raw: [[*self._tokens(raw.get("p", []), "p")[-LEAD_TOKENS:], *self._tokens(raw["r"], "r")]],
         }
 
     def read(self, path: Path) -> Iterator[list[int]]:
@@ -137,12 +134,13 @@ class DocumentReader:
             DocumentsError: it cannot be read, or a part of it is no document.
         """
         if path.is_dir():
-            raise DocumentsError(f"{path} is a folder: name the files in it")
+            raise DocumentsError(f"{path} is a folder: name the files in it", code="no_file")
         if not path.name.endswith(FORMATS):
-            raise DocumentsError(f"{path} has no known ending: expected {', '.join(FORMATS)}")
+            reason = f"{path} has no known ending: expected {', '.join(FORMATS)}"
+            raise DocumentsError(reason, code="unknown_format")
         try:
             if path.exists() and not path.is_file():
-                raise DocumentsError(f"cannot read {path}: it is no file")
+                raise DocumentsError(f"cannot read {path}: it is no file", code="no_file")
             opened = gzip.open if path.name.endswith(".gz") else open
             with opened(path, "rt", encoding="utf-8-sig") as file:
                 if path.suffix in (".txt", ".md"):
@@ -154,28 +152,30 @@ class DocumentReader:
                         if line.strip():
                             yield from self._object(f"line {number} of {path}", line)
         except UnicodeDecodeError as error:
-            raise DocumentsError(f"cannot read {path}: it is no UTF-8 text") from error
+            raise DocumentsError(f"cannot read {path}: it is no UTF-8 text", code="not_utf8") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DocumentsError(f"cannot read {path}: it is no whole gzip file") from error
+            raise DocumentsError(f"cannot read {path}: it is no whole gzip file", code="damaged") from error
         except OSError as error:
-            raise DocumentsError(f"cannot read {path}: {error.strerror}") from error
+            code = "file_missing" if isinstance(error, FileNotFoundError) else "unreadable"
+            raise DocumentsError(f"cannot read {path}: {error.strerror}", code=code) from error
 
     def _object(self, where: str, text: str) -> Iterator[list[int]]:
         try:
             raw = json.loads(text)
         except RecursionError as error:
-            raise DocumentsError(f"{where} is nested too deeply") from error
+            raise DocumentsError(f"{where} is nested too deeply", code="not_json") from error
         except json.JSONDecodeError as error:
-            raise DocumentsError(f"{where} is no JSON: {error}") from error
-        except ValueError as error:  # what Python says of it speaks to programmers
-            raise DocumentsError(f"{where} holds a number of thousands of digits: no token has such an id") from error
+            raise DocumentsError(f"{where} is no JSON: {error}", code="not_json") from error
+        except ValueError as error:  # Python's own words are for programmers
+            reason = f"{where} holds a number of thousands of digits: no token has such an id"
+            raise DocumentsError(reason, code="not_json") from error
         kind = next((name for name in self._kinds if isinstance(raw, dict) and name in raw), None)
         if kind is None:
-            raise DocumentsError(f"{where} is no document: {_EXPECTED}")
+            raise DocumentsError(f"{where} is no document: {_EXPECTED}", code="no_document")
         try:
             yield from self._kinds[kind](raw)
         except _UnfitError as error:
-            raise DocumentsError(f"{where} is no document: {error}; {_EXPECTED}") from error
+            raise DocumentsError(f"{where} is no document: {error}; {_EXPECTED}", code="no_document") from error
 
     def _answers(self, raw: dict[str, Any]) -> Iterator[list[int]]:
         messages = raw["messages"]
@@ -186,9 +186,6 @@ class DocumentReader:
                 raise _UnfitError(f"message {number} has no role")
             if message["role"] == "assistant":
                 yield self._encode_answer(_string(message.get("content"), f"content of message {number}"))
-
-    def _text(self, raw: dict[str, Any]) -> Iterator[list[int]]:
-        yield self._tokenizer.encode(_string(raw["text"], "text"))
 
     def _tokens(self, raw: Any, name: str) -> list[int]:
         known = range(self._tokenizer.vocab_size)

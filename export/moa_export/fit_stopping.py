@@ -90,13 +90,12 @@ def outages(backend: Backend, recording: Recording, stop_tokens: Sequence[int]) 
 
 
 def _fit_repeated(recordings: Sequence[Recording]) -> int:
-    """The shortest repetition that hardly any answer of the target has."""
-    for length in _REPEATED:
-        if sum(_has_repeated(recording, length) for recording in recordings) <= _OWN_REPEATS * len(recordings):
-            return length
-    return _REPEATED[-1]
+    """Return the length of the shortest repetition that hardly any answer of the target has."""
 
+    def repeat(recording: Recording, length: int) -> bool:
+        ends = range(recording.prompt + 1, len(recording.tokens) + 1)
+        return any(repeats(recording.tokens[:end], length, end - recording.prompt) for end in ends)
 
-def _has_repeated(recording: Recording, length: int) -> bool:
-    ends = range(recording.prompt + 1, len(recording.tokens) + 1)
-    return any(repeats(recording.tokens[:end], length, end - recording.prompt) for end in ends)
+    few = _OWN_REPEATS * len(recordings)
+    found = (length for length in _REPEATED if sum(repeat(each, length) for each in recordings) <= few)
+    return next(found, _REPEATED[-1])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult
+from moa_runtime.backends.base import Backend, Float32, StepInputs
 from moa_runtime.drafters.moa import GrowingRows
 
 PREFIX = (1, 9, 25, 49, 81)
@@ -48,23 +48,16 @@ def _step(backend: Backend, cache: GrowingRows, tokens: tuple[int, ...], rows: i
     result = backend.step(inputs)
     cache.write(held, result.keys, result.values)
     named = {name: array.astype(int).tolist() for name, array in inputs.by_name().items() if array.dtype != np.float32}
-    return {"inputs": {**named, "cached": held, "memory_rows": rows}, "outputs": _outputs(result)}
-
-
-def _outputs(result: StepResult) -> dict[str, Any]:
-    return {
+    outputs = {
         "top_tokens": result.top_tokens.tolist(),
         "top_logprobs": np.round(result.top_logprobs.astype(np.float64), 4).tolist(),
         "keys": _digest(result.keys),
         "values": _digest(result.values),
     }
+    return {"inputs": {**named, "cached": held, "memory_rows": rows}, "outputs": outputs}
 
 
 def _digest(array: Float32) -> dict[str, Any]:
-    """Shape, the first numbers in row-major order, and the sum: enough to find a wrong layout."""
+    """Return shape, first numbers in row-major order, and sum: enough to find a wrong layout."""
     flat = array.astype(np.float64).ravel()
-    return {
-        "shape": list(array.shape),
-        "first": np.round(flat[:4], 4).tolist(),
-        "sum": round(float(flat.sum()), 3),
-    }
+    return {"shape": list(array.shape), "first": np.round(flat[:4], 4).tolist(), "sum": round(float(flat.sum()), 3)}

@@ -1,8 +1,8 @@
-"""Weights of few bits, rounded with an eye on what they are multiplied with."""
+"""Round weights of few bits by the inputs that they are multiplied with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_export.quantize import round_calibrated
-from moa_export.recipe import Recipe, Weights
+from moa_export.recipe import Recipe
 from moa_export.recordings import Recording
 from moa_export.validation import replay
 
@@ -22,34 +22,31 @@ _HEAD = "norm"  # the module whose output the head reads
 
 
 def needs_calibration(recipe: Recipe) -> bool:
+    """Return whether a recipe has matrices of few bits."""
     return recipe.linear.bits <= _MOST_BITS or recipe.head.bits <= _MOST_BITS
 
 
 @torch.no_grad()
 def calibrate(drafter: DeviceDrafter, recordings: Sequence[Recording], recipe: Recipe) -> DeviceDrafter:
-    """Round a drafter's matrices of few bits, with an eye on the inputs they have when drafting; returns the drafter.
+    """Round a drafter's matrices of few bits by the inputs that they have when drafting; return the drafter.
 
     Args:
         recordings: conversations to draft along; others than those that the export is proved on.
     """
     moments = _second_moments(drafter, recordings)
-    drafter.head = _rounded(drafter.head, recipe.head, moments.pop(_HEAD))
-    for name, moment in moments.items():
-        weight = drafter.get_submodule(name).weight
-        weight.copy_(_rounded(weight, recipe.linear, moment))
+    head = moments.pop(_HEAD)
+    if recipe.head.bits <= _MOST_BITS:
+        drafter.head = round_calibrated(drafter.head, recipe.head.bits, recipe.head.group_size, head)
+    if recipe.linear.bits <= _MOST_BITS:
+        for name, moment in moments.items():
+            weight = drafter.get_submodule(name).weight
+            weight.copy_(round_calibrated(weight, recipe.linear.bits, recipe.linear.group_size, moment))
     return drafter
-
-
-def _rounded(weight: Tensor, weights: Weights, moment: Tensor) -> Tensor:
-    if weights.bits > _MOST_BITS:
-        return weight
-    return round_calibrated(weight, weights.bits, weights.group_size, moment)
 
 
 def _second_moments(drafter: DeviceDrafter, recordings: Sequence[Recording]) -> dict[str, Tensor]:
     """Sums of ``x x^T``, float64, over the inputs of every linear layer of the device half, and over the head's."""
     moments: dict[str, Tensor] = {}
-
     waiting: dict[str, list[Tensor]] = {}
 
     def add(name: str, x: Tensor) -> None:
@@ -62,13 +59,10 @@ def _second_moments(drafter: DeviceDrafter, recordings: Sequence[Recording]) -> 
         rows = torch.cat(waiting.pop(name)).double()
         moments[name] = moments.get(name, 0) + rows.T @ rows
 
-    def input_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda module, inputs, output: add(name, inputs[0])
-
     handles = [drafter.get_submodule(_HEAD).register_forward_hook(lambda module, inputs, output: add(_HEAD, output))]
     for name, module in drafter.named_modules():
         if isinstance(module, nn.Linear):
-            handles.append(module.register_forward_hook(input_of(name)))
+            handles.append(module.register_forward_pre_hook(lambda module, inputs, name=name: add(name, inputs[0])))
     try:
         replay(torch_backend_of(drafter, top_k=1), recordings)
     finally:

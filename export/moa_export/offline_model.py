@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +20,10 @@ from moa_drafter.target import Target, deviation_from_transformers, load_target
 from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
 from moa_export.recordings import Recording
-from moa_export.targets.base import Artifact, StandIn
+from moa_export.targets.base import StandIn
 from moa_export.targets.onnx import export_writer
 from moa_export.targets.web import export_web_writer, web_runner
-from moa_export.validation import FAILED, NOT_ASKED, PASSED, Check, Proof, in_place_of_the_engine, step_ms, unproved
+from moa_export.validation import NOT_ASKED, Check, Made, Proof, check, proof_of, unproved
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle, TargetEntry
@@ -35,6 +37,8 @@ _MOST_RATIO = 1.1
 _COPY_TOKENS = 12
 _COPY_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 TARGET, NONE = "target", "none"
+#: Names of the graphs in messages: for onnxruntime, and for onnxruntime-web.
+WRITER, WEB_WRITER = "writer", "web writer"
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,6 @@ class WriterSettings:
         model: ``target``, ``none``, a name or a folder; None for the target where it is small enough and loses little,
             else none.
         bits: of its layers, 4 or 8; None for 4, or 8 where 4 lose too much.
-        web: whether it is written for onnxruntime-web too.
-        npm: whether npm may install that.
 
     Raises:
         ExportError: other bits.
@@ -54,38 +56,14 @@ class WriterSettings:
 
     model: str | None = None
     bits: int | None = None
-    web: bool = False
-    npm: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in (None, 4, 8):
-            raise ExportError(f"--offline-bits must be 4 or 8, not {self.bits}")
-
-
-@dataclass(frozen=True)
-class MadeWriter:
-    """The graph's entry for the manifest, and how it was proved."""
-
-    entry: TargetEntry
-    proof: Proof
-
-
-@dataclass(frozen=True)
-class Writers:
-    """The writer for onnxruntime, and the same for onnxruntime-web where that is wanted; None for none."""
-
-    plain: MadeWriter | None = None
-    web: MadeWriter | None = None
-
-    @property
-    def made(self) -> dict[str, MadeWriter]:
-        """By the names of messages."""
-        both = {"writer": self.plain, "web writer": self.web}
-        return {name: writer for name, writer in both.items() if writer is not None}
+            raise ExportError(f"--offline-bits must be 4 or 8, not {self.bits}", code="unsupported_bits")
 
 
 def model_of(settings: WriterSettings, target: Target) -> tuple[str, str]:
-    """Which model writes, :data:`NONE` for none, and a note for the user, or the empty string."""
+    """Return the model that writes, :data:`NONE` for none, and a note for the user, or the empty string."""
     if settings.model is not None:
         return settings.model, ""
     parameters = target.model.num_parameters()
@@ -98,79 +76,61 @@ def model_of(settings: WriterSettings, target: Target) -> tuple[str, str]:
 
 
 def make_writer(
-    settings: WriterSettings, target: Target, recordings: Sequence[Recording], folder: Path, progress: Progress
-) -> tuple[Writers, str]:
+    settings: WriterSettings,
+    target: Target,
+    recordings: Sequence[Recording],
+    folder: Path,
+    progress: Progress,
+    *,
+    web: bool = False,
+    npm: bool = False,
+) -> tuple[dict[str, Made], str]:
     """Write the graphs into ``folder``, and compare their perplexity of the target's answers with PyTorch's.
 
     Args:
         recordings: the answers; none, and nothing is compared, and None for the bits is 4.
+        web: whether the model is written for onnxruntime-web too, and ``npm`` may install that.
 
     Returns:
-        what was made, and a note for the user, or the empty string. Nothing where none is wanted, or where the user
-        named none and the target loses too much or cannot be copied; one that the user named may have failed its proof.
+        graphs by their names in messages, and a note for the user, or the empty string. No graphs where none is wanted,
+        or where the user named none and the target loses too much or cannot be copied; those of a model that the user
+        named may have failed their proof.
 
     Raises:
         MoaError: a model that cannot be loaded or copied, or one with another tokenizer.
     """
     model, note = model_of(settings, target)
     if model == NONE:
-        return Writers(), note
-    making = _Making(model, *_source(model, target, recordings, progress), recordings, folder, progress)
+        return {}, note
+    source, before = _source(model, target, recordings, progress)
+
+    def make(name: str, bits: int) -> Made:
+        began = time.monotonic()
+        with progress.stage(f"offline {name}: exporting in {bits} bits"):
+            entry = (export_web_writer if name == WEB_WRITER else export_writer)(whole_model(source), bits, folder)
+        proof = _prove(lambda: _runner(name, folder, entry, npm=npm), recordings, before, progress)
+        shown = Path(model).name if expanded(model).is_dir() else model
+        longest, _ = longest_context(source.config)
+        details = {"model": shown, "bits": bits, "max_context": longest, **entry.details}
+        return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
+
+    missing = "the bundle has no offline writer: {} (--offline-model names another model)"
+    bits = settings.bits or 4
     try:
-        made = making.plain(settings.bits or 4)
+        made = make(WRITER, bits)
     except (ConfigError, FitError) as error:
         if settings.model is not None:
             raise
-        return Writers(), f"the bundle has no offline writer: {error} (--offline-model names another model)"
+        return {}, missing.format(error)
     if made.proof.failures and settings.bits is None:
-        lost = made.proof.failures[0]
-        made = making.plain(8)
+        lost, bits = made.proof.failures[0], 8
+        made = make(WRITER, bits)
         if not made.proof.failures:
             note = f"the offline writer has 8 bits, for with fewer {lost}"
-    if not made.proof.failures or settings.model is not None or settings.bits is not None:
-        return Writers(made, making.web(made.entry.details["bits"], npm=settings.npm) if settings.web else None), note
-    (folder / made.entry.file).unlink()
-    return (
-        Writers(),
-        f"the bundle has no offline writer: {made.proof.failures[0]} (--offline-model names another model)",
-    )
-
-
-@dataclass(frozen=True)
-class _Making:
-    """From a model to a proved graph; ``before`` is its mean loss in PyTorch (nats).
-
-    Raises:
-        MoaError: from its methods: a model that cannot be copied.
-    """
-
-    model: str
-    source: Target
-    before: float
-    recordings: Sequence[Recording]
-    folder: Path
-    progress: Progress
-
-    def plain(self, bits: int) -> MadeWriter:
-        with self.progress.stage(f"offline writer: exporting in {bits} bits"):
-            artifact = export_writer(whole_model(self.source), bits, self.folder)
-        return self._made(artifact, bits, lambda: OnnxBackend(self.folder / artifact.file))
-
-    def web(self, bits: int, *, npm: bool) -> MadeWriter:
-        with self.progress.stage(f"offline writer: exporting in {bits} bits for browsers"):
-            artifact = export_web_writer(whole_model(self.source), bits, self.folder)
-        return self._made(artifact, bits, lambda: web_runner(self.folder, artifact, npm=npm))
-
-    def _made(self, artifact: Artifact, bits: int, runner: Callable[[], Backend | StandIn]) -> MadeWriter:
-        proof = _prove(runner, self.recordings, self.before, self.progress)
-        name = Path(self.model).name if expanded(self.model).is_dir() else self.model
-        longest, _ = longest_context(self.source.config)
-        details = {"model": name, "bits": bits, "max_context": longest, **artifact.details}
-        size = (self.folder / artifact.file).stat().st_size
-        entry = TargetEntry(
-            artifact.file, size, artifact.inputs, artifact.outputs, details=details, checks=proof.checks
-        )
-        return MadeWriter(entry, proof)
+    if made.proof.failures and settings.model is None and settings.bits is None:
+        (folder / made.entry.file).unlink()
+        return {}, missing.format(made.proof.failures[0])
+    return {WRITER: made, **({WEB_WRITER: make(WEB_WRITER, bits)} if web else {})}, note
 
 
 def prove_writers(
@@ -181,28 +141,30 @@ def prove_writers(
     Raises:
         MoaError: see :func:`make_writer`.
     """
-    manifest, folder = bundle.manifest, bundle.folder
-    plain, web = manifest.writer, manifest.web_writer
-    proofs: dict[str, Proof] = {}
-    if plain is None and web is None:
-        return proofs
+    entries = {WRITER: bundle.manifest.writer, WEB_WRITER: bundle.manifest.web_writer}
+    found = {name: entry for name, entry in entries.items() if entry is not None}
+    if not found:
+        return {}
     _, before = _source(model, target, recordings, progress)
-    if plain is not None:
-        proofs["writer"] = _prove(lambda: OnnxBackend(folder / plain.file), recordings, before, progress)
-    if web is not None:
-        artifact = Artifact("writer", web.file, web.inputs, web.outputs, details=web.details)
-        proofs["web writer"] = _prove(lambda: web_runner(folder, artifact, npm=npm), recordings, before, progress)
-    return proofs
+    return {
+        name: _prove(partial(_runner, name, bundle.folder, entry, npm=npm), recordings, before, progress)
+        for name, entry in found.items()
+    }
+
+
+def _runner(name: str, folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:
+    return web_runner(folder, entry, npm=npm) if name == WEB_WRITER else OnnxBackend(folder / entry.file)
 
 
 def _source(model: str, target: Target, recordings: Sequence[Recording], progress: Progress) -> tuple[Target, float]:
-    """The model, and its mean loss in PyTorch (nats a token). Raises MoaError."""
+    """Load the model; return it with its mean loss in PyTorch (nats a token). Raises MoaError."""
     with progress.stage("offline writer: loading"):
         source = target if model == TARGET else load_target(model)
         if source is not target and source.tokenizer.get_vocab() != target.tokenizer.get_vocab():
             raise ExportError(
-                f"--offline-model {model} has another tokenizer than the target, who could not read its text: choose a "
-                "model of the target's family, or none"
+                f"--offline-model {model} has another tokenizer than the target, which could not read its text: choose "
+                "a model of the target's family, or none",
+                code="other_tokenizer",
             )
         return source, loss_of(source, recordings) if recordings else 0.0
 
@@ -213,10 +175,7 @@ def _prove(
     if not recordings:
         return unproved(NOT_ASKED, "perplexity")
     with progress.stage("offline writer: comparing with PyTorch", len(recordings)) as advance:
-        running = runner()
-        backend = running.backend if isinstance(running, StandIn) else running
-        proof = Proof({"perplexity": check_of(backend, recordings, before, advance)}, step_ms(backend))
-        return in_place_of_the_engine(proof, running) if isinstance(running, StandIn) else proof
+        return proof_of(runner(), lambda backend: {"perplexity": check_of(backend, recordings, before, advance)})
 
 
 @torch.no_grad()
@@ -259,10 +218,9 @@ def check_of(backend: Backend, recordings: Sequence[Recording], before: float, a
         "top1_agreement": round(agreed / len(losses), 4),
         "tokens": len(losses),
     }
-    if ratio <= _MOST_RATIO:
-        return {"status": PASSED, **figures}
     reason = f"the writer's perplexity is {ratio:.2f} times PyTorch's, allowed are {_MOST_RATIO}"
-    return {"status": FAILED, "reason": reason, **figures}
+    # Written so that a ratio that is not a number fails too.
+    return check([] if ratio <= _MOST_RATIO else [reason], figures)
 
 
 @torch.no_grad()
@@ -277,13 +235,15 @@ def whole_model(target: Target) -> IndependentDrafter:
     model = IndependentDrafter(IndependentConfig.like(config, layers=len(target.layers)))
     for ours, theirs in zip(model.device_layers, target.layers, strict=True):
         if unknown := sorted(theirs.state_dict().keys() - ours.state_dict().keys()):
-            raise FitError(f"a layer of {target.folder.name} has {unknown[0]}, which a copy could not compute with")
+            reason = f"a layer of {target.folder.name} has {unknown[0]}, which a copy could not compute with"
+            raise FitError(reason, code="unsupported_model")
     model.bind_target(target.embedding, target.head)
     model.initialise(target)
     model.eval()
     error = deviation_from_transformers(target, _COPY_TOKENS, lambda text, start: _computed(model, text, start))
     if error > _COPY_TOLERANCE[target.model.dtype]:
-        raise FitError(f"a copy of {target.folder.name} would compute something else: its logits differ by {error:.2g}")
+        reason = f"a copy of {target.folder.name} would compute something else: its logits differ by {error:.2g}"
+        raise FitError(reason, code="unsupported_model")
     return model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
 from moa_export.fit_stopping import fit_stopping_rule
 from moa_export.gptq import calibrate, needs_calibration
-from moa_export.offline_model import TARGET, Writers, WriterSettings, make_writer, prove_writers
+from moa_export.offline_model import TARGET, WEB_WRITER, WRITER, WriterSettings, make_writer, prove_writers
 from moa_export.progress import Progress
 from moa_export.quarot import rotate_residual_stream
 from moa_export.recipe import Recipe
 from moa_export.recordings import CALIBRATION_PROMPTS, PROMPTS, record
 from moa_export.targets import target_of
-from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
-from moa_export.validation import NOT_ASKED, Proof, Reference, prove, reference_of, unproved
+from moa_export.targets.base import ExportTarget, TargetOptions, size_of
+from moa_export.validation import NOT_ASKED, Made, Proof, Reference, prove, reference_of, unproved
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
@@ -73,31 +73,23 @@ class ExportSettings:
 
 
 @dataclass(frozen=True)
-class Made:
-    """One artifact with its proof; ``seconds`` to make and to prove it."""
-
-    artifact: Artifact
-    bytes: int
-    proof: Proof
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Report:
     """What an export made.
 
     Attributes:
         bytes: the whole bundle.
         seconds: wall-clock time of the whole export.
+        made: the device half's graphs, by their names in the manifest.
         notes: what the user should know though it is no error.
+        writers: the offline writer's graphs, by their names in messages.
     """
 
     bundle: Path
     bytes: int
     seconds: float
-    made: tuple[Made, ...]
+    made: Mapping[str, Made]
     notes: tuple[str, ...]
-    writers: Writers = field(default_factory=Writers)
+    writers: Mapping[str, Made]
 
 
 def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, force: bool = False) -> Report:
@@ -114,12 +106,12 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
             drafter, target, notes = load(settings)
         for exporter in exporters.values():
             exporter.check(drafter.config)
-        _write_tokenizer(target, stage)
         manifest = _manifest(settings, drafter, target, stage)
         with progress.stage("recording conversations of the target"):
             recordings = record(target, drafter, settings.questions) if settings.checked else []
             others = record(target, drafter, CALIBRATION_PROMPTS) if needs_calibration(settings.recipe) else []
-        writers, note = make_writer(settings.writer, target, recordings, stage, progress)
+        web, npm = "web" in settings.targets, settings.options.npm
+        writers, note = make_writer(settings.writer, target, recordings, stage, progress, web=web, npm=npm)
         notes += (note,) if note else ()
         del target  # may be large, and the drafter holds what is still needed of it
         reference = None
@@ -133,24 +125,21 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         if others:
             with progress.stage("rounding with an eye on real inputs"):
                 drafter = calibrate(drafter, others, settings.recipe)
-        made = [
-            one
-            for name, exporter in exporters.items()
-            for one in _make(name, exporter, drafter, stage, reference, settings.recipe, progress)
-        ]
+        made: dict[str, Made] = {}
+        for name, exporter in exporters.items():
+            made |= _make(name, exporter, drafter, stage, reference, progress)
         with progress.stage("writing the bundle"):
-            entries = {one.artifact.name: _entry(one) for one in made}
-            plain, web = (one.entry if one else None for one in (writers.plain, writers.web))
+            entries, own = ({name: one.entry for name, one in some.items()} for some in (made, writers))
+            plain, web = own.get(WRITER), own.get(WEB_WRITER)
             write_manifest(stage, dataclasses.replace(manifest, targets=entries, writer=plain, web_writer=web))
-        failures = [f"{one.artifact.name}: {reason}" for one in made for reason in one.proof.failures]
-        failures += [f"{name}: {reason}" for name, one in writers.made.items() for reason in one.proof.failures]
-        if failures:
+        graphs = {**made, **writers}
+        if failures := [f"{name}: {reason}" for name, one in graphs.items() for reason in one.proof.failures]:
             raise ParityError(
                 f"what was exported differs too much from PyTorch ({'; '.join(failures)}); "
-                f"the files are in {rejected_path(out)}"
+                f"the files are in {rejected_path(out)}",
+                code="too_far",
             )
-    size = _size_of(out)
-    return Report(out, size, time.monotonic() - began, tuple(made), notes, writers)
+    return Report(out, size_of(out), time.monotonic() - began, made, notes, writers)
 
 
 def load(settings: ExportSettings) -> tuple[DeviceDrafter, Target, tuple[str, ...]]:
@@ -192,43 +181,39 @@ def _make(
     drafter: DeviceDrafter,
     stage: Path,
     reference: Reference | None,
-    recipe: Recipe,
     progress: Progress,
-) -> list[Made]:
+) -> dict[str, Made]:
+    """Export the graphs of one target, and prove each against ``reference`` unless that is None."""
     began = time.monotonic()
     with progress.stage(f"{name}: exporting"):
-        artifacts = exporter.export(drafter, stage)
-    made = []
-    for artifact in artifacts:
-        if reference is None:
-            proof = unproved(NOT_ASKED, "parity", "tau")
-        else:
-            with progress.stage(f"{artifact.name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:
-                proof = prove(exporter.runner(stage, artifact), reference, recipe.tolerance, advance)
+        entries = exporter.export(drafter, stage)
+    made = {}
+    for name, entry in entries.items():
+        proof = unproved(NOT_ASKED, "parity", "tau")
+        if reference is not None:
+            proof = _prove(name, exporter, stage, entry, reference, progress)
         now = time.monotonic()
-        made.append(Made(artifact, _size_of(stage / artifact.file), proof, now - began))
+        made[name] = Made(dataclasses.replace(entry, checks=proof.checks), proof, now - began)
         began = now
     return made
 
 
-def _size_of(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(inner.stat().st_size for inner in path.rglob("*") if inner.is_file())
-
-
-def _write_tokenizer(target: Target, stage: Path) -> None:
-    source = target.folder / TOKENIZER_FILE
-    if not source.is_file():
-        raise ExportError(f"the target in {target.folder} has no {TOKENIZER_FILE}: save it with a fast tokenizer")
-    shutil.copyfile(source, stage / TOKENIZER_FILE)
-    (stage / CHAT_TEMPLATE_FILE).write_text(target.chat_template, encoding="utf-8")
+def _prove(
+    name: str, exporter: ExportTarget, folder: Path, entry: TargetEntry, reference: Reference, progress: Progress
+) -> Proof:
+    with progress.stage(f"{name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:
+        return prove(exporter.runner(folder, entry), reference, advance)
 
 
 def _manifest(settings: ExportSettings, drafter: DeviceDrafter, target: Target, stage: Path) -> Manifest:
-    """Everything but the graphs."""
-    config = drafter.config
-    folder = expanded(settings.model)
+    """Write the tokenizer; return the manifest without the graphs."""
+    config, folder = drafter.config, expanded(settings.model)
+    source = target.folder / TOKENIZER_FILE
+    if not source.is_file():
+        reason = f"the target in {target.folder} has no {TOKENIZER_FILE}: save it with a fast tokenizer"
+        raise ExportError(reason, code="file_missing")
+    shutil.copyfile(source, stage / TOKENIZER_FILE)
+    (stage / CHAT_TEMPLATE_FILE).write_text(target.chat_template, encoding="utf-8")
     return Manifest(
         fingerprints=Fingerprints(
             target=target.fingerprint,
@@ -251,19 +236,6 @@ def _manifest(settings: ExportSettings, drafter: DeviceDrafter, target: Target, 
         targets={},
         files={},
         sampling=target.recommended_sampling,
-    )
-
-
-def _entry(made: Made) -> TargetEntry:
-    artifact = made.artifact
-    return TargetEntry(
-        file=artifact.file,
-        bytes=made.bytes,
-        inputs=artifact.inputs,
-        outputs=artifact.outputs,
-        states=artifact.states,
-        details=artifact.details,
-        checks=made.proof.checks,
     )
 
 
@@ -296,7 +268,8 @@ def prove_again(
         if own != expected:
             raise ExportError(
                 f"the bundle was made from the {kind} {expected}, this is {own}: give the one it was made from "
-                f"with --{'model' if kind == 'target' else 'drafter'}"
+                f"with --{'model' if kind == 'target' else 'drafter'}",
+                code="other_model",
             )
     with progress.stage("recording conversations of the target"):
         recordings = record(target, module, settings.questions)
@@ -306,11 +279,6 @@ def prove_again(
     for name in names:
         # "executorch-vulkan" was made by the target "executorch".
         exporter = target_of(name.partition("-")[0])(recipe, TargetOptions(npm=npm))
-        artifact = _artifact(name, bundle.manifest.targets[name])
-        with progress.stage(f"{name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:
-            proofs[name] = prove(exporter.runner(bundle.folder, artifact), reference, recipe.tolerance, advance)
+        entry = bundle.manifest.targets[name]
+        proofs[name] = _prove(name, exporter, bundle.folder, entry, reference, progress)
     return proofs
-
-
-def _artifact(name: str, entry: TargetEntry) -> Artifact:
-    return Artifact(name, entry.file, entry.inputs, entry.outputs, entry.states, entry.details)

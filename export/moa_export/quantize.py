@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from moa_export.errors import ExportError
 from moa_export.recipe import Weights
 
 # The smallest normal float16: Apple's Neural Engine takes smaller numbers for zero.
@@ -105,10 +104,7 @@ class QuantisedEmbedding(nn.Module):
 
     Args:
         table: ``[vocab_size, hidden]``, float.
-        weights: 8 or 4 bits. A group shares a scale along ``hidden``; groups of 0 are whole rows.
-
-    Raises:
-        ExportError: ``hidden`` is not a multiple of the group size.
+        weights: 8 or 4 bits. A group shares a scale along ``hidden``, which it divides; groups of 0 are whole rows.
     """
 
     rows: Tensor
@@ -116,10 +112,7 @@ class QuantisedEmbedding(nn.Module):
 
     def __init__(self, table: Tensor, weights: Weights) -> None:
         super().__init__()
-        hidden = table.shape[1]
-        self.bits, self.group = weights.bits, weights.group_size or hidden
-        if hidden % self.group:
-            raise ExportError(f"a group size of {self.group} does not divide the embedding's width of {hidden}")
+        self.bits, self.group = weights.bits, weights.group_size or table.shape[1]
         rows, scales = round_symmetric(table, weights.bits, weights.group_size)
         if weights.bits == 4:
             # The first half of a row in the low nibbles, the second in the high ones: unpacking is a concatenation.

@@ -5,9 +5,8 @@ A recipe says nothing about packing or runtimes.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +38,15 @@ class Weights:
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
-            raise ExportError(f"weights can have {', '.join(map(str, BITS))} bits, not {self.bits}")
+            known = ", ".join(map(str, BITS))
+            raise ExportError(f"weights can have {known} bits, not {self.bits}", code="unsupported_bits")
         if self.group_size < 0 or self.group_size % 16:
-            raise ExportError(f"a group size must be a multiple of 16, or 0 for one scale a row, not {self.group_size}")
+            reason = f"a group size must be a multiple of 16, or 0 for one scale a row, not {self.group_size}"
+            raise ExportError(reason, code="unsupported_group")
 
     @property
     def is_integer(self) -> bool:
         return self.bits < 16
-
-    def check_divides(self, sizes: Mapping[str, int]) -> None:
-        """Raises ExportError: the groups do not divide one of the ``sizes``, each given by its name."""
-        if not self.is_integer or not self.group_size:
-            return
-        for name, size in sizes.items():
-            if size % self.group_size:
-                raise ExportError(
-                    f"a group size of {self.group_size} does not divide the drafter's {name} of {size}: choose a "
-                    "divisor with --group-size"
-                )
 
 
 @dataclass(frozen=True)
@@ -98,16 +88,29 @@ class Recipe:
 
     def describe(self) -> dict[str, Any]:
         """The resolved recipe in plain values, as the manifest keeps it."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     def check_divides(self, config: DrafterConfig | RivalConfig) -> None:
-        """Raises ExportError: a part's groups do not divide the drafter's sizes."""
+        """Raise an ExportError if a part's groups do not divide the drafter's sizes."""
         decoder = config.decoder
         hidden = {"hidden size": decoder.hidden_size}
         inner = {"FFN": decoder.intermediate_size, "attention width": decoder.num_heads * decoder.head_dim}
-        self.linear.check_divides({**hidden, **inner})
-        self.head.check_divides(hidden)
-        self.embedding.check_divides(hidden)
+        for weights, sizes in ((self.linear, {**hidden, **inner}), (self.head, hidden), (self.embedding, hidden)):
+            for name, size in sizes.items():
+                if weights.is_integer and weights.group_size and size % weights.group_size:
+                    raise ExportError(
+                        f"a group size of {weights.group_size} does not divide the drafter's {name} of {size}: choose "
+                        "a divisor with --group-size",
+                        code="unsupported_group",
+                    )
+
+    def check_symmetric(self, target: str, *parts: str) -> None:
+        """Raise an ExportError if integers of one of the parts have an offset, which ``target`` cannot store."""
+        for part in parts:
+            weights: Weights = getattr(self, part)
+            if weights.is_integer and not weights.symmetric:
+                reason = f"{target} stores the {part} weights without an offset: set symmetric for them"
+                raise ExportError(reason, code="unsupported_offset")
 
     @classmethod
     def from_description(cls, plain: Mapping[str, Any]) -> Recipe:
@@ -120,15 +123,15 @@ class Recipe:
             parts = {name: Weights(**plain[name]) for name in ("linear", "head", "embedding")}
             return cls(**{**plain, **parts, "tolerance": Tolerance(**plain["tolerance"])})
         except (KeyError, TypeError) as error:
-            raise ExportError(f"the bundle's recipe is not one of this version: {error}; export it again") from error
+            reason = f"the bundle's recipe is not one of this version: {error}; export it again"
+            raise ExportError(reason, code="unknown_recipe") from error
 
 
 #: Permitted losses by the fewest bits in a recipe, set from measurements of the default drafter.
 _TOLERANCES = {
     4: Tolerance(mean_logprob_error=0.6, top1_agreement=0.62, top_k_overlap=0.72, tau_loss=0.05),
     8: Tolerance(),
-    16: Tolerance(mean_logprob_error=0.02, top1_agreement=0.98, top_k_overlap=0.98, tau_loss=0.01),
-    32: Tolerance(mean_logprob_error=0.02, top1_agreement=0.98, top_k_overlap=0.98, tau_loss=0.01),
+    **dict.fromkeys((16, 32), Tolerance(0.02, top1_agreement=0.98, top_k_overlap=0.98, tau_loss=0.01)),
 }
 _PHONE = Weights(4, 32)
 PRESETS: dict[str, Recipe] = {
@@ -144,7 +147,7 @@ _SETTINGS = ("model", "drafter", "target", "backend", "context")
 def preset(name: str) -> Recipe:
     """Return a preset; raise an ExportError that lists the presets if there is none of that name."""
     if name not in PRESETS:
-        raise ExportError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+        raise ExportError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}", code="unknown_preset")
     return PRESETS[name]
 
 
@@ -158,7 +161,8 @@ def read_config(path: Path) -> dict[str, Any]:
     raw = read_mapping(path, f"--config {path}", example="preset: phone", error=ExportError)
     known = {"preset", "activation_bits", "top_k", "tolerance", *_PARTS, *_SETTINGS}
     if unknown := [str(key) for key in raw if key not in known]:
-        raise ExportError(f"--config {path} has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}")
+        reason = f"--config {path} has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}"
+        raise ExportError(reason, code="unknown_key")
     return raw
 
 
@@ -175,15 +179,11 @@ def resolve(config: Mapping[str, Any], *, preset_name: str | None, options: Mapp
     recipe = preset(preset_name) if preset_name is not None else _from_config(config)
     for part in _PARTS:
         own = options.get(f"{part}_bits")
-        bits = own if own is not None else options.get("bits")
-        changed = {"bits": bits, "group_size": options.get("group_size")}
-        changed = {name: value for name, value in changed.items() if value is not None}
-        if changed:
-            recipe = dataclasses.replace(recipe, **{part: dataclasses.replace(getattr(recipe, part), **changed)})
+        given = {"bits": options.get("bits") if own is None else own, "group_size": options.get("group_size")}
+        recipe = _with_part(recipe, part, {name: value for name, value in given.items() if value is not None})
     if any(value is not None for value in options.values()):
-        recipe = dataclasses.replace(
-            recipe, tolerance=default_tolerance(recipe), activation_bits=32 if recipe.linear.bits > 8 else 8
-        )
+        wide = recipe.linear.bits > 8
+        recipe = replace(recipe, tolerance=default_tolerance(recipe), activation_bits=32 if wide else 8)
     return recipe
 
 
@@ -192,20 +192,18 @@ def default_tolerance(recipe: Recipe) -> Tolerance:
     return _TOLERANCES[min(getattr(recipe, part).bits for part in _PARTS)]
 
 
+def _with_part(recipe: Recipe, part: str, changed: Mapping[str, Any]) -> Recipe:
+    return replace(recipe, **{part: replace(getattr(recipe, part), **changed)})
+
+
 def _from_config(config: Mapping[str, Any]) -> Recipe:
     recipe = preset(str(config.get("preset", DEFAULT_PRESET)))
     try:
         for part in _PARTS:
-            if part in config:
-                weights = dataclasses.replace(getattr(recipe, part), **config[part])
-                recipe = dataclasses.replace(recipe, **{part: weights})
-        plain = {name: int(config[name]) for name in ("activation_bits", "top_k") if name in config}
-        recipe = dataclasses.replace(recipe, **plain)
-        if not set(config).isdisjoint((*_PARTS, "activation_bits")):
-            recipe = dataclasses.replace(recipe, tolerance=default_tolerance(recipe))
-        if "tolerance" in config:
-            tolerance = dataclasses.replace(recipe.tolerance, **config["tolerance"])
-            recipe = dataclasses.replace(recipe, tolerance=tolerance)
+            recipe = _with_part(recipe, part, config.get(part, {}))
+        recipe = replace(recipe, **{name: int(config[name]) for name in ("activation_bits", "top_k") if name in config})
+        if not config.keys().isdisjoint((*_PARTS, "activation_bits")):
+            recipe = replace(recipe, tolerance=default_tolerance(recipe))
+        return replace(recipe, tolerance=replace(recipe.tolerance, **config.get("tolerance", {})))
     except (TypeError, ValueError) as error:
-        raise ExportError(f"the --config file describes no recipe: {error}") from error
-    return recipe
+        raise ExportError(f"the --config file describes no recipe: {error}", code="bad_recipe") from error

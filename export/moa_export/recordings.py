@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from moa_drafter.drafter import TokenDrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
 from moa_drafter.training.generation import answer_greedily
+from moa_runtime.atomic_file import replace_private
 from moa_runtime.drafters.base import Float32
 from moa_runtime.paths import cache_dir
 
@@ -48,19 +47,14 @@ class Recording:
 def record(target: Target, drafter: DeviceDrafter, questions: Sequence[str]) -> list[Recording]:
     """Let the target answer, and make memory rows of the conversations."""
     recordings = []
+    keys = values = np.zeros((0, drafter.config.kv_heads, drafter.config.decoder.head_dim), np.float32)
     for prompt, answer in _conversations(target, questions):
         tokens = prompt + answer
-        recordings.append(Recording(tokens, len(prompt), *_rows(target, drafter, tokens)))
+        if not isinstance(drafter, TokenDrafter):
+            states = target_states(target, tokens, drafter.row_reads)
+            keys, values = (rows.numpy() for rows in drafter.memory_rows(states.kv.float(), torch.arange(len(tokens))))
+        recordings.append(Recording(tokens, len(prompt), keys, values))
     return recordings
-
-
-def _rows(target: Target, drafter: DeviceDrafter, tokens: list[int]) -> tuple[Float32, Float32]:
-    if isinstance(drafter, TokenDrafter):
-        none = np.zeros((0, drafter.config.kv_heads, drafter.config.decoder.head_dim), np.float32)
-        return none, none
-    states = target_states(target, tokens, drafter.row_reads)
-    keys, values = drafter.memory_rows(states.kv.float(), torch.arange(len(tokens)))
-    return keys.numpy(), values.numpy()
 
 
 def _conversations(target: Target, questions: Sequence[str]) -> list[tuple[list[int], list[int]]]:
@@ -76,15 +70,9 @@ def _conversations(target: Target, questions: Sequence[str]) -> list[tuple[list[
         answers: list[list[int]] = []
         for start in range(0, len(prompts), _BATCH):
             answers += answer_greedily(target, prompts[start : start + _BATCH], ANSWER_TOKENS)
-        _write_atomically(kept, json.dumps(answers))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        replace_private(kept, [json.dumps(answers).encode()])
     return list(zip(prompts, json.loads(kept.read_text()), strict=True))
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_text(text)
-    scratch.replace(path)
 
 
 #: Questions on whose answers an export is proved: several kinds of text, none of them from a benchmark.

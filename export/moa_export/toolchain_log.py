@@ -15,7 +15,7 @@ from moa_runtime.paths import cache_dir
 
 
 def toolchain_log() -> Path:
-    """Where the last export's chatter lies."""
+    """Return the path of the last export's chatter."""
     return cache_dir() / "logs" / "export.log"
 
 
@@ -36,7 +36,7 @@ def quiet_toolchain(log: Path) -> Iterator[TextIO]:
         # Flushed first, or text from before would end up in the log.
         sys.stdout.flush()
         sys.stderr.flush()
-        terminal = stack.enter_context(_duplicate_of(2))
+        terminal = stack.enter_context(os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace"))
         for descriptor in (1, 2):
             stack.callback(_put_back, descriptor, os.dup(descriptor))
             os.dup2(stream.fileno(), descriptor)
@@ -48,10 +48,6 @@ def quiet_toolchain(log: Path) -> Iterator[TextIO]:
             yield terminal
         finally:
             root.handlers[:], root.level = handlers, level
-
-
-def _duplicate_of(descriptor: int) -> TextIO:
-    return os.fdopen(os.dup(descriptor), "w", encoding="utf-8", errors="replace")
 
 
 def _put_back(descriptor: int, kept: int) -> None:

@@ -10,10 +10,9 @@ draft, count how many tokens are the text's, continue after the next one. This i
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,13 @@ from moa_export.recipe import Recipe, Tolerance
 from moa_export.recordings import Recording
 from moa_export.targets.base import NotRun, StandIn
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.bundle import TargetEntry
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 #: Why a check was not made that could have been.
-NOT_ASKED = "nobody asked for checks; moa-export verify makes them"
+NOT_ASKED = "no checks were asked for; moa-export verify makes them"
 PARITY_CONVERSATIONS = 6
 _TIMED_STEPS, _TIMED_CONTEXT = 20, 128
 ROUND_TOKENS, DRAFT_STEPS = 8, 4
@@ -48,17 +48,19 @@ class Reference:
         rehearsals: of the conversations on which parity is measured.
         recordings: all conversations, on which tau is measured.
         stop_tokens: ids that end a turn.
+        tolerance: how far a graph may be from it.
     """
 
     rehearsals: Sequence[Rehearsal]
     recordings: Sequence[Recording]
     tau: Tau
     stop_tokens: Sequence[int]
+    tolerance: Tolerance
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Checks of one artifact by name, and the median time of a one-token step (ms; None where it does not run)."""
+    """Checks of one graph by name, and the median time of a one-token step (ms; None where it does not run)."""
 
     checks: Mapping[str, Check]
     step_ms: float | None
@@ -67,6 +69,15 @@ class Proof:
     def failures(self) -> list[str]:
         """Reasons, one phrase each; empty when nothing failed."""
         return [str(check["reason"]) for check in self.checks.values() if check["status"] == FAILED]
+
+
+@dataclass(frozen=True)
+class Made:
+    """One graph of an export: its entry in the manifest, its proof, and the seconds that making and proving it took."""
+
+    entry: TargetEntry
+    proof: Proof
+    seconds: float
 
 
 def reference_of(
@@ -81,47 +92,54 @@ def reference_of(
     with progress.stage("drafting with PyTorch", len(recordings)) as advance:
         tau = replay(backend, recordings, stop_tokens=stop_tokens, on_conversation=advance)
         rehearsals = [rehearse(backend, recording) for recording in recordings[:PARITY_CONVERSATIONS]]
-    return Reference(rehearsals, recordings, tau, stop_tokens)
+    return Reference(rehearsals, recordings, tau, stop_tokens, recipe.tolerance)
 
 
-def prove(runner: Backend | NotRun | StandIn, reference: Reference, tolerance: Tolerance, advance: Advance) -> Proof:
-    """Compare an exported graph with the reference. What only stands in for the engine leaves a check that was not run.
+def prove(runner: Backend | NotRun | StandIn, reference: Reference, advance: Advance) -> Proof:
+    """Compare an exported graph with the reference.
 
     Args:
         advance: called once for the parity check and once for each conversation of the tau check.
     """
+
+    def checks_of(backend: Backend) -> dict[str, Check]:
+        parity = compare(reference.rehearsals, backend)
+        rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in asdict(parity).items()}
+        advance()
+        tau = replay(backend, reference.recordings, stop_tokens=reference.stop_tokens, on_conversation=advance)
+        loss = 1 - tau.value / reference.tau.value
+        figures = {
+            "before": round(reference.tau.value, 4),
+            "after": round(tau.value, 4),
+            "loss": round(loss, 4),
+            "prompts": len(reference.recordings),
+        }
+        most = reference.tolerance.tau_loss
+        beyond = [] if loss <= most else [f"tau fell by {loss:.1%}, allowed are {most:.0%}"]
+        return {"parity": check(parity.failures(reference.tolerance), rounded), "tau": check(beyond, figures)}
+
     if isinstance(runner, NotRun):
         return unproved(runner.reason, "parity", "tau")
+    return proof_of(runner, checks_of)
+
+
+def proof_of(runner: Backend | StandIn, checks_of: Callable[[Backend], dict[str, Check]]) -> Proof:
+    """Check and time a graph; a stand-in for its engine leaves the check ``engine``, which was not run."""
+    backend = runner.backend if isinstance(runner, StandIn) else runner
+    checks = checks_of(backend)
     if isinstance(runner, StandIn):
-        return in_place_of_the_engine(prove(runner.backend, reference, tolerance, advance), runner)
-    parity = compare(reference.rehearsals, runner)
-    advance()
-    checks = {"parity": _check(parity.failures(tolerance), parity.to_dict())}
-    tau = replay(runner, reference.recordings, stop_tokens=reference.stop_tokens, on_conversation=advance)
-    loss = 1 - tau.value / reference.tau.value
-    figures = {
-        "before": round(reference.tau.value, 4),
-        "after": round(tau.value, 4),
-        "loss": round(loss, 4),
-        "prompts": len(reference.recordings),
-    }
-    beyond = [] if loss <= tolerance.tau_loss else [f"tau fell by {loss:.1%}, allowed are {tolerance.tau_loss:.0%}"]
-    checks["tau"] = _check(beyond, figures)
-    return Proof(checks, step_ms(runner))
-
-
-def in_place_of_the_engine(proof: Proof, runner: StandIn) -> Proof:
-    """A proof by what stood in for the engine, with the check ``engine``, which could not be made."""
-    reason = f"{runner.reason}: compared by onnxruntime in Python on the same graph"
-    return Proof({**proof.checks, "engine": {"status": NOT_RUN, "reason": reason}}, proof.step_ms)
+        reason = f"{runner.reason}: compared by onnxruntime in Python on the same graph"
+        checks["engine"] = {"status": NOT_RUN, "reason": reason}
+    return Proof(checks, step_ms(backend))
 
 
 def unproved(reason: str, *checks: str) -> Proof:
-    """No check was made."""
+    """Return the proof of a graph none of whose ``checks`` was made."""
     return Proof({name: {"status": NOT_RUN, "reason": reason} for name in checks}, None)
 
 
-def _check(failures: Sequence[str], figures: Mapping[str, Any]) -> Check:
+def check(failures: Sequence[str], figures: Mapping[str, Any]) -> Check:
+    """Return a check with its figures, passed unless there are failures."""
     if failures:
         return {"status": FAILED, "reason": "; ".join(failures), **figures}
     return {"status": PASSED, **figures}
@@ -144,25 +162,19 @@ class Step:
     """One step of the reference.
 
     Attributes:
-        tokens: what is appended behind ``held`` cached tokens.
+        tokens: appended after ``held`` cached tokens.
         asked: how many of them are queried, the last ones.
-        rows: how many memory rows are there.
-        result: what the reference made of it.
+        rows: number of memory rows.
     """
 
     tokens: list[int]
     held: int
     asked: int
     rows: int
-    result: StepResult
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """A recorded conversation, and every step of the reference in it."""
-
-    recording: Recording
-    steps: Sequence[Step]
+#: A recorded conversation, and every step of the reference in it with its result.
+Rehearsal = tuple[Recording, list[tuple[Step, StepResult]]]
 
 
 @dataclass(frozen=True)
@@ -176,9 +188,6 @@ class Parity:
     mean_relative_error: float
     top1_agreement: float
     top_k_overlap: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {k: round(v, 5) if isinstance(v, float) else v for k, v in dataclasses.asdict(self).items()}
 
     def failures(self, tolerance: Tolerance) -> list[str]:
         """What lies beyond ``tolerance``, one phrase each; empty when all is well."""
@@ -195,20 +204,21 @@ class Parity:
 
 def rehearse(reference: Backend, recording: Recording) -> Rehearsal:
     """Replay rounds of a recording, queried at every new token of the answer; what is drafted is its own best token."""
-    replay = _Replay(reference, recording)
-    steps: list[Step] = []
+    run = _runner(reference, recording)
+    steps: list[tuple[Step, StepResult]] = []
     done = 0
     for base in range(recording.prompt, len(recording.tokens), ROUND_TOKENS):
         fresh, held = recording.tokens[done:base], done
         asked = min(len(fresh), ROUND_TOKENS)
         for _ in range(1 + DRAFT_STEPS):
             # The last committed token is the target's bonus: it has no memory row yet.
-            result = replay.feed(fresh, held=held, asked=asked, rows=base - 1)
-            steps.append(Step(fresh, held, asked, base - 1, result))
+            step = Step(fresh, held, asked, base - 1)
+            result = run(step)
+            steps.append((step, result))
             held += len(fresh)
             fresh, asked = [int(result.top_tokens[-1, 0])], 1
         done = base
-    return Rehearsal(recording, steps)
+    return recording, steps
 
 
 def compare(rehearsals: Sequence[Rehearsal], exported: Backend) -> Parity:
@@ -217,10 +227,10 @@ def compare(rehearsals: Sequence[Rehearsal], exported: Backend) -> Parity:
     relative: list[float] = []
     overlaps: list[float] = []
     same_best = 0
-    for rehearsal in rehearsals:
-        replay = _Replay(exported, rehearsal.recording)
-        for step in rehearsal.steps:
-            ours, theirs = step.result, replay.feed(step.tokens, held=step.held, asked=step.asked, rows=step.rows)
+    for recording, steps in rehearsals:
+        run = _runner(exported, recording)
+        for step, ours in steps:
+            theirs = run(step)
             for row in range(len(ours.top_tokens)):
                 expected = dict(zip(ours.top_tokens[row].tolist(), ours.top_logprobs[row].tolist(), strict=True))
                 got = dict(zip(theirs.top_tokens[row].tolist(), theirs.top_logprobs[row].tolist(), strict=True))
@@ -240,22 +250,18 @@ def compare(rehearsals: Sequence[Rehearsal], exported: Backend) -> Parity:
     )
 
 
-class _Replay:
-    """A backend with a self-attention cache of its own, in one conversation."""
+def _runner(backend: Backend, recording: Recording) -> Callable[[Step], StepResult]:
+    """Return what runs steps of one conversation on ``backend``, with a self-attention cache of its own."""
+    cache = GrowingRows(backend.kv_shape)
 
-    def __init__(self, backend: Backend, recording: Recording) -> None:
-        self._backend = backend
-        self._memory = recording.keys, recording.values
-        self._cache = GrowingRows(backend.kv_shape)
-
-    def feed(self, tokens: Sequence[int], *, held: int, asked: int, rows: int) -> StepResult:
-        """Cut the cache to ``held`` tokens, append ``tokens``, query the last ``asked`` of them."""
-        self._cache.truncate(held)
-        keys, values = self._memory
-        memory = keys[:rows], values[:rows]
-        result = self._backend.step(StepInputs.chain(tokens, self._cache.first(held), memory, asked=asked))
-        self._cache.write(held, result.keys, result.values)
+    def run(step: Step) -> StepResult:
+        cache.truncate(step.held)
+        memory = recording.keys[: step.rows], recording.values[: step.rows]
+        result = backend.step(StepInputs.chain(step.tokens, cache.first(step.held), memory, asked=step.asked))
+        cache.write(step.held, result.keys, result.values)
         return result
+
+    return run
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,7 @@ def make_tiny_bundle(
     targets: tuple[str, ...] = ("onnx",),
     questions: Sequence[str] = QUESTIONS[:1],
     context: int = 2048,
+    preset: str = "laptop",
 ) -> Path:
     """Write a bundle into ``folder``.
 
@@ -162,20 +163,23 @@ def make_tiny_bundle(
         writer: "none", or "target" for the target itself in 8 bits.
         questions: on whose answers its graphs are compared; without any nothing is.
         context: see :class:`moa_export.targets.base.TargetOptions`.
+        preset: the recipe's.
     """
     from moa_export.offline_model import WriterSettings
     from moa_export.pipeline import ExportSettings, export_bundle
     from moa_export.progress import Progress
+    from moa_export.recipe import PRESETS
     from moa_export.targets.base import TargetOptions
 
     settings = ExportSettings(
         targets,
         drafter_folder,
         model=str(target_folder),
+        recipe=PRESETS[preset],
         options=TargetOptions(context=context),
         questions=questions,
         checked=bool(questions),
-        writer=WriterSettings(writer, bits=8, web="web" in targets),
+        writer=WriterSettings(writer, bits=8),
     )
     export_bundle(folder, settings, Progress(sys.stderr, quiet=True))
     return folder

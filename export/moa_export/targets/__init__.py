@@ -1,29 +1,36 @@
-"""Export targets: each is one module, loaded only when it is asked for."""
+"""Export targets: each is one module, imported only if an export asks for it."""
 
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from moa_export.errors import ExportError
-from moa_export.targets.base import ExportTarget
 
-#: In the order in which ``--target all`` makes them. Adding a target is a line here and a module.
+if TYPE_CHECKING:
+    from moa_export.targets.base import ExportTarget
+
+#: Extra and class of each target, in the order in which ``--target all`` makes them. Adding a target is a line here and
+#: a module.
 TARGETS = {
-    "onnx": "moa_export.targets.onnx:OnnxTarget",
-    "web": "moa_export.targets.web:WebTarget",
-    "executorch": "moa_export.targets.executorch:ExecutorchTarget",
-    "coreml": "moa_export.targets.coreml:CoremlTarget",
+    "onnx": ("export", "onnx:OnnxTarget"),
+    "web": ("export", "web:WebTarget"),
+    "executorch": ("executorch", "executorch:ExecutorchTarget"),
+    "coreml": ("coreml", "coreml:CoremlTarget"),
 }
 
 
-def target_of(name: str) -> type[ExportTarget]:
-    """The target's class; its module brings the toolchain.
-
-    Raises:
-        ExportError: no such target; the message lists those there are.
-    """
+def extra_of(name: str) -> str:
+    """Return the extra with a target's toolchain; raise an ExportError that lists the targets if it is unknown."""
     if name not in TARGETS:
-        raise ExportError(f"unknown --target {name!r}: choose one of {', '.join(TARGETS)}, all")
-    module, _, attribute = TARGETS[name].partition(":")
-    found: type[ExportTarget] = getattr(importlib.import_module(module), attribute)
+        known = ", ".join(TARGETS)
+        raise ExportError(f"unknown --target {name!r}: choose one of {known}, all", code="unknown_target")
+    return TARGETS[name][0]
+
+
+def target_of(name: str) -> type[ExportTarget]:
+    """Import a target's class with its toolchain; raise an ExportError that lists the targets if unknown."""
+    extra_of(name)
+    module, _, attribute = TARGETS[name][1].partition(":")
+    found: type[ExportTarget] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     return found

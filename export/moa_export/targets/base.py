@@ -3,48 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig, TokenConfig
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend
-from moa_runtime.bundle import TensorSpec
+from moa_runtime.bundle import TargetEntry, TensorSpec
 
-
-@dataclass(frozen=True)
-class Artifact:
-    """One graph that an export wrote.
-
-    Attributes:
-        name: its key in the manifest, such as ``"onnx"`` or ``"coreml-stateless"``.
-        file: a file, or a folder such as an ``.mlpackage``, relative to the bundle.
-        inputs, outputs: signature, in order; of the main function where there are several.
-        states: tensors that the graph keeps between calls.
-        details: what its user should know, in plain values: least system, delegated operators, functions.
-    """
-
-    name: str
-    file: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    states: tuple[TensorSpec, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
+Specs = tuple[TensorSpec, ...]
+#: Sizes to trace a graph with. All differ and none is 0 or 1, which the tracer would take for constants.
+_TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7, "S+T": 8}
 
 
 @dataclass(frozen=True)
 class NotRun:
-    """Why an artifact could not be run on this machine, one sentence."""
+    """Why a graph could not be run on this machine, one sentence."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """What computes an artifact in place of the engine that it is for, and why that could not, one sentence."""
+    """The backend that computes a graph in place of its engine, and why the engine could not, one sentence."""
 
     backend: Backend
     reason: str
@@ -52,7 +39,7 @@ class StandIn:
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """What only some targets heed.
+    """Options of some targets only.
 
     Attributes:
         context: positions that fixed-size caches hold.
@@ -68,9 +55,6 @@ class TargetOptions:
 class ExportTarget(Protocol):
     """One toolchain. Made for one export."""
 
-    #: Name of the extra that ``pip install "moa-edge[...]"`` needs.
-    extra: ClassVar[str]
-
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None: ...
 
     def check(self, config: DrafterConfig | TokenConfig) -> None:
@@ -81,31 +65,61 @@ class ExportTarget(Protocol):
                 drafter's sizes.
         """
 
-    def export(self, drafter: DeviceDrafter, folder: Path) -> list[Artifact]:
-        """Write the device half of ``drafter`` into ``folder``.
+    def export(self, drafter: DeviceDrafter, folder: Path) -> dict[str, TargetEntry]:
+        """Write the device half of ``drafter`` into ``folder``; return its graphs by their names in the manifest.
 
         Args:
             drafter: as :func:`moa_export.quarot.rotate_residual_stream` returns it; left as it is.
         """
 
-    def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun | StandIn:
-        """What runs an artifact read back from disk; it is compared with PyTorch."""
+    def runner(self, folder: Path, entry: TargetEntry) -> Backend | NotRun | StandIn:
+        """Load a graph from disk to compare it with PyTorch."""
 
 
-def refuse_without_rows(target: str, config: DrafterConfig | TokenConfig) -> None:
-    """Raises ExportError: a drafter that looks at tokens alone, which ``target`` cannot make."""
+def entry_of(
+    path: Path, inputs: Specs, outputs: Specs, states: Specs = (), details: Mapping[str, Any] | None = None
+) -> TargetEntry:
+    """Describe a graph that was just written at ``path`` in the bundle's folder, and is not checked yet."""
+    return TargetEntry(path.name, size_of(path), inputs, outputs, states, details or {})
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(inner.stat().st_size for inner in path.rglob("*") if inner.is_file())
+
+
+def traced_inputs(specs: Iterable[TensorSpec]) -> tuple[Tensor, ...]:
+    """Return tensors to trace a graph of these inputs with."""
+    shapes = [(spec.dtype, [_TRACED_SIZES[n] if isinstance(n, str) else n for n in spec.shape]) for spec in specs]
+    return tuple(
+        torch.arange(shape[0]) if dtype == "int64" else torch.ones(shape, dtype=getattr(torch, dtype))
+        for dtype, shape in shapes
+    )
+
+
+def check_drafter(target: str, config: DrafterConfig | TokenConfig, *, layers: bool) -> None:
+    """Refuse a drafter that ``target`` cannot export.
+
+    Args:
+        layers: whether a drafter may have layers of its target.
+
+    Raises:
+        ExportError: the drafter reads tokens alone, or has such layers.
+    """
     if isinstance(config, TokenConfig):
-        raise ExportError(
-            f"{target} takes drafters of the architecture moa, not {config.architecture}: use --target onnx"
-        )
+        reason = f"{target} takes drafters of the architecture moa, not {config.architecture}: use --target onnx"
+        raise ExportError(reason, code="unsupported_drafter")
+    if config.target_layers and not layers:
+        reason = f"{target} cannot hold the {config.target_layers} layers of the target in this drafter"
+        raise ExportError(f"{reason}: use --target onnx", code="unsupported_drafter")
 
 
-def refuse_copied_layers(target: str, count: int) -> None:
-    """Raises ExportError: a drafter with ``count`` layers of its target that the export target cannot hold."""
-    if count:
-        raise ExportError(f"{target} cannot hold the {count} layers of the target in this drafter: use --target onnx")
-
-
-def plain_specs(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
-    """A signature in plain values, for an artifact's details."""
-    return [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]
+def plain_signature(inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> dict[str, Any]:
+    """Return a signature in plain values, for a graph's details."""
+    sides = {"inputs": inputs, "outputs": outputs}
+    return {
+        side: [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]
+        for side, specs in sides.items()
+    }

@@ -36,8 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import coremltools as ct
 import numpy as np
@@ -56,46 +55,101 @@ from moa_export.recipe import Recipe, Weights
 
 #: A value of a MIL function under construction.
 Var = Any
+#: Multiplies float16 ``[T, in]`` by a stored matrix ``[out, in]``: float16 ``[T, out]``.
+Linear = Callable[[Var], Var]
+#: Takes rows of a stored table ``[vocab_size, hidden]``: int32 ``[T]`` to float16 ``[T, hidden]``.
+Embedding = Callable[[Var], Var]
 Float16 = NDArray[np.float16]
 
 #: Of an index where 4 bits have to be a palette: one of 16 values for a whole matrix loses more than groups do.
 PALETTE_BITS = 6
 # The smallest normal float16: the Neural Engine takes smaller numbers for zero.
 _LEAST_SCALE = np.float16(2.0**-14)
-
-
-class Linear(Protocol):
-    """A matrix ``[out, in]`` that values are multiplied with."""
-
-    def __call__(self, x: Var) -> Var:
-        """float16 ``[T, in]`` -> float16 ``[T, out]``."""
-
-
-class Embedding(Protocol):
-    """A table ``[vocab_size, hidden]`` that rows are taken from."""
-
-    def __call__(self, tokens: Var) -> Var:
-        """int32 ``[T]`` -> float16 ``[T, hidden]``."""
+_LLOYD_ROUNDS = 100
+#: Tokens of one call that predicts; of one that only appends; memory rows of one call.
+STEP_SIZES, EXTEND_SIZE, ROWS_SIZE = (1, 8), 32, 32
+STATELESS_SIZE = 8
+#: The functions of the stateful program and what they are for.
+FUNCTIONS = {
+    **{f"step_{size}": f"append {size} token{'s' * (size > 1)} and predict what follows each" for size in STEP_SIZES},
+    f"extend_{EXTEND_SIZE}": f"append {EXTEND_SIZE} tokens without predicting",
+    f"remember_{ROWS_SIZE}": f"store {ROWS_SIZE} memory rows",
+}
+#: The cache tensors.
+CACHES = ("self_keys", "self_values", "memory_keys", "memory_values")
+# Numbers below this one lose precision when squared in float16, so no norm divides by less.
+_LEAST_PEAK = np.float16(1e-4)
 
 
 def stored_linear(name: str, weight: Tensor, spec: Weights, opset: ct.target) -> Linear:
-    """The form in which ``weight [out, in]`` is stored for an operator set; ``name`` is unique in the program."""
+    """Round ``weight [out, in]`` to the form in which an operator set stores it.
+
+    Args:
+        name: unique in the program.
+    """
     if not spec.is_integer:
-        return _HalfLinear(name, weight)
-    if opset >= ct.target.iOS18:
-        return _BlockwiseLinear(name, weight, spec)
-    return _ChannelLinear(name, weight) if spec.bits == 8 else _PaletteLinear(name, weight)
+        halves = half(weight)
+        return lambda x: mb.linear(x=x, weight=shared_constant(name, halves))
+    if opset < ct.target.iOS18 and spec.bits == 4:
+        return _palette_linear(name, weight)
+    # iOS 17 has no groups.
+    codes, scales = round_symmetric(weight, spec.bits, spec.group_size if opset >= ct.target.iOS18 else 0)
+    # coremltools tells 4-bit integers from int8 by a mark on numpy's dtype.
+    integers = codes.numpy().astype(types.nptype_from_builtin(types.int4) if spec.bits == 4 else np.int8)
+
+    def multiply(x: Var) -> Var:
+        data = shared_constant(f"{name}_codes", integers)
+        if opset >= ct.target.iOS18:
+            scale = shared_constant(f"{name}_scales", scales.numpy())
+            return mb.linear(x=x, weight=mb.constexpr_blockwise_shift_scale(data=data, scale=scale))
+        scale = shared_constant(f"{name}_scales", scales[:, 0].numpy())
+        widened = mb.constexpr_affine_dequantize(quantized_data=data, zero_point=np.int8(0), scale=scale, axis=0)
+        return mb.linear(x=x, weight=widened)
+
+    return multiply
+
+
+def _palette_linear(name: str, weight: Tensor) -> Linear:
+    indices, palette, scales = fit_palette(_numpy(weight), 2**PALETTE_BITS)
+    packed = pack_elements_into_bits(indices, PALETTE_BITS)
+
+    def multiply(x: Var) -> Var:
+        widened = mb.constexpr_lut_to_dense(
+            indices=shared_constant(f"{name}_indices", packed),
+            lut=shared_constant(f"{name}_palette", palette),
+            shape=np.array(weight.shape, np.uint32),
+        )
+        return mb.mul(x=mb.linear(x=x, weight=widened), y=shared_constant(f"{name}_scales", scales[:, 0]))
+
+    return multiply
 
 
 def stored_embedding(name: str, table: Tensor, spec: Weights) -> Embedding:
-    """The form in which ``table [vocab_size, hidden]`` is stored; the same for every operator set."""
+    """Round ``table [vocab_size, hidden]`` to its stored form, the same for every operator set."""
     if not spec.is_integer:
-        return _HalfEmbedding(name, table)
-    return _IntegerEmbedding(name, table, spec)
+        halves = half(table)
+        return lambda tokens: take_rows(shared_constant(name, halves), tokens)
+    quantised = QuantisedEmbedding(table, spec)
+
+    def take(tokens: Var) -> Var:
+        """Widen rows as :class:`~moa_export.quantize.QuantisedEmbedding` does."""
+        rows = take_rows(shared_constant(f"{name}_rows", quantised.rows.numpy()), tokens)
+        scales = take_rows(shared_constant(f"{name}_scales", quantised.scales.numpy()), tokens)
+        codes = mb.cast(x=rows, dtype="fp16")
+        if quantised.bits == 4:
+            # All of these numbers are whole and below 256: exact in float16.
+            high = mb.floor(x=mb.mul(x=codes, y=np.float16(1 / 16)))
+            low = mb.sub(x=codes, y=mb.mul(x=high, y=np.float16(16)))
+            codes = mb.sub(x=mb.concat(values=[low, high], axis=1), y=np.float16(8))
+        count, width = codes.shape
+        blocks = mb.reshape(x=codes, shape=[count, width // quantised.group, quantised.group])
+        return mb.reshape(x=mb.mul(x=blocks, y=mb.expand_dims(x=scales, axes=[2])), shape=[count, width])
+
+    return take
 
 
 def stored_form(spec: Weights, opset: ct.target) -> str:
-    """The form of a matrix in words."""
+    """Describe the form in which a matrix is stored."""
     if not spec.is_integer:
         return "float16"
     if opset < ct.target.iOS18:
@@ -104,7 +158,7 @@ def stored_form(spec: Weights, opset: ct.target) -> str:
 
 
 def shared_constant(name: str, value: NDArray[Any]) -> Var:
-    """A constant that a function holds once, and whose bytes all functions of the program share under ``name``."""
+    """Return a constant that a function holds once; all functions of a program share its bytes under ``name``."""
     for operation in curr_block().operations:
         if operation.name == name:
             return operation.outputs[0]
@@ -141,98 +195,8 @@ def fit_palette(weight: NDArray[np.float32], size: int) -> tuple[NDArray[np.uint
     return np.searchsorted(limits, scaled).astype(np.uint8), stored, scales
 
 
-_LLOYD_ROUNDS = 100
-
-
-class _HalfLinear:
-    def __init__(self, name: str, weight: Tensor) -> None:
-        self._name, self._weight = name, half(weight)
-
-    def __call__(self, x: Var) -> Var:
-        return mb.linear(x=x, weight=shared_constant(self._name, self._weight))
-
-
-class _BlockwiseLinear:
-    def __init__(self, name: str, weight: Tensor, spec: Weights) -> None:
-        self._name = name
-        codes, scales = round_symmetric(weight, spec.bits, spec.group_size)
-        # coremltools tells 4-bit integers from int8 by a mark on numpy's dtype.
-        dtype = types.nptype_from_builtin(types.int4) if spec.bits == 4 else np.int8
-        self._codes, self._scales = codes.numpy().astype(dtype), scales.numpy()
-
-    def __call__(self, x: Var) -> Var:
-        weight = mb.constexpr_blockwise_shift_scale(
-            data=shared_constant(f"{self._name}_codes", self._codes),
-            scale=shared_constant(f"{self._name}_scales", self._scales),
-        )
-        return mb.linear(x=x, weight=weight)
-
-
-class _ChannelLinear:
-    def __init__(self, name: str, weight: Tensor) -> None:
-        self._name = name
-        codes, scales = round_symmetric(weight, 8, 0)
-        self._codes, self._scales = codes.numpy(), scales[:, 0].numpy()
-
-    def __call__(self, x: Var) -> Var:
-        weight = mb.constexpr_affine_dequantize(
-            quantized_data=shared_constant(f"{self._name}_codes", self._codes),
-            zero_point=np.int8(0),
-            scale=shared_constant(f"{self._name}_scales", self._scales),
-            axis=0,
-        )
-        return mb.linear(x=x, weight=weight)
-
-
-class _PaletteLinear:
-    def __init__(self, name: str, weight: Tensor) -> None:
-        self._name, self._shape = name, tuple(weight.shape)
-        indices, self._palette, scales = fit_palette(_numpy(weight), 2**PALETTE_BITS)
-        self._indices = pack_elements_into_bits(indices, PALETTE_BITS)
-        self._scales = scales[:, 0]
-
-    def __call__(self, x: Var) -> Var:
-        weight = mb.constexpr_lut_to_dense(
-            indices=shared_constant(f"{self._name}_indices", self._indices),
-            lut=shared_constant(f"{self._name}_palette", self._palette),
-            shape=np.array(self._shape, np.uint32),
-        )
-        return mb.mul(x=mb.linear(x=x, weight=weight), y=shared_constant(f"{self._name}_scales", self._scales))
-
-
-class _HalfEmbedding:
-    def __init__(self, name: str, table: Tensor) -> None:
-        self._name, self._table = name, half(table)
-
-    def __call__(self, tokens: Var) -> Var:
-        return take_rows(shared_constant(self._name, self._table), tokens)
-
-
-class _IntegerEmbedding:
-    """The table of a :class:`~moa_export.quantize.QuantisedEmbedding`, widened as that does it."""
-
-    def __init__(self, name: str, table: Tensor, spec: Weights) -> None:
-        self._name = name
-        quantised = QuantisedEmbedding(table, spec)
-        self._bits, self._group = quantised.bits, quantised.group
-        self._rows, self._scales = quantised.rows.numpy(), quantised.scales.numpy()
-
-    def __call__(self, tokens: Var) -> Var:
-        rows = take_rows(shared_constant(f"{self._name}_rows", self._rows), tokens)
-        scales = take_rows(shared_constant(f"{self._name}_scales", self._scales), tokens)
-        codes = mb.cast(x=rows, dtype="fp16")
-        if self._bits == 4:
-            # All of these numbers are whole and below 256: exact in float16.
-            high = mb.floor(x=mb.mul(x=codes, y=np.float16(1 / 16)))
-            low = mb.sub(x=codes, y=mb.mul(x=high, y=np.float16(16)))
-            codes = mb.sub(x=mb.concat(values=[low, high], axis=1), y=np.float16(8))
-        count, width = codes.shape
-        blocks = mb.reshape(x=codes, shape=[count, width // self._group, self._group])
-        return mb.reshape(x=mb.mul(x=blocks, y=mb.expand_dims(x=scales, axes=[2])), shape=[count, width])
-
-
 def take_rows(table: Var, indices: Var, **name: str) -> Var:
-    """Rows of ``table [n, ...]`` by position, int32 ``[...]``."""
+    """Take rows of ``table [n, ...]`` by position, int32 ``[...]``."""
     return mb.gather(x=table, indices=indices, axis=0, batch_dims=0, validate_indices=False, **name)
 
 
@@ -242,21 +206,6 @@ def half(weight: Tensor) -> Float16:
 
 def _numpy(weight: Tensor) -> NDArray[np.float32]:
     return weight.detach().float().numpy()
-
-
-#: Tokens of one call that predicts; of one that only appends; memory rows of one call.
-STEP_SIZES, EXTEND_SIZE, ROWS_SIZE = (1, 8), 32, 32
-STATELESS_SIZE = 8
-#: The functions of the stateful program and what they are for.
-FUNCTIONS = {
-    **{f"step_{size}": f"append {size} token{'s' * (size > 1)} and predict what follows each" for size in STEP_SIZES},
-    f"extend_{EXTEND_SIZE}": f"append {EXTEND_SIZE} tokens without predicting",
-    f"remember_{ROWS_SIZE}": f"store {ROWS_SIZE} memory rows",
-}
-#: The cache tensors.
-CACHES = ("self_keys", "self_values", "memory_keys", "memory_values")
-# Numbers below this one lose precision when squared in float16, so no norm divides by less.
-_LEAST_PEAK = np.float16(1e-4)
 
 
 def stateful_program(drafter: MoADrafter, recipe: Recipe, capacity: int) -> Program:
@@ -284,17 +233,6 @@ def stateless_program(drafter: MoADrafter, recipe: Recipe, capacity: int) -> Pro
     program = Program()
     program.add_function("main", network.stateless_step(STATELESS_SIZE))
     return program
-
-
-@dataclass(frozen=True)
-class _Fresh:
-    """What the first layer knows of new tokens: embeddings ``x [T, hidden]``, the cosines and sines of their
-    positions ``[T, 1, D/2]``, cache entries ``[1, KV, T, D]``."""
-
-    x: Var
-    angles: tuple[Var, Var]
-    keys: Var
-    values: Var
 
 
 class _Network:
@@ -326,10 +264,10 @@ class _Network:
         """Append ``size`` tokens at a slot of the cache and predict what follows each."""
 
         def body(inputs: dict[str, Var]) -> Sequence[Var]:
-            fresh = self._fresh(inputs)
-            self_kv = _store(inputs, "self", (fresh.keys, fresh.values))
+            x, angles, new = self._fresh(inputs)
+            self_kv = _store(inputs, "self", new)
             memory = tuple(mb.read_state(input=inputs[name]) for name in ("memory_keys", "memory_values"))
-            return self._predict(fresh, self_kv, memory, inputs)
+            return self._predict(x, angles, self_kv, memory, inputs)
 
         masks = {"self_mask": _halves(size, self._capacity), "memory_mask": _halves(1, self._capacity)}
         return self._function({**_tokens(size), "slot": _integers(1), **masks, **self._states()}, body)
@@ -338,8 +276,7 @@ class _Network:
         """Append ``size`` tokens at a slot of the cache; nothing but their keys and values is computed."""
 
         def body(inputs: dict[str, Var]) -> Sequence[Var]:
-            fresh = self._fresh(inputs)
-            _store(inputs, "self", (fresh.keys, fresh.values))
+            _store(inputs, "self", self._fresh(inputs)[2])
             return [_slot_after(inputs["slot"], size)]
 
         return self._function({**_tokens(size), "slot": _integers(1), **self._states()}, body)
@@ -358,12 +295,11 @@ class _Network:
         """Predict what follows each of ``size`` tokens; the caches are inputs and stay as they are."""
 
         def body(inputs: dict[str, Var]) -> Sequence[Var]:
-            fresh = self._fresh(inputs)
-            keys = mb.concat(values=[inputs["self_keys"], fresh.keys], axis=2)
-            values = mb.concat(values=[inputs["self_values"], fresh.values], axis=2)
+            x, angles, new = self._fresh(inputs)
+            keys = mb.concat(values=[inputs["self_keys"], new[0]], axis=2)
+            values = mb.concat(values=[inputs["self_values"], new[1]], axis=2)
             memory = inputs["memory_keys"], inputs["memory_values"]
-            predicted = self._predict(fresh, (keys, values), memory, inputs)
-            return *predicted, fresh.keys, fresh.values
+            return *self._predict(x, angles, (keys, values), memory, inputs), *new
 
         masks = {"self_mask": _halves(size, self._capacity + size), "memory_mask": _halves(1, self._capacity)}
         caches = {name: _halves(1, self._kv_heads, self._capacity, self._head_dim) for name in CACHES}
@@ -380,20 +316,27 @@ class _Network:
             function.set_outputs(list(body(function.inputs)))
         return function
 
-    def _fresh(self, inputs: dict[str, Var]) -> _Fresh:
+    def _fresh(self, inputs: dict[str, Var]) -> tuple[Var, tuple[Var, Var], tuple[Var, Var]]:
+        """Return what the first layer knows of new tokens: embeddings ``[T, hidden]``, cosines and sines of their
+        positions ``[T, 1, D/2]``, and cache entries ``[1, KV, T, D]``."""
         x = self._embed(inputs["tokens"])
         angles = (
             take_rows(shared_constant("cosines", self._cosines), inputs["positions"]),
             take_rows(shared_constant("sines", self._sines), inputs["positions"]),
         )
-        return _Fresh(x, angles, *self._self_attention.keys_values(x, angles))
+        return x, angles, self._self_attention.keys_values(x, angles)
 
     def _predict(
-        self, fresh: _Fresh, self_kv: tuple[Var, Var], memory: tuple[Var, Var], masks: dict[str, Var]
+        self,
+        x: Var,
+        angles: tuple[Var, Var],
+        self_kv: tuple[Var, Var],
+        memory: tuple[Var, Var],
+        masks: dict[str, Var],
     ) -> tuple[Var, Var]:
-        """int32 tokens and float32 log-probabilities of the best continuations, ``[T, K]`` each."""
-        hidden = self._self_attention(fresh.x, fresh.angles, *self_kv, masks["self_mask"])
-        hidden = self._cross_attention(hidden, fresh.angles, *memory, masks["memory_mask"])
+        """Return int32 tokens and float32 log-probabilities of the best continuations, ``[T, K]`` each."""
+        hidden = self._self_attention(x, angles, *self_kv, masks["self_mask"])
+        hidden = self._cross_attention(hidden, angles, *memory, masks["memory_mask"])
         logits = self._head(self._norm(hidden) if self._norm else hidden)
         top, indices = mb.topk(x=logits, k=self._top_k, axis=-1, ascending=False)
         tokens = take_rows(shared_constant("draft_to_target", self._draft_to_target), indices, name="top_tokens")

@@ -1,7 +1,7 @@
 """Export target ``executorch``: the device half as ``.pte`` programs, one for each delegate asked for.
 
 What a program holds is described in :mod:`moa_export.targets.executorch_program`. Which operators its delegate took,
-and which were left to the CPU, stands in the details of its artifact.
+and which were left to the CPU, stands in the details of its entry in the manifest.
 
 What a delegate makes of a recipe's weights:
 
@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from executorch.devtools.backend_debug import get_delegation_info
@@ -48,12 +48,13 @@ from moa_export.errors import ExportError
 from moa_export.quantize import QuantisedEmbedding, round_symmetric
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import (
-    Artifact,
     NotRun,
+    Specs,
     TargetOptions,
-    plain_specs,
-    refuse_copied_layers,
-    refuse_without_rows,
+    check_drafter,
+    entry_of,
+    plain_signature,
+    traced_inputs,
 )
 from moa_export.targets.executorch_program import (
     MOST_QUERIES,
@@ -66,13 +67,10 @@ from moa_export.targets.executorch_program import (
 )
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.executorch import ExecutorchBackend, registered_delegates
-from moa_runtime.bundle import TensorSpec
+from moa_runtime.bundle import TargetEntry
 
-_HEAD = "head"
 # Taking an output out of a tuple, and setting memory aside.
 _NO_WORK = ("getitem", "alloc")
-# Sizes to trace with. All differ and none is 0 or 1, which the tracer would take for constants.
-_TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7}
 # Left to the CPU. In float16, positions from 2048 on cannot be told apart, so angles are not computed there. Rows of
 # the embedding are gathered as integers, which no Core ML model can return; gathered from a table that Core ML widens,
 # they were wrong on iOS 26 (github.com/pytorch/executorch/pull/15936).
@@ -107,40 +105,35 @@ class Delegate:
     partitioner: Callable[[], Partitioner]
 
     def check(self, recipe: Recipe) -> None:
-        """Raises ExportError: a recipe that cannot be carried out for this delegate."""
+        """Raise an ExportError if the recipe cannot be carried out for this delegate."""
         if recipe.embedding.bits == 16:
-            raise ExportError("executorch stores the embedding in 4, 8 or 32 bits, not 16")
-        for part, weights in (("linear layers", recipe.linear), ("head", recipe.head)):
+            raise ExportError("executorch stores the embedding in 4, 8 or 32 bits, not 16", code="unsupported_bits")
+        recipe.check_symmetric("executorch", "linear", "head")
+        name = f"ExecuTorch's {self.name} delegate"
+        for weights in (recipe.linear, recipe.head):
             if weights.bits not in self.bits:
                 known = ", ".join(map(str, self.bits))
-                raise ExportError(
-                    f"ExecuTorch's {self.name} delegate takes weights of {known} bits, not {weights.bits}"
-                )
-            if not weights.is_integer:
+                reason = f"{name} takes weights of {known} bits, not {weights.bits}"
+                raise ExportError(reason, code="unsupported_bits")
+            if not self.integer_products or not weights.is_integer:
                 continue
-            if not weights.symmetric:
-                raise ExportError(f"executorch stores the {part} without an offset: set symmetric for them")
-            if self.integer_products and recipe.activation_bits != 8:
+            if recipe.activation_bits != 8:
+                reason = f"{name} multiplies integer weights by activations of 8 bits only: set activation_bits to 8"
+                raise ExportError(reason, code="unsupported_activations")
+            if weights.bits == 4 and weights.group_size % 32:
                 raise ExportError(
-                    f"ExecuTorch's {self.name} delegate multiplies by integer weights only with activations of 8 bits: "
-                    "set activation_bits to 8"
-                )
-            if self.integer_products and weights.bits == 4 and weights.group_size % 32:
-                raise ExportError(
-                    f"ExecuTorch's {self.name} delegate takes groups of a multiple of 32 4-bit weights, not "
-                    f"{weights.group_size}: choose one with --group-size"
+                    f"{name} takes groups of a multiple of 32 4-bit weights, not {weights.group_size}: choose one with "
+                    "--group-size",
+                    code="unsupported_group",
                 )
 
     def applied(self, recipe: Recipe) -> Recipe:
-        """A recipe as it is carried out for this delegate."""
+        """Return the recipe as it is carried out for this delegate."""
         if not self.integer_products:
             return replace(recipe, activation_bits=16)
-        return replace(recipe, linear=_without_groups_of_8(recipe.linear), head=_without_groups_of_8(recipe.head))
-
-
-def _without_groups_of_8(weights: Weights) -> Weights:
-    """XNNPACK has no groups of 8-bit weights."""
-    return replace(weights, group_size=0) if weights.bits == 8 else weights
+        # XNNPACK has no groups of 8-bit weights.
+        linear, head = (replace(one, group_size=0) if one.bits == 8 else one for one in (recipe.linear, recipe.head))
+        return replace(recipe, linear=linear, head=head)
 
 
 def _xnnpack() -> Partitioner:
@@ -157,7 +150,8 @@ def _vulkan() -> Partitioner:
 
 def _coreml() -> Partitioner:
     if importlib.util.find_spec("coremltools") is None:
-        raise ExportError('ExecuTorch\'s coreml delegate needs coremltools: pip install "moa-edge[coreml]"')
+        reason = 'ExecuTorch\'s coreml delegate needs coremltools: pip install "moa-edge[coreml]"'
+        raise ExportError(reason, code="extra_missing")
     import coremltools as ct
     from executorch.backends.apple.coreml.compiler import CoreMLBackend
     from executorch.backends.apple.coreml.partition import CoreMLPartitioner
@@ -171,49 +165,48 @@ def _coreml() -> Partitioner:
     return CoreMLPartitioner(compile_specs=specs, skip_ops_for_coreml_delegation=list(_NOT_FOR_COREML))
 
 
-_ALL = (
+_DELEGATES = (
     Delegate("xnnpack", "XnnpackBackend", "executorch", "device_half.pte", (4, 8, 32), True, _xnnpack),
     Delegate("coreml", "CoreMLBackend", "executorch-coreml", "device_half.coreml.pte", (4, 8, 32), False, _coreml),
     Delegate("vulkan", "VulkanBackend", "executorch-vulkan", "device_half.vulkan.pte", (4, 32), True, _vulkan),
 )
-DELEGATES = {delegate.name: delegate for delegate in _ALL}
+DELEGATES = {delegate.name: delegate for delegate in _DELEGATES}
 
 
 class ExecutorchTarget:
     """See :class:`moa_export.targets.base.ExportTarget`."""
 
-    extra: ClassVar[str] = "executorch"
-
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         if unknown := [name for name in options.delegates if name not in DELEGATES]:
-            raise ExportError(f"unknown --backend {unknown[0]!r}: choose one of {', '.join(DELEGATES)}")
+            reason = f"unknown --backend {unknown[0]!r}: choose one of {', '.join(DELEGATES)}"
+            raise ExportError(reason, code="unknown_backend")
         self._recipe = recipe
         self._delegates = [DELEGATES[name] for name in options.delegates]
 
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
-        refuse_without_rows("executorch", config)
-        refuse_copied_layers("executorch", config.target_layers)
+        check_drafter("executorch", config, layers=False)
         for delegate in self._delegates:
             delegate.check(self._recipe)
         self._recipe.check_divides(config)
 
-    def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
+    def export(self, drafter: MoADrafter, folder: Path) -> dict[str, TargetEntry]:
         """Write a program for each delegate."""
-        return [self._export(delegate, drafter, folder) for delegate in self._delegates]
+        return {delegate.artifact: self._export(delegate, drafter, folder) for delegate in self._delegates}
 
-    def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun:
-        """ExecuTorch's runtime, where the one installed has the delegate."""
-        delegate = DELEGATES[artifact.details["delegate"]].backend
+    def runner(self, folder: Path, entry: TargetEntry) -> Backend | NotRun:
+        """Load a program into the installed ExecuTorch, if that has its delegate."""
+        delegate = DELEGATES[entry.details["delegate"]].backend
         if delegate not in registered_delegates():
             return NotRun(f"the installed executorch has no {delegate}: run the program on a device that has one")
-        return ExecutorchBackend(folder / artifact.file)
+        return ExecutorchBackend(folder / entry.file)
 
-    def _export(self, delegate: Delegate, drafter: MoADrafter, folder: Path) -> Artifact:
-        recipe = delegate.applied(self._recipe)
-        partitioner = delegate.partitioner()
+    def _export(self, delegate: Delegate, drafter: MoADrafter, folder: Path) -> TargetEntry:
+        recipe, partitioner = delegate.applied(self._recipe), delegate.partitioner()
         drafter = copy.deepcopy(drafter)  # rounding changes it
-        embed = _embedding(drafter, recipe.embedding)
+        table = drafter.embedding
+        integers = recipe.embedding.is_integer
+        embed = Embedding(QuantisedEmbedding(table, recipe.embedding)) if integers else FloatEmbedding(table)
         methods = {"extend": Extend(drafter, embed), "draft": Draft(drafter, embed, top_k=recipe.top_k)}
         products = [
             product
@@ -223,9 +216,8 @@ class ExecutorchTarget:
         described = signatures(drafter.config, recipe.top_k)
         positions = drafter.config.max_position_embeddings
         most = {"T": MOST_TOKENS, "Q": MOST_QUERIES, "S": positions, "M": positions}
-        lowered = lower(
-            {name: capture(method, described[name].inputs, most) for name, method in methods.items()}, partitioner
-        )
+        captured = {name: capture(method, described[name][0], most) for name, method in methods.items()}
+        lowered = lower(captured, partitioner)
         with (folder / delegate.file).open("wb") as file:
             finish(lowered).write_to_file(file)
         details = {
@@ -233,26 +225,15 @@ class ExecutorchTarget:
             "applied": recipe.describe(),
             "most": most,
             "methods": {
-                name: {
-                    "inputs": plain_specs(described[name].inputs),
-                    "outputs": plain_specs(described[name].outputs),
-                    **taken,
-                }
-                for name, taken in operators(lowered).items()
+                name: {**plain_signature(*described[name]), **_operators(lowered.exported_program(name).graph_module)}
+                for name in sorted(methods)
             },
             "products": products,
         }
-        draft = described["draft"]
-        return Artifact(delegate.artifact, delegate.file, draft.inputs, draft.outputs, details=details)
+        return entry_of(folder / delegate.file, *described["draft"], details=details)
 
 
-def _embedding(drafter: MoADrafter, weights: Weights) -> Embedding | FloatEmbedding:
-    if weights.is_integer:
-        return Embedding(QuantisedEmbedding(drafter.embedding, weights))
-    return FloatEmbedding(drafter.embedding)
-
-
-def capture(module: nn.Module, inputs: Sequence[TensorSpec], most: Mapping[str, int]) -> ExportedProgram:
+def capture(module: nn.Module, inputs: Specs, most: Mapping[str, int]) -> ExportedProgram:
     """Trace a module.
 
     Args:
@@ -262,28 +243,22 @@ def capture(module: nn.Module, inputs: Sequence[TensorSpec], most: Mapping[str, 
     sizes = {name: Dim(name, min=1, max=bound) for name, bound in most.items()}
     dynamic = {spec.name: {i: sizes[n] for i, n in enumerate(spec.shape) if isinstance(n, str)} for spec in inputs}
     with torch.no_grad():
-        return torch.export.export(
-            module.eval(), tuple(_example(spec) for spec in inputs), dynamic_shapes=dynamic, strict=False
-        )
+        return torch.export.export(module.eval(), traced_inputs(inputs), dynamic_shapes=dynamic, strict=False)
 
 
 def lower(methods: Mapping[str, ExportedProgram], partitioner: Partitioner) -> EdgeProgramManager:
-    """Hand to a delegate what it takes of each method."""
+    """Lower each method, handing a delegate the operators that it takes."""
     return to_edge_transform_and_lower(dict(methods), transform_passes=[_InferVaryingSize()], partitioner=[partitioner])
 
 
 def finish(lowered: EdgeProgramManager) -> ExecutorchProgramManager:
-    """A program whose inputs and outputs lie in the caller's memory: a cache is not copied."""
+    """Make a program whose inputs and outputs lie in the caller's memory, so that a cache is not copied."""
     planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
     return lowered.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
 
 
-def operators(lowered: EdgeProgramManager) -> dict[str, dict[str, Any]]:
-    """For each method, how many operators of which kind the delegate took and how many it left to the CPU."""
-    return {name: _operators(lowered.exported_program(name).graph_module) for name in sorted(lowered.methods)}
-
-
 def _operators(graph: GraphModule) -> dict[str, Any]:
+    """Count by kind the operators that the delegate took and those it left to the CPU."""
     info = get_delegation_info(graph)
     kinds = {name: count for name, count in info.delegation_by_operator.items() if name not in _NO_WORK}
     return {
@@ -291,13 +266,6 @@ def _operators(graph: GraphModule) -> dict[str, Any]:
         "delegated": {name: count.delegated for name, count in kinds.items() if count.delegated},
         "fallen_back": {name: count.non_delegated for name, count in kinds.items() if count.non_delegated},
     }
-
-
-def _example(spec: TensorSpec) -> torch.Tensor:
-    sizes = [_TRACED_SIZES[n] if isinstance(n, str) else n for n in spec.shape]
-    if spec.dtype == "int64":
-        return torch.arange(sizes[0])
-    return torch.ones(sizes, dtype=getattr(torch, spec.dtype))
 
 
 class _InferVaryingSize(ExportPass):
@@ -329,7 +297,7 @@ def round_weights(method: nn.Module, recipe: Recipe, *, integer_products: bool) 
     products = []
     for name, layer in method.named_modules():
         if isinstance(layer, nn.Linear):
-            weights = recipe.head if name == _HEAD else recipe.linear
+            weights = recipe.head if name == "head" else recipe.linear
             round_layer(layer, weights, integer_products=integer_products)
             sizes = {"k": layer.in_features, "n": layer.out_features}
             products.append({"name": name, **sizes, "bits": weights.bits, "group_size": weights.group_size})

@@ -16,7 +16,6 @@ heads, ``G`` query heads for each of them, ``D`` numbers a head, ``K`` candidate
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,30 +24,23 @@ from moa_drafter.config import DrafterConfig
 from moa_drafter.llama import Attention, DecoderLayer, RMSNorm
 from moa_drafter.model import MoADrafter
 from moa_export.quantize import QuantisedEmbedding
+from moa_export.targets.base import Specs
 from moa_runtime.bundle import TensorSpec
 
 #: Tokens of one call of ``extend``, and queries of one call of ``draft``, at most.
 MOST_TOKENS, MOST_QUERIES = 512, 16
 
 
-@dataclass(frozen=True)
-class Signature:
-    """Inputs and outputs of a method, in order."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-def signatures(config: DrafterConfig, top_k: int) -> dict[str, Signature]:
-    """What each method takes and gives."""
+def signatures(config: DrafterConfig, top_k: int) -> dict[str, tuple[Specs, Specs]]:
+    """Return inputs and outputs of each method, in order."""
     kv = (config.decoder.num_kv_heads, config.decoder.head_dim)
     top_k = min(top_k, config.draft_vocab_size)
     return {
-        "extend": Signature(
+        "extend": (
             (TensorSpec("tokens", "int64", ("T",)), TensorSpec("positions", "int64", ("T",))),
             (TensorSpec("keys", "float32", ("T", *kv)), TensorSpec("values", "float32", ("T", *kv))),
         ),
-        "draft": Signature(
+        "draft": (
             (
                 TensorSpec("tokens", "int64", ("Q",)),
                 TensorSpec("positions", "int64", ("Q",)),
@@ -58,10 +50,7 @@ def signatures(config: DrafterConfig, top_k: int) -> dict[str, Signature]:
                 TensorSpec("memory_keys", "float32", ("M", *kv)),
                 TensorSpec("memory_values", "float32", ("M", *kv)),
             ),
-            (
-                TensorSpec("top_tokens", "int64", ("Q", top_k)),
-                TensorSpec("top_logprobs", "float32", ("Q", top_k)),
-            ),
+            (TensorSpec("top_tokens", "int64", ("Q", top_k)), TensorSpec("top_logprobs", "float32", ("Q", top_k))),
         ),
     }
 

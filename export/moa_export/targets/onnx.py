@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import onnx
 import torch
-from onnx import helper
 from torch import Tensor, nn
 
 from moa_drafter.checkpoint import DeviceDrafter
@@ -17,20 +16,23 @@ from moa_drafter.drafter import TokenDrafter
 from moa_export.errors import ExportError
 from moa_export.quantize import QuantisedEmbedding, round_symmetric
 from moa_export.recipe import Recipe, Weights
-from moa_export.targets.base import Artifact, TargetOptions
+from moa_export.targets.base import Specs, TargetOptions, entry_of
 from moa_export.targets.onnx_graph import (
-    CONTRIB_DOMAIN,
     GROUP,
-    INT8_ACTIVATIONS,
+    allow_contrib_operators,
     halve_weights,
-    put_matrices,
+    initializer,
+    initializer_of_shape,
+    integer_product,
+    product_by,
+    put_matrix,
     put_with_offsets,
     tidy,
     trace,
-    with_contrib_operators,
 )
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.onnx import OnnxBackend
+from moa_runtime.bundle import TargetEntry
 from moa_runtime.drafters.base import Float32
 
 GRAPH_FILE = "device_half.onnx"
@@ -49,8 +51,6 @@ class OnnxTarget:
     that products run in integers. 16 bits halve the file; onnxruntime widens the weights when it loads them.
     """
 
-    extra: ClassVar[str] = "export"
-
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         self._recipe = recipe
 
@@ -58,33 +58,40 @@ class OnnxTarget:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
         for part in (self._recipe.linear, self._recipe.head):
             if part.is_integer and part.group_size not in (16, 32, 64, 128, 256):
-                raise ExportError(f"onnx takes group sizes of 16, 32, 64, 128 or 256, not {part.group_size}")
+                reason = f"onnx takes group sizes of 16, 32, 64, 128 or 256, not {part.group_size}"
+                raise ExportError(reason, code="unsupported_group")
         self._recipe.check_divides(config)
         refuse_too_large(config, self._recipe)
 
-    def export(self, drafter: DeviceDrafter, folder: Path) -> list[Artifact]:
+    def export(self, drafter: DeviceDrafter, folder: Path) -> dict[str, TargetEntry]:
         """Write a single ONNX file."""
         recipe = self._recipe
         model, matrices = capture(drafter, recipe)
-        put_matrices(
-            model,
-            matrices,
-            recipe.linear,
-            recipe.head,
-            head_size=drafter.config.draft_vocab_size,
-            integer_activations=recipe.activation_bits == 8,
-        )
+        integers, head_size = recipe.activation_bits == 8, drafter.config.draft_vocab_size
+        for name, matrix in _head_first(matrices, head_size):
+            weights = recipe.head if matrix.shape[1] == head_size else recipe.linear
+            put_matrix(model, name, matrix, weights, integer_activations=integers)
         if 16 in (recipe.linear.bits, recipe.head.bits, recipe.embedding.bits):
             halve_weights(model)
         inputs, outputs = signature(drafter.config, recipe.top_k)
-        tidy(model.graph, inputs, outputs)
-        onnx.save(model, folder / GRAPH_FILE)
-        opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-        return [Artifact("onnx", GRAPH_FILE, inputs, outputs, details={"opsets": opsets})]
+        opsets = save(model, inputs, outputs, folder / GRAPH_FILE)
+        return {"onnx": entry_of(folder / GRAPH_FILE, inputs, outputs, details={"opsets": opsets})}
 
-    def runner(self, folder: Path, artifact: Artifact) -> Backend:
-        """onnxruntime on the CPU."""
-        return OnnxBackend(folder / artifact.file)
+    def runner(self, folder: Path, entry: TargetEntry) -> Backend:
+        """Load the graph into onnxruntime on the CPU."""
+        return OnnxBackend(folder / entry.file)
+
+
+def _head_first(matrices: Mapping[str, Float32], outputs: int) -> list[tuple[str, Float32]]:
+    """Return the matrices by name, that of the head, which has so many ``outputs``, before the layers'."""
+    return sorted(matrices.items(), key=lambda item: item[1].shape[1] != outputs)
+
+
+def save(model: onnx.ModelProto, inputs: Specs, outputs: Specs, file: Path) -> dict[str, int]:
+    """Write a traced graph; return the versions of its operator sets by their names."""
+    tidy(model.graph, inputs, outputs)
+    onnx.save(model, file)
+    return {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
 
 
 def capture(drafter: DeviceDrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[str, Float32]]:
@@ -113,9 +120,10 @@ def refuse_too_large(config: DrafterConfig | TokenConfig, recipe: Recipe) -> Non
     )
     size = sum(weights.bits / 8 * count for weights, count in counts)
     if size > _MOST_BYTES:
-        raise ExportError(
+        reason = (
             f"the drafter takes {size / 1e9:.1f} GB in these widths, and an ONNX file holds 2 GB: choose fewer bits"
         )
+        raise ExportError(reason, code="too_large")
 
 
 class _Table(nn.Module):
@@ -139,7 +147,7 @@ class _Table(nn.Module):
         return ((self.codes[tokens].float() - 128) * self.scales[tokens][:, :, None]).flatten(1)
 
 
-def export_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
+def export_writer(model: TokenDrafter, bits: int, folder: Path) -> TargetEntry:
     """Write a whole model, the offline writer, into ``folder``.
 
     Args:
@@ -153,59 +161,42 @@ def export_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
     inputs, outputs = signature_of(half.kv_shape, half.top_k)
     graph, matrices = trace(half, inputs, outputs)
     vocabulary = len(model.head)
-    (head,) = (name for name, matrix in matrices.items() if matrix.shape[1] == vocabulary)
-    layers = {name: matrix for name, matrix in matrices.items() if name != head}
-    if torch.equal(model.embedding, model.head):
-        _share_table(graph, head, matrices[head].shape)
-    else:
-        put_matrices(graph, {head: matrices[head]}, TABLE, TABLE, head_size=vocabulary, integer_activations=True)
-    if bits == 4:
-        for name, matrix in layers.items():
-            put_with_offsets(graph, name, matrix)
-    else:
-        put_matrices(graph, layers, Weights(bits, GROUP), TABLE, head_size=vocabulary, integer_activations=True)
+    for name, matrix in _head_first(matrices, vocabulary):
+        if matrix.shape[1] != vocabulary:
+            if bits == 4:
+                put_with_offsets(graph, name, matrix)
+            else:
+                put_matrix(graph, name, matrix, Weights(bits, GROUP))
+        elif torch.equal(model.embedding, model.head):
+            _share_table(graph, name, matrix.shape)
+        else:
+            put_matrix(graph, name, matrix, TABLE)
     halve_weights(graph)
-    tidy(graph.graph, inputs, outputs)
-    onnx.save(graph, folder / WRITER_FILE)
-    return Artifact("writer", WRITER_FILE, inputs, outputs)
+    save(graph, inputs, outputs, folder / WRITER_FILE)
+    return entry_of(folder / WRITER_FILE, inputs, outputs)
 
 
 def check_writer(model: TokenDrafter, bits: int) -> None:
-    """Raises ExportError: see :func:`export_writer`."""
+    """Raise the ExportErrors of :func:`export_writer`."""
     decoder = model.config.decoder
     sizes = (decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
     if odd := next((size for size in sizes if size % GROUP), None):
-        raise ExportError(f"the offline writer is rounded in groups of {GROUP}, which do not divide its width of {odd}")
+        reason = f"the offline writer is rounded in groups of {GROUP}, which do not divide its width of {odd}"
+        raise ExportError(reason, code="unsupported_group")
     size = sum(parameter.numel() for parameter in model.parameters()) * bits / 8 + 2 * model.head.numel()
     if size > _MOST_BYTES:
         raise ExportError(
             f"the offline model takes {size / 1e9:.1f} GB in {bits} bits, and an ONNX file holds 2 GB: choose a "
-            "smaller one with --offline-model, or none"
+            "smaller one with --offline-model, or none",
+            code="too_large",
         )
 
 
 def _share_table(model: onnx.ModelProto, head: str, shape: tuple[int, ...]) -> None:
     """Multiply by the embedding's own table in place of the head."""
-    graph = model.graph
-    (node,) = (node for node in graph.node if node.op_type == "MatMul" and node.input[1] == head)
-    (place,) = (tensor for tensor in graph.initializer if tensor.name == head)
-    groups = shape[0] // GROUP
-    table = [
-        next(tensor.name for tensor in graph.initializer if tuple(tensor.dims) == dims)
-        for dims in ((shape[1], groups, GROUP), (shape[1], groups))  # codes, scales
-    ]
-    product = helper.make_node(
-        "MatMulNBits",
-        [node.input[0], *table],
-        list(node.output),
-        name=f"{node.name}_Q8",
-        domain=CONTRIB_DOMAIN,
-        K=shape[0],
-        N=shape[1],
-        bits=8,
-        block_size=GROUP,
-        accuracy_level=INT8_ACTIVATIONS,
-    )
-    node.CopyFrom(product)
+    graph, (inputs, outputs) = model.graph, shape
+    node, place, groups = product_by(graph, head), initializer(graph, head), inputs // GROUP
+    table = [initializer_of_shape(graph, outputs, groups, GROUP), initializer_of_shape(graph, outputs, groups)]
+    node.CopyFrom(integer_product(node, table, shape, TABLE.bits, GROUP))
     graph.initializer.remove(place)
-    with_contrib_operators(model)
+    allow_contrib_operators(model)

@@ -8,14 +8,13 @@ matrix. So a product is split: ``x @ W`` is that of the codes around 8, in integ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 from onnxscript import ir
 from torch import nn
@@ -23,14 +22,11 @@ from torch.export import Dim
 
 from moa_export.quantize import round_symmetric
 from moa_export.recipe import Weights
-from moa_runtime.bundle import TensorSpec
+from moa_export.targets.base import Specs, traced_inputs
 from moa_runtime.drafters.base import Float32
 
-Specs = tuple[TensorSpec, ...]
-# Sizes to trace with. All differ and none is 0 or 1, which the tracer would take for constants.
-_TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7, "S+T": 8}
 # ``accuracy_level`` of ``MatMulNBits``: the least precision of its activations (onnxruntime's contrib operators).
-_FLOAT32_ACTIVATIONS, INT8_ACTIVATIONS = 1, 4
+_FLOAT32_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
 CONTRIB_DOMAIN, _CONTRIB_VERSION = "com.microsoft", 1
 GROUP = 32
 _CODES = 16
@@ -44,7 +40,7 @@ def trace(module: nn.Module, inputs: Specs, outputs: Specs) -> tuple[onnx.ModelP
     """
     dynamic = {s.name: {i: Dim.DYNAMIC for i, n in enumerate(s.shape) if isinstance(n, str)} for s in inputs}
     with torch.no_grad():
-        program = torch.export.export(module, tuple(_example(spec) for spec in inputs), dynamic_shapes=dynamic)
+        program = torch.export.export(module, traced_inputs(inputs), dynamic_shapes=dynamic)
         exported = torch.onnx.export(
             program,
             dynamo=True,
@@ -57,7 +53,7 @@ def trace(module: nn.Module, inputs: Specs, outputs: Specs) -> tuple[onnx.ModelP
     return exported.model_proto, matrices
 
 
-def tidy(graph: Any, inputs: Specs, outputs: Specs) -> None:
+def tidy(graph: onnx.GraphProto, inputs: Specs, outputs: Specs) -> None:
     """Give the varying sizes their names, and drop what tracing left: source paths and stale shapes."""
     del graph.value_info[:]
     del graph.metadata_props[:]
@@ -69,13 +65,6 @@ def tidy(graph: Any, inputs: Specs, outputs: Specs) -> None:
     for item in [*graph.node, *graph.initializer]:
         del item.metadata_props[:]
         item.doc_string = ""
-
-
-def _example(spec: TensorSpec) -> torch.Tensor:
-    sizes = [_TRACED_SIZES[n] if isinstance(n, str) else n for n in spec.shape]
-    if spec.dtype == "int64":
-        return torch.arange(sizes[0])
-    return torch.ones(sizes, dtype=getattr(torch, spec.dtype))
 
 
 def take_matrices(graph: ir.Graph) -> dict[str, Float32]:
@@ -105,87 +94,108 @@ def take_matrices(graph: ir.Graph) -> dict[str, Float32]:
     return matrices
 
 
-def put_matrices(
-    model: onnx.ModelProto,
-    matrices: Mapping[str, Float32],
-    linear: Weights,
-    head: Weights,
-    *,
-    head_size: int,
-    integer_activations: bool,
+def put_matrix(
+    model: onnx.ModelProto, name: str, matrix: Float32, weights: Weights, *, integer_activations: bool = True
 ) -> None:
-    """Store matrices in a graph: in ``MatMulNBits`` where their part of the recipe has integers, else in float32.
+    """Store a matrix in place of the initializer ``name``: integers in ``MatMulNBits``, else float32.
 
     Args:
-        matrices: as :func:`take_matrices` returns them.
-        head_size: outputs of the draft head, which tells it from the layers' matrices.
+        matrix: ``[inputs, outputs]``.
     """
-    products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in matrices]
-    heads = [node for node in products if matrices[node.input[1]].shape[1] == head_size]
-    layers = [node for node in products if node not in heads]
-    for weights, nodes in ((head, heads), (linear, layers)):
-        for node in nodes:
-            name = node.input[1]
-            (place,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
-            if not weights.is_integer:
-                place.CopyFrom(numpy_helper.from_array(matrices[name], name))
-                continue
-            model.graph.initializer.remove(place)
-            stored = _rounded(name, matrices[name], weights)
-            model.graph.initializer.extend(stored)
-            node.CopyFrom(_product(node, stored, matrices[name].shape, weights, integer_activations))
-    if head.is_integer or linear.is_integer:
-        with_contrib_operators(model)
+    place = initializer(model.graph, name)
+    if not weights.is_integer:
+        place.CopyFrom(numpy_helper.from_array(matrix, name))
+        return
+    model.graph.initializer.remove(place)
+    stored = _rounded(name, matrix, weights)
+    model.graph.initializer.extend(stored)
+    level = _INT8_ACTIVATIONS if integer_activations else _FLOAT32_ACTIVATIONS
+    node, names = product_by(model.graph, name), [tensor.name for tensor in stored]
+    node.CopyFrom(integer_product(node, names, matrix.shape, weights.bits, weights.group_size, level=level))
+    allow_contrib_operators(model)
 
 
-def with_contrib_operators(model: onnx.ModelProto) -> None:
+def product_by(graph: onnx.GraphProto, name: str) -> onnx.NodeProto:
+    """Return the only product by the matrix ``name``."""
+    (node,) = (node for node in graph.node if node.op_type == "MatMul" and node.input[1] == name)
+    return node
+
+
+def initializer(graph: onnx.GraphProto, name: str) -> TensorProto:
+    """Return the stored tensor of this name."""
+    return next(tensor for tensor in graph.initializer if tensor.name == name)
+
+
+def initializer_of_shape(graph: onnx.GraphProto, *shape: int) -> str:
+    """Return the name of the first stored tensor of this shape."""
+    return next(tensor.name for tensor in graph.initializer if tuple(tensor.dims) == shape)
+
+
+def replace_products(graph: onnx.GraphProto, name: str, made: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> None:
+    """Put the nodes that ``made`` returns in place of each product by the matrix ``name``."""
+    replaced = (made(node) if node.op_type == "MatMul" and node.input[1] == name else [node] for node in graph.node)
+    set_nodes(graph, [node for nodes in replaced for node in nodes])
+
+
+def set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    """Put ``nodes``, among them nodes of the graph itself, in place of all its nodes."""
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def allow_contrib_operators(model: onnx.ModelProto) -> None:
     """Let a graph use operators of onnxruntime's own."""
     if CONTRIB_DOMAIN not in {opset.domain for opset in model.opset_import}:
-        model.opset_import.append(onnx.helper.make_opsetid(CONTRIB_DOMAIN, _CONTRIB_VERSION))
+        model.opset_import.append(helper.make_opsetid(CONTRIB_DOMAIN, _CONTRIB_VERSION))
 
 
-def _product(
+def integer_product(
     node: onnx.NodeProto,
-    stored: list[onnx.TensorProto],
+    stored: Sequence[str],
     shape: tuple[int, ...],
-    weights: Weights,
-    integer_activations: bool,
+    bits: int,
+    group: int,
+    *,
+    level: int = _INT8_ACTIVATIONS,
+    output: str = "",
 ) -> onnx.NodeProto:
-    return onnx.helper.make_node(
+    """Return ``node``, a product by a matrix ``[inputs, outputs]``, as one by codes.
+
+    Args:
+        stored: names of codes, scales and, if there are, zero points.
+        shape: of the matrix.
+        level: least precision of the activations.
+        output: name of the result; that of ``node`` when omitted.
+    """
+    return helper.make_node(
         "MatMulNBits",
-        [node.input[0], *(tensor.name for tensor in stored)],
-        list(node.output),
-        name=f"{node.name}_Q{weights.bits}",
+        [node.input[0], *stored],
+        [output or node.output[0]],
+        name=f"{node.name}_Q{bits}",
         domain=CONTRIB_DOMAIN,
         K=shape[0],
         N=shape[1],
-        bits=weights.bits,
-        block_size=weights.group_size,
-        accuracy_level=INT8_ACTIVATIONS if integer_activations else _FLOAT32_ACTIVATIONS,
+        bits=bits,
+        block_size=group,
+        accuracy_level=level,
     )
 
 
-def _rounded(name: str, matrix: Float32, weights: Weights) -> list[onnx.TensorProto]:
+def _rounded(name: str, matrix: Float32, weights: Weights) -> list[TensorProto]:
     """Codes uint8 ``[outputs, groups, bytes]``, scales float32 ``[outputs, groups]``, and zero points if there are."""
-    tensors = _symmetric(matrix, weights) if weights.symmetric else _asymmetric(matrix, weights)
-    names = (f"{name}_Q{weights.bits}", f"{name}_scales", f"{name}_zero_points")
+    bits, group = weights.bits, weights.group_size
+    if weights.symmetric:
+        codes, scales = round_symmetric(torch.from_numpy(matrix.T), bits, group)
+        # Stored without a sign, two 4-bit codes a byte, the first in the low nibble.
+        stored = (codes.numpy().astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8)
+        if bits == 4:
+            stored = stored[:, 0::2] | stored[:, 1::2] << np.uint8(4)
+        tensors = stored.reshape(*scales.shape, -1), scales.float().numpy()
+    else:
+        config = DefaultWeightOnlyQuantConfig(block_size=group, is_symmetric=False, bits=bits, accuracy_level=None)
+        tensors = DefaultWeightOnlyQuantizer(config).qbits_block_quant(np.ascontiguousarray(matrix))
+    names = (f"{name}_Q{bits}", f"{name}_scales", f"{name}_zero_points")
     return [numpy_helper.from_array(tensor, label) for label, tensor in zip(names, tensors, strict=False)]
-
-
-def _symmetric(matrix: Float32, weights: Weights) -> tuple[NDArray[np.generic], ...]:
-    codes, scales = round_symmetric(torch.from_numpy(matrix.T), weights.bits, weights.group_size)
-    # Stored without a sign, two 4-bit codes a byte, the first in the low nibble.
-    stored = (codes.numpy().astype(np.int16) + 2 ** (weights.bits - 1)).astype(np.uint8)
-    if weights.bits == 4:
-        stored = stored[:, 0::2] | stored[:, 1::2] << np.uint8(4)
-    return stored.reshape(*scales.shape, -1), scales.float().numpy()
-
-
-def _asymmetric(matrix: Float32, weights: Weights) -> tuple[NDArray[np.generic], ...]:
-    config = DefaultWeightOnlyQuantConfig(
-        block_size=weights.group_size, is_symmetric=False, bits=weights.bits, accuracy_level=None
-    )
-    return DefaultWeightOnlyQuantizer(config).qbits_block_quant(np.ascontiguousarray(matrix))
 
 
 def halve_weights(model: onnx.ModelProto) -> None:
@@ -193,16 +203,12 @@ def halve_weights(model: onnx.ModelProto) -> None:
     graph = model.graph
     casts = []
     for tensor in graph.initializer:
-        if tensor.data_type != onnx.TensorProto.FLOAT or np.prod(tensor.dims) < 4096:
+        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < 4096:
             continue
         name = tensor.name
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), f"{name}.half"))
-        casts.append(
-            onnx.helper.make_node("Cast", [tensor.name], [name], name=f"{name}.widen", to=onnx.TensorProto.FLOAT)
-        )
-    nodes = list(graph.node)
-    del graph.node[:]
-    graph.node.extend([*casts, *nodes])
+        casts.append(helper.make_node("Cast", [tensor.name], [name], name=f"{name}.widen", to=TensorProto.FLOAT))
+    set_nodes(graph, [*casts, *graph.node])
 
 
 def round_with_offsets(matrix: Float32) -> tuple[NDArray[np.uint8], Float32, Float32]:
@@ -226,24 +232,24 @@ def put_with_offsets(model: onnx.ModelProto, name: str, matrix: Float32) -> None
     """Put a matrix in place of the initializer ``name``, in all products by it."""
     codes, scales, least = round_with_offsets(matrix)
     graph = model.graph
-    (place,) = (tensor for tensor in graph.initializer if tensor.name == name)
-    graph.initializer.remove(place)
-    packed = codes[:, :, 0::2] | codes[:, :, 1::2] << np.uint8(4)
+    graph.initializer.remove(initializer(graph, name))
     stored = {
-        f"{name}_Q4": packed,
+        f"{name}_Q4": codes[:, :, 0::2] | codes[:, :, 1::2] << np.uint8(4),
         f"{name}_scales": scales.astype(np.float16),
         f"{name}_least": least.T.astype(np.float16),
     }
     graph.initializer.extend(numpy_helper.from_array(np.ascontiguousarray(a), label) for label, a in stored.items())
     before = _offsets(name)
-    for node in list(graph.node):
-        if node.op_type == "MatMul" and node.input[1] == name:
-            at = list(graph.node).index(node)
-            graph.node.remove(node)
-            for added in reversed([*before, *_product_of_codes(node, name, matrix.shape)]):
-                graph.node.insert(at, added)
-            before = []
-    with_contrib_operators(model)
+
+    def made(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        codes = f"{node.name}.codes"
+        by_codes = integer_product(node, [f"{name}_Q4", f"{name}_offsets.scales"], matrix.shape, 4, GROUP, output=codes)
+        nodes = [*before, by_codes, *product_with_offsets(node, codes, f"{name}_offsets", len(matrix))]
+        before.clear()
+        return nodes
+
+    replace_products(graph, name, made)
+    allow_contrib_operators(model)
 
 
 def _offsets(name: str) -> list[onnx.NodeProto]:
@@ -251,31 +257,13 @@ def _offsets(name: str) -> list[onnx.NodeProto]:
     node, of = helper.make_node, f"{name}_offsets"
     constant = node("Constant", [], [f"{of}.8"], name=f"{of}.Constant", value_float=8.0)
     return [
-        node("Cast", [f"{name}_scales"], [f"{of}.scales"], name=f"{of}.widen", to=onnx.TensorProto.FLOAT),
-        node("Cast", [f"{name}_least"], [f"{of}.least"], name=f"{of}.widen_least", to=onnx.TensorProto.FLOAT),
+        node("Cast", [f"{name}_scales"], [f"{of}.scales"], name=f"{of}.widen", to=TensorProto.FLOAT),
+        node("Cast", [f"{name}_least"], [f"{of}.least"], name=f"{of}.widen_least", to=TensorProto.FLOAT),
         constant,
         node("Transpose", [f"{of}.scales"], [f"{of}.turned"], name=f"{of}.turn", perm=[1, 0]),
         node("Mul", [f"{of}.turned", f"{of}.8"], [f"{of}.middle"], name=f"{of}.Mul"),
         node("Add", [f"{of}.middle", f"{of}.least"], [of], name=f"{of}.Add"),
     ]
-
-
-def _product_of_codes(node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> list[onnx.NodeProto]:
-    """``[T, inputs] @ [inputs, outputs]``."""
-    inputs, outputs = shape
-    codes = helper.make_node(
-        "MatMulNBits",
-        [node.input[0], f"{name}_Q4", f"{name}_offsets.scales"],
-        [f"{node.name}.codes"],
-        name=f"{node.name}_Q4",
-        domain=CONTRIB_DOMAIN,
-        K=inputs,
-        N=outputs,
-        bits=4,
-        block_size=GROUP,
-        accuracy_level=INT8_ACTIVATIONS,
-    )
-    return [codes, *product_with_offsets(node, f"{node.name}.codes", f"{name}_offsets", inputs)]
 
 
 def product_with_offsets(node: onnx.NodeProto, codes: str, offsets: str, inputs: int) -> list[onnx.NodeProto]:

@@ -9,6 +9,7 @@ done: 3.3 GB for the built-in writer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
@@ -33,12 +34,22 @@ from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
 from moa_export.quantize import QuantisedEmbedding, round_symmetric
 from moa_export.recipe import Recipe, Weights
-from moa_export.targets.base import Artifact, NotRun, StandIn, TargetOptions, refuse_without_rows
-from moa_export.targets.onnx import TABLE, TOP_K, capture, check_writer, refuse_too_large
-from moa_export.targets.onnx_graph import GROUP, Specs, product_with_offsets, round_with_offsets, tidy, trace
+from moa_export.targets.base import NotRun, Specs, StandIn, TargetOptions, check_drafter, entry_of
+from moa_export.targets.onnx import TABLE, TOP_K, capture, check_writer, refuse_too_large, save
+from moa_export.targets.onnx_graph import (
+    GROUP,
+    initializer,
+    initializer_of_shape,
+    product_by,
+    product_with_offsets,
+    replace_products,
+    round_with_offsets,
+    set_nodes,
+    trace,
+)
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.bundle import TensorSpec
+from moa_runtime.bundle import TargetEntry, TensorSpec
 from moa_runtime.drafters.base import Float32
 from moa_runtime.paths import cache_dir, expanded
 
@@ -51,15 +62,15 @@ def _session(**more: str) -> dict[str, Any]:
 SESSION = _session()
 #: The same for a writer, whose floats are not laid out for products once more: less memory, steps twice as long.
 WRITER_SESSION = _session(disable_prepacking="1")
-
-
+GRAPH_FILE, WRITER_FILE = "device_half.web.onnx", "writer.web.onnx"
+_OPSET, _IR_VERSION = 21, 10  # the first with groups in DequantizeLinear, and with tensors of 4 bits
+_MIDDLE = 8  # of 4-bit codes without a sign
 #: The version that npm installs, with which graphs are compared by default.
 VERSION = "1.30.0"
 #: Names a folder in which npm has installed onnxruntime-web, of any version.
 FOLDER_VARIABLE = "MOA_ONNXRUNTIME_WEB"
 _MODULE = Path("node_modules/onnxruntime-web/dist/ort.wasm.bundle.min.mjs")
 _PROGRAM = Path(__file__).with_name("web_steps.mjs")
-_TYPES = {"int64": np.int64, "float32": np.float32, "bool": np.bool_}
 _NPM_SECONDS, _END_SECONDS = 600, 10
 
 
@@ -72,7 +83,7 @@ class WebEngine:
 
 
 def find_engine(*, npm: bool) -> WebEngine | NotRun:
-    """onnxruntime-web on this machine, in the folder that :data:`FOLDER_VARIABLE` names or in the cache.
+    """Find onnxruntime-web in the folder that :data:`FOLDER_VARIABLE` names, or in the cache.
 
     Args:
         npm: whether npm may install it there; 150 MB.
@@ -94,7 +105,7 @@ def find_engine(*, npm: bool) -> WebEngine | NotRun:
 def _install(folder: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
-        raise ExportError("--npm needs npm, which is not installed")
+        raise ExportError("--npm needs npm, which is not installed", code="npm_missing")
     command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -103,11 +114,11 @@ def _install(folder: Path) -> None:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_NPM_SECONDS)
             if done.returncode or not (Path(scratch) / _MODULE).is_file():
                 said = next((line for line in done.stderr.splitlines() if line.startswith("npm error")), "npm failed")
-                raise ExportError(f"npm cannot install onnxruntime-web {VERSION}: {said.removeprefix('npm error ')}")
+                raise OSError(said.removeprefix("npm error "))
             # In one piece: another export may look for it meanwhile.
             shutil.copytree(scratch, folder, dirs_exist_ok=True)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ExportError(f"npm cannot install onnxruntime-web {VERSION}: {error}") from error
+        raise ExportError(f"npm cannot install onnxruntime-web {VERSION}: {error}", code="npm_failed") from error
 
 
 class WebBackend(Backend):
@@ -117,9 +128,6 @@ class WebBackend(Backend):
 
     Args:
         specs: inputs and outputs of the graph.
-
-    Attributes:
-        version: of onnxruntime-web.
 
     Raises:
         ExportError: onnxruntime-web cannot load the graph.
@@ -133,15 +141,13 @@ class WebBackend(Backend):
         _, heads, size = shapes["self_keys"]
         self._kv_shape = (int(heads), int(size))
         command = [engine.node, str(_PROGRAM), str(engine.module), str(graph), json.dumps(session)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._to: IO[bytes] = self._process.stdin
-        self._from: IO[bytes] = self._process.stdout
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        assert process.stdin is not None and process.stdout is not None
+        self._to, self._from = process.stdin, process.stdout
         #: Ends the process, which ends with this object too.
-        self.close = weakref.finalize(self, _end, self._process)
-        self.version = str(self._receive()[0]["version"])
+        self.close = weakref.finalize(self, _end, process)
+        self._receive()
 
     @property
     def top_k(self) -> int:
@@ -180,41 +186,38 @@ class WebBackend(Backend):
         except OSError:  # it ended: what it said last, or that it said nothing
             self._receive()
             raise
-        _, made = self._receive()
+        made = self._receive()
         return StepResult(*(made[each.name] for each in fields(StepResult)))
 
-    def _receive(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _receive(self) -> dict[str, NDArray[Any]]:
+        """Read a message; return the arrays that it holds, by name."""
         told = json.loads(self._read(int.from_bytes(self._read(4), "little")))
         if "error" in told:
-            raise ExportError(f"onnxruntime-web cannot run the graph: {' '.join(str(told['error']).split())}")
-        made = {}
-        for each in told.get("tensors", ()):
-            data = np.frombuffer(self._read(each["bytes"]), _TYPES[each["type"]])
-            made[each["name"]] = data.reshape(each["dims"])
-        return told, made
+            reason = f"onnxruntime-web cannot run the graph: {' '.join(str(told['error']).split())}"
+            raise ExportError(reason, code="engine_failed")
+        return {
+            each["name"]: np.frombuffer(self._read(each["bytes"]), each["type"]).reshape(each["dims"])
+            for each in told["tensors"]
+        }
 
     def _read(self, count: int) -> bytes:
         data = self._from.read(count)
         if len(data) < count:
-            raise ExportError("onnxruntime-web ended without a word; there may be too little memory")
+            reason = "onnxruntime-web ended without a word; there may be too little memory"
+            raise ExportError(reason, code="engine_failed")
         return data
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            try:
+            with contextlib.suppress(OSError):  # what was not written yet
                 stream.close()
-            except OSError:  # what was not written yet
-                continue
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-GRAPH_FILE, WRITER_FILE = "device_half.web.onnx", "writer.web.onnx"
 
 
 class WebTarget:
@@ -223,24 +226,20 @@ class WebTarget:
     Stores integers and multiplies floats, whatever activations the recipe names: see :mod:`moa_export.targets.web`.
     """
 
-    extra: ClassVar[str] = "export"
-
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         self._recipe, self._options = recipe, options
 
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
-        refuse_without_rows("web", config)
-        for part in ("linear", "head", "embedding"):
-            weights = getattr(self._recipe, part)
-            if weights.bits == 16:
-                raise ExportError("web stores no float16, which not every browser's GPU knows: choose 4, 8 or 32 bits")
-            if weights.is_integer and not weights.symmetric:
-                raise ExportError(f"web stores the {part} weights without an offset: set symmetric for them")
+        check_drafter("web", config, layers=True)
+        if 16 in (self._recipe.linear.bits, self._recipe.head.bits, self._recipe.embedding.bits):
+            reason = "web stores no float16, which not every browser's GPU knows: choose 4, 8 or 32 bits"
+            raise ExportError(reason, code="unsupported_bits")
+        self._recipe.check_symmetric("web", "linear", "head", "embedding")
         self._recipe.check_divides(config)
         refuse_too_large(config, self._recipe)
 
-    def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
+    def export(self, drafter: MoADrafter, folder: Path) -> dict[str, TargetEntry]:
         """Write a single ONNX file."""
         recipe = self._recipe
         model, matrices = capture(drafter, recipe)
@@ -249,17 +248,16 @@ class WebTarget:
             if weights.is_integer:
                 put_rounded(model, name, matrix, weights)
             else:
-                (place,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
-                place.CopyFrom(numpy_helper.from_array(matrix, name))
+                initializer(model.graph, name).CopyFrom(numpy_helper.from_array(matrix, name))
         inputs, outputs = signature(drafter.config, recipe.top_k)
-        return [_written("web", model, inputs, outputs, folder / GRAPH_FILE, SESSION)]
+        return {"web": _written(model, inputs, outputs, folder / GRAPH_FILE, SESSION)}
 
-    def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun | StandIn:
-        """onnxruntime-web in Node; where that is missing, onnxruntime in Python on the same graph."""
-        return web_runner(folder, artifact, npm=self._options.npm)
+    def runner(self, folder: Path, entry: TargetEntry) -> Backend | StandIn:
+        """Run onnxruntime-web in Node; without it, onnxruntime in Python on the same graph."""
+        return web_runner(folder, entry, npm=self._options.npm)
 
 
-def export_web_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
+def export_web_writer(model: TokenDrafter, bits: int, folder: Path) -> TargetEntry:
     """Write the offline writer into ``folder``, rounded as :func:`moa_export.targets.onnx.export_writer` does.
 
     Args:
@@ -282,38 +280,32 @@ def export_web_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
             share_table(graph, name, matrix.shape)
         else:
             put_rounded(graph, name, matrix, TABLE)
-    return _written("writer", graph, inputs, outputs, folder / WRITER_FILE, WRITER_SESSION)
+    return _written(graph, inputs, outputs, folder / WRITER_FILE, WRITER_SESSION)
 
 
-def web_runner(folder: Path, artifact: Artifact, *, npm: bool) -> Backend | StandIn:
-    """What runs a graph for onnxruntime-web: that itself in Node, or onnxruntime in Python in its place.
+def web_runner(folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:
+    """Run a graph with onnxruntime-web in Node, or onnxruntime in Python in its place.
 
     Args:
         npm: whether npm may install onnxruntime-web.
 
     Raises:
-        ExportError: npm fails, or onnxruntime-web does with this graph.
+        ExportError: npm fails, or onnxruntime-web cannot load the graph.
     """
-    graph, engine = folder / artifact.file, find_engine(npm=npm)
+    graph, engine = folder / entry.file, find_engine(npm=npm)
     if isinstance(engine, NotRun):
         return StandIn(OnnxBackend(graph), engine.reason)
-    return WebBackend(engine, graph, (*artifact.inputs, *artifact.outputs), artifact.details.get("session", SESSION))
+    return WebBackend(engine, graph, (*entry.inputs, *entry.outputs), entry.details.get("session", SESSION))
 
 
 def _written(
-    name: str, model: onnx.ModelProto, inputs: Specs, outputs: Specs, file: Path, session: dict[str, Any]
-) -> Artifact:
-    widen_halves(model)
-    tidy(model.graph, inputs, outputs)
-    onnx.save(model, file)
-    opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    return Artifact(name, file.name, inputs, outputs, details={"opsets": opsets, "session": session})
-
-
-_OPSET, _IR_VERSION = 21, 10  # the first with groups in DequantizeLinear, and with tensors of 4 bits
-
-
-_MIDDLE = 8  # of 4-bit codes without a sign
+    model: onnx.ModelProto, inputs: Specs, outputs: Specs, file: Path, session: Mapping[str, Any]
+) -> TargetEntry:
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:  # which a GPU in a browser may not know
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    opsets = save(model, inputs, outputs, file)
+    return entry_of(file, inputs, outputs, details={"opsets": opsets, "session": session})
 
 
 def put_rounded(model: onnx.ModelProto, name: str, matrix: Float32, weights: Weights) -> None:
@@ -334,36 +326,23 @@ def put_rounded_with_offsets(model: onnx.ModelProto, name: str, matrix: Float32)
     _put(model, name, signed.T, scales.T, 4)
     offsets = np.ascontiguousarray((_MIDDLE * scales + least).T)
     model.graph.initializer.append(numpy_helper.from_array(offsets, f"{name}_offsets"))
-    nodes: list[onnx.NodeProto] = []
-    for node in model.graph.node:
-        if node.op_type != "MatMul" or node.input[1] != name:
-            nodes.append(node)
-            continue
-        x, codes_product = node.input[0], f"{node.name}.codes"
-        nodes.append(helper.make_node("MatMul", [x, name], [codes_product], name=f"{node.name}.product"))
-        nodes += product_with_offsets(node, codes_product, f"{name}_offsets", len(matrix))
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+
+    def made(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        codes = f"{node.name}.codes"
+        product = helper.make_node("MatMul", [node.input[0], name], [codes], name=f"{node.name}.product")
+        return [product, *product_with_offsets(node, codes, f"{name}_offsets", len(matrix))]
+
+    replace_products(model.graph, name, made)
 
 
 def share_table(model: onnx.ModelProto, head: str, shape: tuple[int, ...]) -> None:
     """Multiply by the embedding's own codes, int8 ``[outputs, inputs]``, in place of the head of this shape."""
-    graph = model.graph
-    (node,) = (node for node in graph.node if node.op_type == "MatMul" and node.input[1] == head)
-    inputs, outputs = shape
-    codes, scales = (
-        next(tensor.name for tensor in graph.initializer if tuple(tensor.dims) == dims)
-        for dims in ((outputs, inputs), (outputs, inputs // GROUP))
-    )
+    graph, (inputs, outputs) = model.graph, shape
+    node = product_by(graph, head)
+    codes = initializer_of_shape(graph, outputs, inputs)
+    scales = initializer_of_shape(graph, outputs, inputs // GROUP)
     node.CopyFrom(helper.make_node("Gemm", [node.input[0], head], list(node.output), name=node.name, transB=1))
     _widen(model, head, codes, scales, axis=1, group=GROUP)
-
-
-def widen_halves(model: onnx.ModelProto) -> None:
-    """Store float16 tensors as float32: a GPU in a browser may know no float16."""
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT16:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
 
 
 def _put(model: onnx.ModelProto, name: str, codes: NDArray[np.int8], scales: Float32, bits: int) -> None:
@@ -377,14 +356,11 @@ def _put(model: onnx.ModelProto, name: str, codes: NDArray[np.int8], scales: Flo
 def _widen(model: onnx.ModelProto, name: str, codes: str, scales: str, *, axis: int, group: int) -> None:
     """Make the initializer ``name`` of codes and scales when the graph is loaded."""
     graph = model.graph
-    (place,) = (tensor for tensor in graph.initializer if tensor.name == name)
-    graph.initializer.remove(place)
+    graph.initializer.remove(initializer(graph, name))
     made = helper.make_node(
         "DequantizeLinear", [codes, scales], [name], name=f"{name}.widen", axis=axis, block_size=group
     )
-    nodes = [made, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, [made, *graph.node])
     for opset in model.opset_import:
         if opset.domain == "":
             opset.version = max(opset.version, _OPSET)

@@ -2,7 +2,7 @@
 //
 // A message is four bytes, little end first: the length of a JSON text; the text; then the bytes of its tensors, one
 // after the other. It comes in as {"tensors": [{"name", "type", "dims", "bytes"}]} and goes out in the same form, or as
-// {"error": "..."}. The first one goes out when the graph is loaded, with the version. The end of the input ends it.
+// {"error": "..."}. The first one, without tensors, goes out when the graph is loaded. The end of the input ends it.
 import { readFile } from "node:fs/promises";
 import { pathToFileURL } from "node:url";
 
@@ -58,7 +58,7 @@ try {
   ort.env.logLevel = "error";
   const options = { executionProviders: ["wasm"], ...JSON.parse(session) };
   const running = await ort.InferenceSession.create(await readFile(graph), options);
-  send({ version: ort.env.versions.web });
+  send({ tensors: [] });
   const input = new Input();
   for (;;) {
     const length = await input.take(4);

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,18 +26,19 @@ from moa_drafter.pretrained import shipped_checkpoint
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.coreml_interpreter import MilFunction, read_package
-from moa_export.errors import ExportError
-from moa_export.quantize import QuantisedEmbedding, round_symmetric
-from moa_export.recipe import PRESETS, Recipe, Tolerance, Weights
+from moa_export.quantize import QuantisedEmbedding
+from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording
-from moa_export.targets.base import Artifact, TargetOptions
+from moa_export.targets.base import TargetOptions
 from moa_export.targets.coreml import FEATURES, CoremlTarget
 from moa_export.targets.coreml_program import FUNCTIONS, fit_palette, stored_embedding, stored_linear
 from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.coreml import CoremlBackend
+from moa_runtime.bundle import TargetEntry
 from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.errors import MoaError
+from support.refusals import refused
 
 CAPACITY = 96
 RECIPES = {
@@ -45,20 +46,18 @@ RECIPES = {
     "int8": Recipe(),
     "int4": Recipe(Weights(4), Weights(4), Weights(4)),
 }
-ARTIFACTS = ("coreml", "coreml-stateless")
-Made = tuple[Path, dict[str, Artifact]]
+GRAPHS = ("coreml", "coreml-stateless")
+Made = tuple[Path, dict[str, TargetEntry]]
 
 
 @pytest.fixture(scope="module")
 def made(drafter: MoADrafter, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     """The packages of a recipe; written once."""
-    done: dict[str, Made] = {}
 
+    @functools.cache
     def make(name: str) -> Made:
-        if name not in done:
-            folder = tmp_path_factory.mktemp(name)
-            done[name] = folder, {one.name: one for one in exporter(RECIPES[name]).export(drafter, folder)}
-        return done[name]
+        folder = tmp_path_factory.mktemp(name)
+        return folder, exporter(RECIPES[name]).export(drafter, folder)
 
     return make
 
@@ -68,8 +67,8 @@ def exporter(recipe: Recipe, context: int = CAPACITY) -> CoremlTarget:
 
 
 def runner(made: Made, name: str) -> Backend:
-    folder, artifacts = made
-    return exporter(RECIPES["float"]).runner(folder, artifacts[name])
+    folder, entries = made
+    return exporter(RECIPES["float"]).runner(folder, entries[name])
 
 
 class Feeder:
@@ -120,7 +119,7 @@ def expected(drafter: MoADrafter) -> list[StepResult]:
     return conversation(torch_backend_of(drafter, top_k=16))
 
 
-@pytest.mark.parametrize("name", ARTIFACTS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_a_float_package_answers_as_pytorch(made: Callable[[str], Made], expected: list[StepResult], name: str) -> None:
     backend = runner(made("float"), name)
     assert (backend.top_k, backend.kv_shape) == (16, (2, 16))
@@ -136,28 +135,23 @@ def test_a_float_package_answers_as_pytorch(made: Callable[[str], Made], expecte
                 assert set(ours_here) == set(theirs_here)
 
 
-@pytest.mark.parametrize("name", ARTIFACTS)
+@pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize(("recipe", "error"), [("int8", 0.1), ("int4", 1.0)])
 def test_a_quantised_package_is_near_pytorch(
     made: Callable[[str], Made], drafter: MoADrafter, name: str, recipe: str, error: float
 ) -> None:
-    parity = compare([rehearse(torch_backend_of(drafter, top_k=16), recording(drafter))], runner(made(recipe), name))
+    keys, values = (random := np.random.default_rng(3)).standard_normal((2, 60, 2, 16)).astype(np.float32)
+    recording = Recording(random.integers(3, 512, 60).tolist(), 30, keys, values)
+    parity = compare([rehearse(torch_backend_of(drafter, top_k=16), recording)], runner(made(recipe), name))
     assert parity.queries > 20
     assert 0 < parity.mean_logprob_error < error
-
-
-def recording(drafter: MoADrafter) -> Recording:
-    """Random tokens and rows in the shape of a conversation."""
-    random = np.random.default_rng(3)
-    keys, values = random.standard_normal((2, 60, 2, 16)).astype(np.float32)
-    return Recording(random.integers(3, 512, 60).tolist(), 30, keys, values)
 
 
 def test_the_last_positions_of_a_full_cache_are_served(made: Callable[[str], Made], drafter: MoADrafter) -> None:
     rows = np.random.default_rng(1).standard_normal((2, CAPACITY, 2, 16)).astype(np.float32)
     tokens = list(range(100, 100 + CAPACITY))
     results = []
-    for backend in (torch_backend_of(drafter, top_k=16), *(runner(made("float"), name) for name in ARTIFACTS)):
+    for backend in (torch_backend_of(drafter, top_k=16), *(runner(made("float"), name) for name in GRAPHS)):
         feeder = Feeder(backend)
         fed = [feeder.feed(tokens[:83], [82], rows[:, :80]), feeder.feed(tokens[83:], [0, 12], rows[:, :CAPACITY])]
         results.append(np.concatenate([step.top_logprobs for step in fed]))
@@ -165,17 +159,16 @@ def test_the_last_positions_of_a_full_cache_are_served(made: Callable[[str], Mad
     np.testing.assert_allclose(results[2], results[0], atol=0.02)
 
 
-@pytest.mark.parametrize("name", ARTIFACTS)
-def test_more_than_the_capacity_is_one_sentence(made: Callable[[str], Made], name: str) -> None:
+@pytest.mark.parametrize("name", GRAPHS)
+def test_more_than_the_capacity_is_refused(made: Callable[[str], Made], name: str) -> None:
     feeder = Feeder(runner(made("float"), name))
     rows = np.zeros((2, CAPACITY + 1, 2, 16), np.float32)
-    with pytest.raises(MoaError, match=f"needs {CAPACITY + 1} positions, this Core ML model holds {CAPACITY}"):
-        feeder.feed([5] * (CAPACITY + 1), [0], rows[:, :1])
-    with pytest.raises(MoaError, match=f"needs {CAPACITY + 1} positions, this Core ML model holds {CAPACITY}"):
-        feeder.feed([5], [0], rows)
+    for tokens, memory in (([5] * (CAPACITY + 1), rows[:, :1]), ([5], rows)):
+        with pytest.raises(MoaError, match=f" {CAPACITY + 1} .* {CAPACITY}"):
+            feeder.feed(tokens, [0], memory)
 
 
-@pytest.mark.parametrize("name", ARTIFACTS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_a_cache_from_elsewhere_is_taken_over(made: Callable[[str], Made], drafter: MoADrafter, name: str) -> None:
     tokens, rows = list(range(30, 50)), np.ones((2, 3, 2, 16), np.float32)
     torch_side, other_side = Feeder(torch_backend_of(drafter, top_k=16)), Feeder(runner(made("float"), name))
@@ -188,26 +181,6 @@ def test_a_cache_from_elsewhere_is_taken_over(made: Callable[[str], Made], draft
     np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=0.02)
 
 
-@pytest.mark.parametrize(("name", "group_size"), [("coreml", 32), ("coreml-stateless", 0)])
-def test_a_damaged_weight_is_noticed(
-    made: Callable[[str], Made], drafter: MoADrafter, tmp_path: Path, name: str, group_size: int
-) -> None:
-    folder, artifacts = made("int8")
-    expected = [rehearse(torch_backend_of(drafter, top_k=16), recording(drafter))]
-    tolerance = Tolerance(top1_agreement=0.8, top_k_overlap=0.8)
-    assert not compare(expected, runner((folder, artifacts), name)).failures(tolerance)
-    shutil.copytree(folder, tmp_path / "damaged")
-    weights = tmp_path / "damaged" / artifacts[name].file / "Data/com.apple.CoreML/weights/weight.bin"
-    content = bytearray(weights.read_bytes())
-    codes = round_symmetric(drafter.head, 8, group_size)[0].numpy()
-    at = bytes(content).find(codes.tobytes())
-    assert at > 0
-    content[at : at + codes.size] = codes[::-1].tobytes()
-    weights.write_bytes(content)
-    damaged = compare(expected, runner((tmp_path / "damaged", artifacts), name))
-    assert damaged.failures(tolerance)
-
-
 def test_the_same_export_gives_the_same_bytes(made: Callable[[str], Made], drafter: MoADrafter, tmp_path: Path) -> None:
     folder, _ = made("int4")
     exporter(RECIPES["int4"]).export(drafter, tmp_path)
@@ -217,53 +190,45 @@ def test_the_same_export_gives_the_same_bytes(made: Callable[[str], Made], draft
         assert (tmp_path / file).read_bytes() == (folder / file).read_bytes(), file
 
 
-@pytest.mark.parametrize("name", ARTIFACTS)
-def test_xcode_has_something_to_show(made: Callable[[str], Made], name: str) -> None:
-    folder, artifacts = made("int8")
-    description = ct.models.utils.load_spec(str(folder / artifacts[name].file)).description
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_package_describes_itself_and_the_manifest_the_package(made: Callable[[str], Made], name: str) -> None:
+    folder, entries = made("int8")
+    entry = entries[name]
+    description = ct.models.utils.load_spec(str(folder / entry.file)).description
     metadata = description.metadata
-    assert all((metadata.shortDescription, metadata.author, metadata.versionString))
-    assert metadata.license.startswith("Apache-2.0")
+    assert all((metadata.shortDescription, metadata.author, metadata.versionString, metadata.license))
     assert metadata.userDefined["linear"].startswith("int8")
-    functions = {function.name: function for function in description.functions}
-    assert list(functions) == (list(FUNCTIONS) if name == "coreml" else [])
-    for function in functions.values() or [description]:
+    described = {function.name: function for function in description.functions}
+    assert list(described) == (list(FUNCTIONS) if name == "coreml" else [])
+    for function in described.values() or [description]:
         for feature in (*function.input, *function.output, *function.state):
             assert feature.shortDescription == FEATURES[feature.name]
-
-
-@pytest.mark.parametrize("name", ARTIFACTS)
-def test_the_artifact_describes_the_package(made: Callable[[str], Made], name: str) -> None:
-    folder, artifacts = made("int8")
-    artifact = artifacts[name]
-    functions = read_package(folder / artifact.file)
-    main = functions["step_1" if artifact.states else "main"]
-    for specs, tensors in (
-        (artifact.inputs, main.inputs),
-        (artifact.outputs, main.outputs),
-        (artifact.states, main.states),
-    ):
+    functions = read_package(folder / entry.file)
+    main = functions["step_1" if entry.states else "main"]
+    sides = ((entry.inputs, main.inputs), (entry.outputs, main.outputs), (entry.states, main.states))
+    for specs, tensors in sides:
         told = {spec.name: (spec.shape, np.dtype(spec.dtype)) for spec in specs}
         assert told == {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
-    assert json.loads(json.dumps(artifact.details)) == artifact.details
+    assert json.loads(json.dumps(entry.details)) == entry.details
     for function in functions.values():
         assert function.states.keys() == main.states.keys()
 
 
 def test_no_operator_is_used_that_breaks_and_functions_share_their_weights(made: Callable[[str], Made]) -> None:
-    folder, artifacts = made("float")
-    weights = folder / artifacts["coreml"].file / "Data/com.apple.CoreML/weights/weight.bin"
-    once = folder / artifacts["coreml-stateless"].file / "Data/com.apple.CoreML/weights/weight.bin"
-    assert weights.stat().st_size < 1.1 * once.stat().st_size
-    for artifact in artifacts.values():
-        specification = ct.models.utils.load_spec(str(folder / artifact.file))
-        assert specification.specificationVersion == (9 if artifact.states else 8)
+    folder, entries = made("float")
+    shared, once = (
+        (folder / entries[name].file / "Data/com.apple.CoreML/weights/weight.bin").stat().st_size for name in GRAPHS
+    )
+    assert shared < 1.1 * once
+    for entry in entries.values():
+        specification = ct.models.utils.load_spec(str(folder / entry.file))
+        assert specification.specificationVersion == (9 if entry.states else 8)
         for function in specification.mlProgram.functions.values():
             for block in function.block_specializations.values():
                 assert "scaled_dot_product_attention" not in {operation.type for operation in block.operations}
                 names = [output.name for operation in block.operations for output in operation.outputs]
                 assert len(names) == len(set(names))
-        content = b"".join(path.read_bytes() for path in (folder / artifact.file).rglob("*") if path.is_file())
+        content = b"".join(path.read_bytes() for path in (folder / entry.file).rglob("*") if path.is_file())
         assert str(Path(__file__).parents[3]).encode() not in content
 
 
@@ -311,40 +276,27 @@ def test_a_palette_follows_the_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "context", "message"),
+    ("recipe", "context", "code"),
     [
-        (Recipe(linear=Weights(8, 48)), CAPACITY, "a group size of 48 does not divide the drafter's hidden size of 64"),
-        (Recipe(head=Weights(4, 128)), CAPACITY, "a group size of 128 does not divide the drafter's hidden size of 64"),
-        (
-            Recipe(embedding=Weights(4, 48)),
-            CAPACITY,
-            "a group size of 48 does not divide the drafter's hidden size of 64",
-        ),
-        (Recipe(linear=Weights(symmetric=False)), CAPACITY, "coreml stores the linear weights without an offset"),
-        (Recipe(), 100, "a --context that is a multiple of 32 and at most 8192, not 100"),
-        (Recipe(), 16384, "a --context that is a multiple of 32 and at most 8192, not 16384"),
+        (Recipe(linear=Weights(8, 48)), CAPACITY, "unsupported_group"),
+        (Recipe(head=Weights(4, 128)), CAPACITY, "unsupported_group"),
+        (Recipe(embedding=Weights(4, 48)), CAPACITY, "unsupported_group"),
+        (Recipe(linear=Weights(symmetric=False)), CAPACITY, "unsupported_offset"),
+        (Recipe(), 100, "out_of_range"),
+        (Recipe(), 16384, "out_of_range"),
     ],
 )
-def test_what_cannot_be_made_is_refused_at_once(
-    drafter: MoADrafter, recipe: Recipe, context: int, message: str
-) -> None:
-    with pytest.raises(ExportError, match=message):
+def test_what_cannot_be_made_is_refused_at_once(drafter: MoADrafter, recipe: Recipe, context: int, code: str) -> None:
+    with refused(code):
         exporter(recipe, context).check(drafter.config)
-
-
-def test_usual_recipes_are_accepted(drafter: MoADrafter) -> None:
-    for recipe in (*RECIPES.values(), Recipe(Weights(32), Weights(16), Weights(4, 0))):
-        exporter(recipe).check(drafter.config)
+    for usual in (*RECIPES.values(), Recipe(Weights(32), Weights(16), Weights(4, 0))):
+        exporter(usual).check(drafter.config)
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="Core ML is there")
-def test_the_runtime_backend_says_that_it_needs_a_mac(made: Callable[[str], Made]) -> None:
-    folder, artifacts = made("int8")
-    with pytest.raises(MoaError, match="Core ML runs on macOS only"):
-        CoremlBackend(folder / artifacts["coreml-stateless"].file)
-
-
-def test_the_runtime_backend_is_imported_without_a_toolchain() -> None:
+def test_the_runtime_backend_needs_a_mac_and_no_toolchain(tmp_path: Path) -> None:
+    with pytest.raises(MoaError, match="macOS"):
+        CoremlBackend(tmp_path)
     code = "import moa_runtime.backends.coreml, sys; print('torch' in sys.modules or 'coremltools' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
@@ -354,6 +306,6 @@ def test_the_runtime_backend_is_imported_without_a_toolchain() -> None:
 @pytest.mark.parametrize(("preset", "most"), [("laptop", 48e6), ("phone", 28e6)])
 def test_the_default_drafter_becomes_small(preset: str, most: float, tmp_path: Path) -> None:
     drafter = load_bound(shipped_checkpoint(), load_target(DEFAULT_TARGET))
-    for artifact in CoremlTarget(PRESETS[preset], TargetOptions()).export(drafter, tmp_path):
-        files = [path for path in (tmp_path / artifact.file).rglob("*") if path.is_file()]
+    for entry in CoremlTarget(PRESETS[preset], TargetOptions()).export(drafter, tmp_path).values():
+        files = [path for path in (tmp_path / entry.file).rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) <= most

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,8 @@ from moa_bench.harness import Conversation, LoopbackVerifier, Round
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound, save_checkpoint
 from moa_drafter.target import Target
-from moa_export.errors import ExportError
-from moa_export.offline_model import NONE, WriterSettings
-from moa_export.pipeline import ExportSettings, export_bundle, plan
-from moa_export.progress import Progress
+from moa_export.pipeline import ExportSettings, plan
 from moa_export.quarot import rotate_residual_stream
-from moa_export.recipe import preset
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -30,7 +25,8 @@ from moa_runtime.session.events import Sampling
 from moa_server.engine.baseline import decode
 from moa_server.engine.transformers import TransformersEngine
 from support.drafted import draft_of
-from support.tiny import tiny_with_layers
+from support.refusals import refused
+from support.tiny import make_tiny_bundle, tiny_with_layers
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +38,8 @@ def checkpoint(tiny_drafter: Path, target: Target, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="module")
 def bundle(checkpoint: Path, tiny_target: Path) -> Bundle:
-    settings = ExportSettings(
-        ("onnx",),
-        checkpoint,
-        str(tiny_target),
-        preset("max-quality"),
-        questions=["Name three colours."],
-        writer=WriterSettings(NONE),
-    )
-    export_bundle(checkpoint.parent / "bundle", settings, Progress(sys.stderr, quiet=True))
-    return Bundle.open(checkpoint.parent / "bundle")
-
-
-def reference(checkpoint: Path, target: Target) -> Backend:
-    return torch_backend_of(load_bound(checkpoint, target), top_k=16)
+    folder = checkpoint.parent / "bundle"
+    return Bundle.open(make_tiny_bundle(folder, tiny_target, checkpoint, "none", preset="max-quality"))
 
 
 def assert_same_drafts(one: Backend, other: Backend, atol: float) -> None:
@@ -81,7 +65,7 @@ def test_the_graph_computes_what_pytorch_does(bundle: Bundle, checkpoint: Path, 
     assert (bundle.manifest.kv_heads, bundle.manifest.head_dim) == (4, 16)
     graph = load_backend(bundle, threads=1)
     assert graph.kv_shape == graph.row_shape == (4, 16)
-    assert_same_drafts(graph, reference(checkpoint, target), atol=1e-3)
+    assert_same_drafts(graph, torch_backend_of(load_bound(checkpoint, target), top_k=16), atol=1e-3)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -109,7 +93,7 @@ def test_a_conversation_is_lossless(
 
 
 @pytest.mark.parametrize("name", ["coreml", "executorch"])
-def test_a_target_that_cannot_hold_them_says_so(checkpoint: Path, tiny_target: Path, name: str) -> None:
+def test_a_target_that_cannot_hold_them_refuses_them(checkpoint: Path, tiny_target: Path, name: str) -> None:
     settings = ExportSettings((name,), checkpoint, model=str(tiny_target))
-    with pytest.raises(ExportError, match=f"{name} cannot hold the 1 layers of the target in this drafter"):
+    with refused("unsupported_drafter"):
         plan(settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,7 @@ from moa_drafter.checkpoint import load_bound
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.target import Target
 from moa_export.bundle_commands import inspect, verify
-from moa_export.errors import ExportError
-from moa_export.offline_model import WriterSettings
-from moa_export.pipeline import ExportSettings, export_bundle, plan
-from moa_export.progress import Progress
-from moa_export.recipe import PRESETS
+from moa_export.pipeline import ExportSettings, plan
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, read_manifest
@@ -28,6 +23,7 @@ from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.session.events import Sampling
 from moa_server.engine.transformers import TransformersEngine
+from support.refusals import refused
 from support.tiny import QUESTIONS, make_tiny_bundle, make_tiny_rival
 
 LAYERS = {"early-exit": 2, "independent": 2}
@@ -85,17 +81,8 @@ def test_the_graph_computes_what_pytorch_computes(bundle: Bundle, checkpoint: Pa
 def test_four_bits_are_chosen_by_what_the_layers_are_given(
     bundle: Bundle, checkpoint: Path, tiny_target: Path, target: Target, tmp_path: Path
 ) -> None:
-    settings = ExportSettings(
-        ("onnx",),
-        checkpoint,
-        model=str(tiny_target),
-        recipe=PRESETS["phone"],
-        checked=False,
-        writer=WriterSettings("none"),
-    )
-    export_bundle(tmp_path / "bundle", settings, Progress(sys.stderr, quiet=True))
-    four = Bundle.open(tmp_path / "bundle")
-    reference = torch_backend_of(load_bound(checkpoint, target), top_k=16)
+    made = make_tiny_bundle(tmp_path / "bundle", tiny_target, checkpoint, "none", preset="phone", questions=())
+    four, reference = Bundle.open(made), torch_backend_of(load_bound(checkpoint, target), top_k=16)
     assert overlap(stepped(load_backend(four, threads=1)), stepped(reference)) > 0.5
     assert four.manifest.targets["onnx"].bytes < bundle.manifest.targets["onnx"].bytes
 
@@ -131,5 +118,5 @@ def test_it_is_inspected_and_verified(
 
 @pytest.mark.parametrize("name", ["web", "executorch", "coreml"])
 def test_other_targets_refuse_it(name: str, checkpoint: Path, tiny_target: Path) -> None:
-    with pytest.raises(ExportError, match=f"{name} takes drafters of the architecture moa, .*: use --target onnx"):
+    with refused("unsupported_drafter"):
         plan(ExportSettings((name,), checkpoint, model=str(tiny_target)))

@@ -15,20 +15,19 @@ from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.config import FitError
 from moa_drafter.target import Target, load_target
 from moa_export.cli import main
-from moa_export.errors import ExportError
-from moa_export.offline_model import NONE, TARGET, WriterSettings, make_writer, model_of, whole_model
+from moa_export.offline_model import NONE, TARGET, WRITER, WriterSettings, make_writer, model_of, whole_model
 from moa_export.progress import Progress
-from moa_export.targets.base import Artifact
 from moa_export.targets.onnx import WRITER_FILE, export_writer
 from moa_export.targets.onnx_graph import put_with_offsets, round_with_offsets
 from moa_export.validation import Proof
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.bundle import Bundle
+from moa_runtime.bundle import Bundle, TargetEntry
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.factory import writer_for
 from support.export.one_product import matrix_and_input, one_product, widened
+from support.refusals import refused
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
 
@@ -73,11 +72,9 @@ def test_the_graph_computes_what_the_copy_computes_with_rounded_weights(target, 
 
 def test_a_table_that_is_head_too_is_stored_once(target, tmp_path):
     model, sizes = whole_model(target), []
-    for tied in (False, True):
-        if tied:
-            model.embedding = model.head
-        export_writer(model, 8, tmp_path)
-        sizes.append((tmp_path / WRITER_FILE).stat().st_size)
+    for table in (model.embedding, model.head):
+        model.embedding = table
+        sizes.append(export_writer(model, 8, tmp_path).bytes)
     assert 0.9 * model.head.numel() < sizes[0] - sizes[1]
 
 
@@ -117,7 +114,8 @@ def test_a_bundle_has_its_writer_which_continues_a_text_as_the_target_does(writi
     assert sum(a == b for a, b in zip(text, own, strict=True)) > len(TEXT) + 8
 
 
-def test_a_writer_s_memory_and_time_are_taken_when_it_writes(writing_bundle, monkeypatch):
+def test_a_writer_s_memory_and_time_are_taken_when_it_writes(writing_bundle, onnx_bundle, monkeypatch):
+    assert load_writer(Bundle.open(onnx_bundle)) is None
     made = []
     monkeypatch.setattr("moa_runtime.backends.onnx.OnnxBackend.__init__", lambda self, *_, **__: made.append(self))
     backend = load_writer(Bundle.open(writing_bundle))
@@ -127,18 +125,14 @@ def test_a_writer_s_memory_and_time_are_taken_when_it_writes(writing_bundle, mon
     assert len(made) == 1
 
 
-def test_a_bundle_without_a_writer_loads_none(onnx_bundle):
-    assert load_writer(Bundle.open(onnx_bundle)) is None
-
-
 def test_which_model_writes(target: Target, monkeypatch):
     assert model_of(WriterSettings(), target) == (TARGET, "")
     assert model_of(WriterSettings("none"), target) == (NONE, "")
     monkeypatch.setattr(type(target.model), "num_parameters", lambda self: 8_000_000_000)
     model, note = model_of(WriterSettings(), target)
-    assert model == NONE and "8.0 billion parameters" in note and "--offline-model" in note
+    assert model == NONE and "8.0 billion" in note and "--offline-model" in note
     assert model_of(WriterSettings("target"), target) == (TARGET, "")
-    with pytest.raises(ExportError, match="4 or 8, not 3"):
+    with refused("unsupported_bits"):
         WriterSettings(bits=3)
 
 
@@ -147,47 +141,41 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bits of graphs that are said to be written, with nothing in them."""
     bits_of = []
 
-    def write(model: torch.nn.Module, bits: int, folder: Path) -> Artifact:
+    def write(model: torch.nn.Module, bits: int, folder: Path) -> TargetEntry:
         bits_of.append(bits)
         (folder / WRITER_FILE).write_bytes(b"")
-        return Artifact("writer", WRITER_FILE, (), ())
+        return TargetEntry(WRITER_FILE, 0, (), ())
 
     monkeypatch.setattr("moa_export.offline_model.export_writer", write)
     monkeypatch.setattr("moa_export.offline_model.loss_of", lambda *_: 1.0)
     return bits_of
 
 
-@pytest.mark.parametrize("model, writes", [(None, False), ("target", True)])
-def test_four_bits_then_eight_then_none_if_nobody_asked_for_one(model, writes, written, target, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "moa_export.offline_model._prove",
-        lambda *_: Proof(
-            {"perplexity": {"status": "failed", "reason": f"too much is lost in {written[-1]} bits"}}, 1.0
-        ),
-    )
+@pytest.mark.parametrize(
+    ("model", "fails", "bits"),
+    [(None, (4, 8), None), ("target", (4, 8), 8), (None, (4,), 8)],
+    ids=["none if too much is lost", "one that was asked for", "of 8 bits, with a note"],
+)
+def test_four_bits_then_eight_then_none(model, fails, bits, written, target, tmp_path, monkeypatch):
+    def prove(*_):
+        lost = {"perplexity": {"status": "failed", "reason": f"lost in {written[-1]}"}}
+        return Proof(lost if written[-1] in fails else {}, 1.0)
+
+    monkeypatch.setattr("moa_export.offline_model._prove", prove)
     made, note = make_writer(WriterSettings(model), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
-    assert written == [4, 8]
-    if writes:
-        assert made.plain is not None and made.plain.proof.failures and not note
+    assert written == [4, 8] and list(made) == ([] if bits is None else [WRITER])
+    if bits is None:
+        assert "lost in 8" in note and not list(tmp_path.iterdir())
     else:
-        assert (
-            not made.made and "no offline writer: too much is lost in 8 bits" in note and not list(tmp_path.iterdir())
-        )
-
-
-def test_a_writer_whose_bits_were_raised_is_a_note(written, target, tmp_path, monkeypatch):
-    proofs = [Proof({"perplexity": {"status": "failed", "reason": "too much is lost"}}, 1.0), Proof({}, 1.0)]
-    monkeypatch.setattr("moa_export.offline_model._prove", lambda *_: proofs.pop(0))
-    made, note = make_writer(WriterSettings(), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
-    assert made.plain is not None and made.plain.entry.details["bits"] == 8 and made.web is None
-    assert note == "the offline writer has 8 bits, for with fewer too much is lost"
+        assert made[WRITER].entry.details["bits"] == bits
+        assert ("lost in 4" in note) == (model is None) and bool(made[WRITER].proof.failures) == (8 in fails)
 
 
 def test_layers_that_ours_could_not_compute_with_are_refused(target: Target):
     other = copy.deepcopy(target.model)
     attention = other.model.layers[1].self_attn
     attention.q_proj.bias = torch.nn.Parameter(torch.zeros(attention.q_proj.out_features))
-    with pytest.raises(FitError, match=r"has self_attn\.q_proj\.bias"):
+    with refused("unsupported_model", FitError):
         whole_model(Target(target.folder, other, target.tokenizer, target.fingerprint))
 
 
@@ -199,15 +187,14 @@ def test_a_model_with_another_tokenizer_is_refused(tiny_target, tiny_drafter, tm
     model.tokenizer.save_pretrained(other)
     words = ["--target", "onnx", "--model", tiny_target, "--drafter", tiny_drafter, "--out", tmp_path / "bundle"]
     assert main([*map(str, words), "--offline-model", str(other), "--quiet"]) != 0
-    assert "another tokenizer than the target" in capsys.readouterr().err
+    assert "[other_tokenizer]" in capsys.readouterr().err
 
 
 def test_verify_and_inspect_know_the_writer(writing_bundle, tiny_target, tiny_drafter, capsys):
     assert main(["inspect", str(writing_bundle)]) == 0
     shown = capsys.readouterr().out
-    assert "target writes" in shown and WRITER_FILE in shown
+    assert "target" in shown and WRITER_FILE in shown
     words = ["verify", writing_bundle, "--model", tiny_target, "--drafter", tiny_drafter, "--json", "--quiet"]
     assert main(list(map(str, words))) == 0
     found = json.loads(capsys.readouterr().out)["targets"]["writer"]
     assert found["perplexity"]["status"] == "passed" and found["step_ms"] > 0
-    assert Path(writing_bundle / WRITER_FILE).is_file()

@@ -27,10 +27,9 @@ def backend(request: pytest.FixtureRequest, every_target: Bundle) -> Backend:
     """Core ML only runs on a Mac: elsewhere its adapter runs on the program of the package, computed with numpy."""
     if request.param == "coreml" and platform.system() != "Darwin":
         from moa_export.recipe import Recipe
-        from moa_export.targets.base import Artifact, TargetOptions
+        from moa_export.targets.base import TargetOptions
         from moa_export.targets.coreml import CoremlTarget
 
         entry = every_target.manifest.targets["coreml-stateless"]
-        artifact = Artifact("coreml-stateless", entry.file, entry.inputs, entry.outputs)
-        return CoremlTarget(Recipe(), TargetOptions(context=256)).runner(every_target.folder, artifact)
+        return CoremlTarget(Recipe(), TargetOptions(context=256)).runner(every_target.folder, entry)
     return load_backend(every_target, request.param, threads=1)

@@ -1,4 +1,4 @@
-"""The evaluator of ML programs, operator by operator: against coremltools' own constant folding, and PyTorch."""
+"""The interpreter of ML programs, operator by operator: against coremltools' own constant folding, and PyTorch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its cus
 from coremltools.converters.mil.mil import Function, types
 
 from moa_export.coreml_interpreter import MilError, MilFunction, read_package, round_to_half
+from support.refusals import refused
 
 RANDOM = np.random.default_rng(0)
 
@@ -94,8 +95,7 @@ def test_an_operator_agrees_with_coremltools_constant_folding(name: str) -> None
 def test_what_coremltools_does_not_fold_agrees_with_pytorch() -> None:
     x, weight, bias = floats(3, 8), floats(5, 8), floats(5)
     (linear,) = evaluated(lambda x: mb.linear(x=x, weight=weight, bias=bias), x)
-    expected = torch.nn.functional.linear(*map(torch.from_numpy, (x, weight, bias)))
-    np.testing.assert_allclose(linear, expected.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(linear, x @ weight.T + bias, rtol=1e-5, atol=1e-5)
     wide = np.array([-1e4, -90, -5, -0.5, 0, 0.5, 5, 90, 1e4], np.float32)
     (silu,) = evaluated(lambda x: mb.silu(x=x), wide)
     np.testing.assert_allclose(silu, torch.nn.functional.silu(torch.from_numpy(wide)).numpy(), rtol=1e-5, atol=1e-30)
@@ -154,23 +154,26 @@ def test_states_are_read_written_and_kept() -> None:
         (largest,) = function({"x0": new, "x1": np.array([slot], np.int32)}, states).values()
         np.testing.assert_array_equal(states["x2"], expected.numpy())
         np.testing.assert_array_equal(largest, expected.amax(0).half().numpy())
-    with pytest.raises(MilError, match=r"slice_update writes \[2, 3\] to .* of \[5, 3\]"):
+    with refused("out_of_range", MilError):
         function({"x0": new, "x1": np.array([4], np.int32)}, states)
-    with pytest.raises(MilError, match="keeps the states x2; it was given none"):
-        function({"x0": new, "x1": np.array([0], np.int32)})
+    with refused("wrong_input", MilError):
+        function({"x0": new, "x1": np.array([0], np.int32)})  # without states
 
 
-def test_what_the_evaluator_does_not_know_is_named() -> None:
-    x = floats(2, 3)
-    with pytest.raises(MilError, match="does not know the operator erf"):
-        evaluated(lambda x: mb.erf(x=x), x)
-    with pytest.raises(MilError, match="no gather with batch dimensions"):
-        evaluated(lambda x: mb.gather(x=x, indices=np.zeros((2, 1), np.int32), axis=1, batch_dims=1), x)
-    with pytest.raises(MilError, match="no topk other than"):
-        evaluated(lambda x: mb.topk(x=x, k=1, axis=-1, ascending=True), x)
-    # As iOS 15 has it, without a choice of what is returned.
-    with pytest.raises(MilError, match=r"knows topk, but not as .* uses it: missing a required argument"):
-        evaluated(lambda x: mb.topk(x=x, k=1, axis=-1, ascending=False), x, opset=ct.target.iOS15)
+@pytest.mark.parametrize(
+    ("operator", "body", "opset"),
+    [
+        ("erf", lambda x: mb.erf(x=x), ct.target.iOS18),
+        ("gather", lambda x: mb.gather(x=x, indices=np.zeros((2, 1), np.int32), axis=1, batch_dims=1), ct.target.iOS18),
+        ("topk", lambda x: mb.topk(x=x, k=1, axis=-1, ascending=True), ct.target.iOS18),
+        # Without a choice of what is returned.
+        ("topk", lambda x: mb.topk(x=x, k=1, axis=-1, ascending=False), ct.target.iOS15),
+    ],
+)
+def test_an_unknown_operator_or_use_is_named(operator: str, body: Callable[..., Any], opset: ct.target) -> None:
+    with refused("unknown_operator", MilError) as caught:
+        evaluated(body, floats(2, 3), opset=opset)
+    assert operator in str(caught.value)
 
 
 def test_wrong_inputs_are_refused() -> None:
@@ -181,14 +184,13 @@ def test_wrong_inputs_are_refused() -> None:
     )
     table, index = floats(4, 2), np.array([3], np.int32)
     assert function({"x0": table, "x1": index})
-    with pytest.raises(MilError, match=r"the input x1 has shape \(2,\), the function takes \(1,\)"):
-        function({"x0": table, "x1": np.array([0, 1], np.int32)})
-    with pytest.raises(MilError, match="takes the inputs x0, x1; it was given x0"):
-        function({"x0": table})
-    with pytest.raises(MilError, match=r"gather reads position 4\.\.4 of an axis of 4"):
+    for wrong in ({"x0": table, "x1": np.array([0, 1], np.int32)}, {"x0": table}):
+        with refused("wrong_input", MilError):
+            function(wrong)
+    with refused("out_of_range", MilError):
         function({"x0": table, "x1": index + 1})
 
 
 def test_a_folder_that_is_no_package_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MilError, match="cannot read the ML program in"):
+    with refused("damaged", MilError):
         read_package(tmp_path / "nothing.mlpackage")
