@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from moa_bench import options
 from moa_bench.benchmark import Benchmark, Measured, Result, Table, sampling_note, skipped_notes
@@ -28,7 +32,7 @@ from moa_bench.options import bundle_of
 from moa_bench.questions import Question
 from moa_bench.result import ratio, rounded
 from moa_bench.simulated_clock import Clock, Pace
-from moa_bench.target_answers import AnswerFile, Answers, ReplayEngine, write_answers
+from moa_bench.target_answers import AnswerFile, Answers, ReplayEngine, rows_of, turn_messages, write_answers
 from moa_bench.transcript import show_answer
 from moa_drafter.config import CHECKPOINT_FOLDER
 from moa_drafter.pretrained import checkpoint_of, offered_names
@@ -42,9 +46,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.session.memory_rows import encode_rows
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.engine.base import Engine, new_sequence
-from moa_server.engine.baseline import BlockingEngine
-from moa_server.scheduling.verify_job import Job
+from moa_server.engine.base import Engine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "float32 checkpoint"
 NO_MODEL = "none"
-
-
 _DESCRIPTION = """\
 Measure tau, the mean number of tokens that one round (a draft sent, a verdict received) commits.
 
@@ -97,59 +97,41 @@ class Accept(Benchmark):
     extra = "server"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add = options.adder(parser)
         options.add_question_options(parser)
-        options.add_bundle_option(parser)
-        options.add_backend_option(parser)
+        options.add_bundle_options(parser, backend=True)
         options.add_target_options(parser, without_bundle="it drafts itself, and may be sssd")
-        parser.add_argument(
-            "--against",
-            nargs="+",
-            metavar="NAME|FOLDER",
-            help="drafters to measure after it on the same questions, as checkpoints in float32, and to compare with "
+        add(
+            "--against NAME|FOLDER",
+            "drafters to measure after it on the same questions, as checkpoints in float32, and to compare with "
             f"it: {', '.join(offered_names())}, or folders",
+            nargs="+",
         )
-        parser.add_argument(
+        add(
             "--draft",
+            "shape of the drafts; auto: the one that pays, as in the runtime; thompson, thompson-calibrated: "
+            "chains, as in EESD (default %(default)s)",
             choices=("chain", "tree", *ADAPTIVE),
             default="chain",
-            help="shape of the drafts; auto: the one that pays, as in the runtime; thompson, thompson-calibrated: "
-            "chains, as in EESD (default %(default)s)",
         )
-        parser.add_argument(
-            "--pace",
-            metavar="STEP,QUERY,PASS,TOKEN,ROUND_TRIP",
-            help="with a chosen shape: milliseconds of a drafter's step and of each token that it continues, of a pass "
+        add(
+            "--pace STEP,QUERY,PASS,TOKEN,ROUND_TRIP",
+            "with a chosen shape: milliseconds of a drafter's step and of each token that it continues, of a pass "
             "of the target and of each token in it, and of the round trip (default: the times of this process)",
         )
         tree, settings = Budget.tree(), AcceptSettings
-        parser.add_argument(
-            "--draft-length",
-            type=int,
-            metavar="N",
-            help=f"tokens of a chain (default {settings.draft_length}), or levels of a tree (default {tree.levels})",
+        add(
+            "--draft-length N",
+            f"tokens of a chain (default {settings.draft_length}), or levels of a tree (default {tree.levels})",
         )
-        parser.add_argument("--nodes", type=int, metavar="N", help=f"tokens of a tree (default {tree.nodes})")
-        parser.add_argument(
-            "--width", type=int, metavar="N", help=f"tokens continued on each level of a tree (default {tree.width})"
-        )
+        add("--nodes N", f"tokens of a tree (default {tree.nodes})")
+        add("--width N", f"tokens continued on each level of a tree (default {tree.width})")
         options.add_ngrams_option(parser)
-        parser.add_argument(
-            "--datastore",
-            type=Path,
-            metavar="FILE",
-            help="also copy from these earlier texts, made by moa-export datastore (default: none)",
-        )
+        add("--datastore FILE", "also copy from these earlier texts, made by moa-export datastore (default: none)")
         options.add_answer_options(parser, max_new_tokens=settings.max_new_tokens)
-        parser.add_argument(
-            "--replay", action="store_true", help="compare drafts with answers that the target writes before"
-        )
-        parser.add_argument(
-            "--answers",
-            type=Path,
-            metavar="FILE",
-            help="with --replay: keep the target's answers in this file, and reuse those in it",
-        )
-        parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
+        add("--replay", "compare drafts with answers that the target writes before", action="store_true")
+        add("--answers FILE", "with --replay: keep the target's answers in this file, and reuse those in it")
+        add("--show", "print the answers, each token with its origin", action="store_true")
         options.add_timeline_option(parser)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
@@ -160,7 +142,7 @@ class Accept(Benchmark):
         candidates = candidates_of(args)
         first = candidates[0]
         answers = _target_answers(first, questions, settings, args.answers) if args.replay else None
-        results = [Results(settings.draft_length) for _ in candidates]
+        results = [Results(settings.draft_length, settings.timed) for _ in candidates]
 
         def figures() -> dict[str, Any]:
             found = [
@@ -252,17 +234,17 @@ class AcceptSettings:
     pace: Pace | None = None
 
     def __post_init__(self) -> None:
-        most = Limits().max_draft_tokens
-        if not 1 <= self.draft_length <= most:
-            raise MoaError(f"the draft length must be 1 to {most} tokens, not {self.draft_length}")
-        if self.nodes is not None and not self.draft_length <= self.nodes <= most:
-            raise MoaError(
-                f"a tree of {self.draft_length} levels has {self.draft_length} to {most} nodes, not {self.nodes}"
-            )
-        if self.nodes is not None and not 1 <= self.width <= self.nodes:
-            raise MoaError(f"a level of a tree of {self.nodes} nodes continues 1 to {self.nodes}, not {self.width}")
+        length, nodes, width, most = self.draft_length, self.nodes, self.width, Limits().max_draft_tokens
+        if not 1 <= length <= most:
+            raise MoaError(f"the draft length must be 1 to {most} tokens, not {length}", code="out_of_range")
+        if nodes is not None and not length <= nodes <= most:
+            text = f"a tree of {length} levels has {length} to {most} nodes, not {nodes}"
+            raise MoaError(text, code="out_of_range")
+        if nodes is not None and not 1 <= width <= nodes:
+            text = f"a level of a tree of {nodes} nodes continues 1 to {nodes}, not {width}"
+            raise MoaError(text, code="out_of_range")
         if self.max_new_tokens < 1:
-            raise MoaError(f"--max-new-tokens must be at least 1, not {self.max_new_tokens}")
+            raise MoaError(f"--max-new-tokens must be at least 1, not {self.max_new_tokens}", code="out_of_range")
 
     @property
     def timed(self) -> bool:
@@ -279,33 +261,30 @@ class AcceptSettings:
 
 
 def settings_of(args: argparse.Namespace) -> AcceptSettings:
-    """Check the options and make the settings.
-
-    Raises:
-        MoaError: options that contradict each other, or a number out of range.
-    """
+    """Make the settings. Raises MoaError for options that contradict each other, or a number out of range."""
     rest = {"max_new_tokens": args.max_new_tokens, "sampling": options.sampling_of(args)}
-    if args.answers and not args.replay:
-        raise MoaError("--answers keeps the answers of --replay: add --replay")
     pace = None if args.pace is None else Pace.parse(args.pace)
     adaptive = next((word for word in ADAPTIVE if word == args.draft), None)
+    if args.answers and not args.replay:
+        raise MoaError("--answers keeps the answers of --replay: add --replay", code="contradiction")
     if pace is not None and adaptive is None:
-        raise MoaError("--pace is for chosen shapes: add --draft auto or a thompson, or leave out --pace")
-    if adaptive is not None:
-        if args.draft_length is not None:
-            raise MoaError(f"--draft {adaptive} chooses the length by itself: leave out --draft-length or --draft")
-        if adaptive == "auto" and args.replay and pace is None:
-            raise MoaError("--draft auto depends on the target's time, and a replay takes none: add --pace")
+        text = "--pace is for chosen shapes: add --draft auto or a thompson, or leave out --pace"
+        raise MoaError(text, code="contradiction")
+    if adaptive is not None and args.draft_length is not None:
+        text = f"--draft {adaptive} chooses the length by itself: leave out --draft-length or --draft"
+        raise MoaError(text, code="contradiction")
+    if adaptive == "auto" and args.replay and pace is None:
+        text = "--draft auto depends on the target's time, and a replay takes none: add --pace"
+        raise MoaError(text, code="contradiction")
+    if args.draft != "tree" and (args.nodes is not None or args.width is not None):
+        raise MoaError("--nodes and --width are the size of a tree: add --draft tree", code="contradiction")
     if args.draft == "tree":
-        asked = {"nodes": args.nodes, "levels": args.draft_length, "width": args.width}
-        tree = dataclasses.replace(Budget.tree(), **{name: value for name, value in asked.items() if value is not None})
+        given = {"nodes": args.nodes, "levels": args.draft_length, "width": args.width}
+        tree = dataclasses.replace(Budget.tree(), **{name: size for name, size in given.items() if size is not None})
         width = tree.width if args.width is not None else min(tree.width, tree.nodes)
         return AcceptSettings(tree.levels, tree.nodes, width, **rest)
-    for option in ("nodes", "width"):
-        if getattr(args, option) is not None:
-            raise MoaError(f"--{option} is the size of a tree: add --draft tree")
-    length = AcceptSettings.draft_length if args.draft_length is None else args.draft_length
-    return AcceptSettings(length, **rest, adaptive=adaptive, pace=pace)
+    draft_length = AcceptSettings.draft_length if args.draft_length is None else args.draft_length
+    return AcceptSettings(draft_length, **rest, adaptive=adaptive, pace=pace)
 
 
 def _settings_for_json(args: argparse.Namespace, settings: AcceptSettings, target: str) -> dict[str, Any]:
@@ -358,19 +337,37 @@ def _target_answers(
 # -- measuring -------------------------------------------------------------------------------------------
 
 
-class Tally:
-    """Counts of the rounds of one task, or of several.
+def tau_of(rounds: Sequence[Round]) -> float | None:
+    """Return the mean number of tokens committed per round; None without rounds."""
+    return sum(each.committed for each in rounds) / len(rounds) if rounds else None
 
-    *tau* is the mean number of tokens committed per round: ``tokens / rounds`` over all rounds of all questions, so a
-    long answer weighs more than a short one. A round is one draft and its verdict. The question's own verdict, which
-    brings the first token of every answer, is no round, and its token is not counted. An answer's last round may commit
-    fewer tokens than the drafter had right, because the answer ends there; it counts as it is.
 
-    *Accuracy at depth k* is conditional acceptance: of the rounds with k - 1 correct drafted tokens and a judged k-th
-    one, the share in which that one was correct too. A token is not judged if the draft was shorter, or if the answer
-    ended before it. Depths without a judged token are None. A tree is correct at depth k if one of its tokens there is.
+def accuracy_by_depth(rounds: Sequence[Round], least_depth: int) -> list[float | None]:
+    """Return conditional acceptance at depths 1, 2, ..., at least ``least_depth`` of them.
 
-    The *histogram* counts rounds by accepted drafted tokens, ``histogram[0]`` those with none.
+    It is the share of rounds with a correct k-th drafted token, of the rounds with k - 1 correct ones and a judged k-th
+    one. A token is not judged if the draft was shorter, or if the answer ended before it. Depths without a judged token
+    are None. A tree is correct at a depth if one of its tokens there is.
+    """
+    # Without a bonus token the answer ended with the last accepted one.
+    judged = [r.accepted if r.committed == r.accepted else min(r.accepted + 1, r.depth) for r in rounds]
+    shares = []
+    for depth in range(max([least_depth, *judged])):
+        count = sum(depth < each for each in judged)
+        shares.append(sum(depth < each.accepted for each in rounds) / count if count else None)
+    return shares
+
+
+def figures_of(rounds: Sequence[Round], questions: int, draft_length: int, *, timed: bool = False) -> dict[str, Any]:
+    """Return plain figures for JSON of the rounds of one task, or of several.
+
+    A round is one draft and its verdict. The question's own verdict, which brings the first token of every answer, is
+    no round, and its token is not counted. An answer's last round may commit fewer tokens than the drafter had right,
+    because the answer ends there; it counts as it is. A long answer weighs more than a short one.
+
+    ``nodes`` and ``levels`` are the mean tokens of a draft and of its longest path, ``steps`` the mean steps of the
+    model, ``branched`` the share of drafts with branches. ``ms_per_token`` is the time of all rounds by their tokens,
+    None unless ``timed``. The histogram counts rounds by accepted drafted tokens, beginning with none.
 
     Example: drafts of 3 tokens; one round accepts 2 and commits 3, the next accepts 0 and commits 1. Then tau is 2, the
     histogram ``[1, 0, 1, 0]``, and the accuracy by depth ``[0.5, 1.0, 0.0]``.
@@ -379,67 +376,22 @@ class Tally:
         draft_length: least number of depths in both lists; they are longer if more tokens were sent, such as copies
             after the draft, and accepted.
     """
-
-    def __init__(self, draft_length: int) -> None:
-        self.questions = 0
-        self.rounds = 0
-        self.tokens = 0
-        self.histogram = [0] * (draft_length + 1)
-        self._judged = [0] * draft_length
-        self._right = [0] * draft_length
-        self._nodes = self._levels = self._branched = self._steps = 0
-        self._seconds = 0.0
-
-    def add(self, outcome: Round, *, timed: bool = False) -> None:
-        """Count a round, and its time if ``timed``."""
-        self.rounds += 1
-        self._steps += outcome.steps
-        self._seconds += outcome.seconds if timed else 0.0
-        self.tokens += outcome.committed
-        self._nodes += outcome.drafted
-        self._levels += outcome.depth
-        self._branched += outcome.drafted > outcome.depth
-        self.histogram += [0] * (outcome.accepted + 1 - len(self.histogram))
-        self.histogram[outcome.accepted] += 1
-        # Without a bonus token the answer ended with the last accepted one.
-        ended = outcome.committed == outcome.accepted
-        judged = outcome.accepted if ended else min(outcome.accepted + 1, outcome.depth)
-        longer = [0] * (judged - len(self._judged))
-        self._judged, self._right = self._judged + longer, self._right + longer
-        for depth in range(judged):
-            self._judged[depth] += 1
-            self._right[depth] += depth < outcome.accepted
-
-    @property
-    def tau(self) -> float | None:
-        """Tokens per round; None without rounds."""
-        return self.tokens / self.rounds if self.rounds else None
-
-    @property
-    def accuracy_by_depth(self) -> list[float | None]:
-        """Conditional acceptance, depth 1 first."""
-        return [right / judged if judged else None for right, judged in zip(self._right, self._judged, strict=True)]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain figures for JSON.
-
-        ``nodes`` and ``levels`` are the mean tokens of a draft and of its longest path, ``steps`` the mean steps of the
-        model, ``branched`` the share of drafts with branches. ``ms_per_token`` is the time of all rounds by their
-        tokens, None if rounds were not timed.
-        """
-        return {
-            "tau": rounded(self.tau),
-            "rounds": self.rounds,
-            "tokens": self.tokens,
-            "questions": self.questions,
-            "nodes": ratio(self._nodes, self.rounds),
-            "levels": ratio(self._levels, self.rounds),
-            "steps": ratio(self._steps, self.rounds),
-            "branched": ratio(self._branched, self.rounds),
-            "ms_per_token": rounded(1000 * self._seconds / self.tokens, 2) if self._seconds else None,
-            "accuracy_by_depth": [rounded(share) for share in self.accuracy_by_depth],
-            "accepted_length_histogram": self.histogram,
-        }
+    tokens = sum(each.committed for each in rounds)
+    seconds = sum(each.seconds for each in rounds) if timed else 0.0
+    histogram = np.bincount([each.accepted for each in rounds], minlength=draft_length + 1)
+    return {
+        "tau": rounded(tau_of(rounds)),
+        "rounds": len(rounds),
+        "tokens": tokens,
+        "questions": questions,
+        "nodes": ratio(sum(each.drafted for each in rounds), len(rounds)),
+        "levels": ratio(sum(each.depth for each in rounds), len(rounds)),
+        "steps": ratio(sum(each.steps for each in rounds), len(rounds)),
+        "branched": ratio(sum(each.drafted > each.depth for each in rounds), len(rounds)),
+        "ms_per_token": rounded(1000 * seconds / tokens, 2) if seconds else None,
+        "accuracy_by_depth": [rounded(share) for share in accuracy_by_depth(rounds, draft_length)],
+        "accepted_length_histogram": histogram.tolist(),
+    }
 
 
 @dataclass(frozen=True)
@@ -453,42 +405,36 @@ class SkippedTurn:
 
 @dataclass
 class Results:
-    """Counts of one drafter so far, with whole rounds of an unfinished question.
+    """What was measured of one drafter so far, with whole rounds of an unfinished question.
 
     Attributes:
-        tasks: in the order of the questions.
-        total: the rounds of all tasks.
-        draft_s: seconds of drafting.
+        rounds: by task, in the order of the questions.
+        questions: number of finished questions by task.
         target_passes: forwards of the target, those over questions included.
     """
 
     draft_length: int
-    tasks: dict[str, Tally] = field(default_factory=dict)
-    total: Tally = field(init=False)
+    timed: bool = False
+    rounds: dict[str, list[Round]] = field(default_factory=dict)
+    questions: Counter[str] = field(default_factory=Counter)
     skipped: list[SkippedTurn] = field(default_factory=list)
-    draft_s: float = 0.0
     target_passes: int = 0
-
-    def __post_init__(self) -> None:
-        self.total = Tally(self.draft_length)
 
     @property
     def tau(self) -> float | None:
         """The benchmark's figure: the plain mean of the tasks' taus, without tasks that have no rounds."""
-        taus = [tally.tau for tally in self.tasks.values() if tally.tau is not None]
+        taus = [tau for rounds in self.rounds.values() if (tau := tau_of(rounds)) is not None]
         return sum(taus) / len(taus) if taus else None
 
-    def tallies(self, task: str) -> tuple[Tally, Tally]:
-        """Return the tallies that a round of ``task`` belongs to."""
-        return self.tasks.setdefault(task, Tally(self.draft_length)), self.total
-
     def as_dict(self) -> dict[str, Any]:
-        """Return plain figures for JSON; ``tau`` is the mean over tasks, that of each tally over its rounds."""
+        """Return plain figures for JSON; ``tau`` is the mean over tasks, that of each task over its rounds."""
+        figures = partial(figures_of, draft_length=self.draft_length, timed=self.timed)
+        every = [each for rounds in self.rounds.values() for each in rounds]
         return {
-            **self.total.as_dict(),
+            **figures(every, self.questions.total()),
             "tau": rounded(self.tau),
-            "tasks": {name: tally.as_dict() for name, tally in self.tasks.items()},
-            "draft_ms": ratio(1000 * self.draft_s, self.total.rounds, 2),
+            "tasks": {task: figures(rounds, self.questions[task]) for task, rounds in self.rounds.items()},
+            "draft_ms": ratio(1000 * sum(each.draft_s for each in every), len(every), 2),
             "target_passes": self.target_passes,
         }
 
@@ -515,20 +461,13 @@ def count_rounds(
     """
     passes = engine.forwards
     for question in questions:
-        tallies = results.tallies(question.task)
-
-        def count(outcome: Round, tallies: tuple[Tally, Tally] = tallies) -> None:
-            results.draft_s += outcome.draft_s
-            for tally in tallies:
-                tally.add(outcome, timed=settings.timed)
-
+        rounds = results.rounds.setdefault(question.task, [])
         try:
-            skipped = _converse(question, device, engine, settings, count, on_answer, timeline)
+            skipped = _converse(question, device, engine, settings, rounds.append, on_answer, timeline)
         finally:
             results.target_passes = engine.forwards - passes
         results.skipped += [skipped] if skipped else []
-        for tally in tallies:
-            tally.questions += 1
+        results.questions[question.task] += 1
         yield
 
 
@@ -542,38 +481,23 @@ def _converse(
     timeline: Timeline,
 ) -> SkippedTurn | None:
     """Ask all turns of one question; returns the turn that did not fit, if any."""
-    verifier = LoopbackVerifier(engine, timeline, settings.pace)
-    conversation = Conversation(
-        verifier,
-        device.new_drafter(),
-        device.fingerprints,
-        device.stop_tokens,
-        settings.controller(),
-        Clock(settings.pace),
-        timeline,
-        reads_rows=device.reads_rows,
-    )
     history: list[dict[str, str]] = []
-    try:
+    drafter, controller, clock = device.new_drafter(), settings.controller(), Clock(settings.pace)
+    prints, stops, reads = device.fingerprints, device.stop_tokens, device.reads_rows
+    with closing(LoopbackVerifier(engine, timeline, settings.pace)) as verifier:
+        conversation = Conversation(verifier, drafter, prints, stops, controller, clock, timeline, reads_rows=reads)
         for number, text in enumerate(question.turns, 1):
+            prompt = device.tokenizer.continue_chat(conversation.committed, history, text)
             try:
                 answer = conversation.answer(
-                    device.tokenizer.continue_chat(conversation.committed, history, text),
-                    settings.sampling,
-                    max_new_tokens=settings.max_new_tokens,
-                    on_round=count,
+                    prompt, settings.sampling, max_new_tokens=settings.max_new_tokens, on_round=count
                 )
             except RefusedError as refusal:
                 if refusal.code != "CONTEXT_FULL":
                     raise
                 return SkippedTurn(question.id, number, str(refusal))
             on_answer(text, answer)
-            history += [
-                {"role": "user", "content": text},
-                {"role": "assistant", "content": device.tokenizer.decode(answer.tokens)},
-            ]
-    finally:
-        verifier.close()
+            history += turn_messages(text, device.tokenizer.decode(answer.tokens))
     return None
 
 
@@ -598,26 +522,30 @@ def _comparison(result: Result) -> Table:
     drafters = [result, *result["rivals"]]
     tasks = list(dict.fromkeys(task for drafter in drafters for task in drafter["tasks"]))
     depths = range(min(len(drafter["accuracy_by_depth"]) for drafter in drafters))
+
+    def row(title: str, name: str) -> list[object]:
+        return [title, *(drafter[name] for drafter in drafters)]
+
+    millions = [
+        [title, *(drafter[name] / 1e6 for drafter in drafters)]
+        for title, name in (("parameters, millions", "parameters"), ("and of the target's layers", "frozen_parameters"))
+    ]
+    same = "same settings, one after the other:"
     return Table(
-        ["", *(drafter["name"] for drafter in drafters)],
+        row("", "name"),
         [
-            ["architecture", *(d["architecture"] for d in drafters)],
-            ["weights", *(d["weights"] for d in drafters)],
-            ["parameters, millions", *(d["parameters"] / 1e6 for d in drafters)],
-            ["and of the target's layers", *(d["frozen_parameters"] / 1e6 for d in drafters)],
-            ["bytes a row", *(d["row_bytes"] for d in drafters)],
-            ["questions", *(d["questions"] for d in drafters)],
-            ["rounds", *(d["rounds"] for d in drafters)],
+            *(row(name, name) for name in ("architecture", "weights")),
+            *millions,
+            row("bytes a row", "row_bytes"),
+            *(row(name, name) for name in ("questions", "rounds")),
             *([f"tau, {task}", *(d["tasks"].get(task, {}).get("tau") for d in drafters)] for task in tasks),
-            ["tau, mean over tasks", *(d["tau"] for d in drafters)],
+            row("tau, mean over tasks", "tau"),
             *([f"accuracy at depth {n + 1}", *(d["accuracy_by_depth"][n] for d in drafters)] for n in depths),
-            ["ms a draft", *(d["draft_ms"] for d in drafters)],
-            *([["ms a token", *(d["ms_per_token"] for d in drafters)]] if drafters[0].get("ms_per_token") else []),
-            ["passes of the target", *(d["target_passes"] for d in drafters)],
+            row("ms a draft", "draft_ms"),
+            *([row("ms a token", "ms_per_token")] if drafters[0].get("ms_per_token") else []),
+            row("passes of the target", "target_passes"),
         ],
-        title="Partial, so not of the same questions; same settings, one after the other:"
-        if result["partial"]
-        else "Same questions, same settings, one after the other:",
+        f"Partial, so not of the same questions; {same}" if result["partial"] else f"Same questions, {same}",
     )
 
 
@@ -675,30 +603,27 @@ class Candidate:
 
 
 def candidates_of(args: argparse.Namespace) -> list[Candidate]:
-    """Load the drafter that ``--bundle`` or ``--drafter`` names, then those of ``--against``.
-
-    Raises:
-        MoaError: a file that cannot be found or read, or drafter and target that do not fit together.
-    """
+    """Load the drafter that ``--bundle`` or ``--drafter`` names, then those of ``--against``. Raises MoaError: a file
+    that cannot be found or read, or drafter and target that do not fit together."""
     # Imported late: this brings torch, and --help should answer at once.
     from moa_drafter.target import load_target
     from moa_drafter.target_source import DEFAULT_TARGET
 
     model, against = args.model or DEFAULT_TARGET, [_place(given) for given in args.against or ()]
     if args.datastore is not None and not args.ngrams and not any(map(without_model, (args.drafter, *against))):
-        raise MoaError("--datastore is copied from together with n-grams: leave out --datastore or --no-ngrams")
+        text = "--datastore is copied from together with n-grams: leave out --datastore or --no-ngrams"
+        raise MoaError(text, code="contradiction")
     if args.bundle is not None or (args.drafter is None and not against):
         bundle = bundle_of(args)
-        datastore = None
-        if args.datastore is not None:
-            datastore = Datastore.open(args.datastore, bundle.manifest.fingerprints.tokenizer)
+        prints = bundle.manifest.fingerprints
+        datastore = None if args.datastore is None else Datastore.open(args.datastore, prints.tokenizer)
         device = device_of(bundle, args.backend, ngrams=args.ngrams, datastore=datastore)
         engine = engine_of(args)
         found = [Candidate("bundle", "bundle", bundle.manifest.target, device, engine)]
         target, places = engine.target, against
     else:
         if args.backend is not None:
-            raise MoaError("--backend chooses among the graphs of a bundle: add --bundle")
+            raise MoaError("--backend chooses among the graphs of a bundle: add --bundle", code="contradiction")
         first = _place(args.drafter)
         if args.drafter is None:  # the default drafter is not measured twice
             against = [place for place in against if place != first]
@@ -713,13 +638,7 @@ def candidates_of(args: argparse.Namespace) -> list[Candidate]:
 
 def row_bytes(engine: TransformersEngine) -> int:
     """Return the bytes of one token's memory row on the wire, int8 with its scales; 0 if none are sent."""
-    if engine.drafter is None:
-        return 0
-    with contextlib.closing(BlockingEngine(engine)) as blocking:
-        job = blocking.run(Job(new_sequence(), [0], Sampling(), rows_from=0))
-        blocking.release(job.sequence)
-    rows = job.rows
-    if rows is None:
+    if engine.drafter is None or (rows := rows_of(engine, [0])) is None:
         return 0
     encoded = encode_rows(0, rows.keys, rows.values, wire.ROW_ENCODING_INT8)
     return len(encoded.data) + len(encoded.scales)

@@ -38,7 +38,6 @@ class Measured:
     Attributes:
         figures: makes the plain figures for JSON, called once: at the end, or when something ends the measurement.
         settings: see :func:`moa_bench.result.result_of`.
-        fingerprints: of the target, tokenizer and drafter.
     """
 
     figures: Callable[[], Mapping[str, Any]]
@@ -72,10 +71,8 @@ class Benchmark(ABC):
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         """Measure, and yield once when everything is loaded and then after each part that counts.
 
-        Whatever was yielded before an interruption or an error is shown as a partial result.
-
-        Raises:
-            MoaError: bad input, or a failure; before the second yield it ends the command without a result.
+        Whatever was yielded before an interruption or an error is shown as a partial result. Raises MoaError: bad
+        input, or a failure; before the second yield it ends the command without a result.
         """
 
     @abstractmethod

@@ -17,7 +17,6 @@ from moa_bench import options
 from moa_bench.benchmark import Benchmark, Measured, Result, Table
 from moa_bench.result import ratio, rounded
 from moa_bench.verifier import Verifier, open_verifier
-from moa_runtime.errors import MoaError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,12 +24,8 @@ if TYPE_CHECKING:
 _CONTEXTS = (0, 128, 512, 1024, 2048)
 #: New tokens of the steps: 1 as in a chain, 8 as in a level of a tree.
 _TOKENS = (1, 8)
-_LOADING = {
-    "import_ms": "import ms",
-    "load_ms": "load ms",
-    "peak_memory_mb": "peak MB",
-    "peak_memory_added_mb": "added MB",
-}
+_LOADING = {"import_ms": "import ms", "load_ms": "load ms"}
+_LOADING |= {"peak_memory_mb": "peak MB", "peak_memory_added_mb": "added MB"}
 _STEP = {"context": "context", "tokens": "tokens", "ms": "ms", "p95_ms": "p95 ms"}
 
 
@@ -57,23 +52,15 @@ loading and of stepping at every context. Loading finds the files in the system'
 """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        options.add_bundle_option(parser)
-        parser.add_argument(
-            "--threads",
-            type=int,
-            default=2,
-            metavar="N",
-            help="processor threads of a step (default %(default)s, as in the runtime)",
+        add = options.adder(parser)
+        options.add_bundle_options(parser)
+        add("--threads N", "processor threads of a step (default %(default)s, as in the runtime)", default=2)
+        add(
+            "--contexts N,N,...",
+            f"contexts of the steps (default {','.join(map(str, _CONTEXTS))}, as far as the target holds them)",
         )
-        parser.add_argument(
-            "--contexts",
-            metavar="N,N,...",
-            help=f"contexts of the steps (default {','.join(map(str, _CONTEXTS))}, as far as the target holds them)",
-        )
-        parser.add_argument(
-            "--repeats", type=int, default=50, metavar="N", help="timed calls of each step (default %(default)s)"
-        )
-        parser.add_argument("--no-answers", action="store_true", help="leave out the answers; no verifier is needed")
+        add("--repeats N", "timed calls of each step (default %(default)s)", default=50)
+        add("--no-answers", "leave out the answers; no verifier is needed", action="store_true")
         options.add_question_options(parser, required=False)
         options.add_draft_length_option(parser)
         options.add_answer_options(parser, max_new_tokens=48)
@@ -86,7 +73,10 @@ loading and of stepping at every context. Loading finds the files in the system'
         options.check_at_least(args, threads=1, repeats=1, draft_length=1, max_new_tokens=1)
         questions, sampling = options.questions_of(args), options.sampling_of(args)
         endpoint, bundle = options.endpoint_of(args), options.bundle_of(args)
-        contexts = contexts_of(args, bundle.manifest.max_context - max(_TOKENS))
+        most = bundle.manifest.max_context - max(_TOKENS)  # the target holds a step's own tokens, too
+        contexts = tuple(context for context in _CONTEXTS if context <= most)
+        if args.contexts is not None:
+            contexts = options.numbers_of("--contexts", args.contexts, 0, most)
         steps = {"threads": args.threads, "contexts": contexts, "repeats": args.repeats, "tokens": _TOKENS}
         answers = {"draft_length": args.draft_length, "max_new_tokens": args.max_new_tokens}
         answers |= {"sampling": asdict(sampling)}
@@ -125,13 +115,14 @@ loading and of stepping at every context. Loading finds the files in the system'
         overview = []
         for target, figures in targets.items():
             energy = figures.get("energy", {})
-            per_token = (_milliseconds(energy.get(f"cpu_s_per_{kind}_token")) for kind in ("committed", "drafted"))
+            seconds = (energy.get(f"cpu_s_per_{kind}_token") for kind in ("committed", "drafted"))
+            per_token = (None if each is None else 1000 * each for each in seconds)
             overview.append([target, *map(figures.get, _LOADING), *per_token])
         steps = [[target, *map(step.get, _STEP)] for target, figures in targets.items() for step in figures["steps"]]
         header = ["target", *_LOADING.values(), "CPU ms / committed", "CPU ms / drafted"]
         note = f"medians of {settings['repeats']} steps with {settings['threads']} threads; every token is a query"
         return [
-            Table(header, overview, note="\n".join([*_not_run(result), *_conditions(result)])),
+            Table(header, overview, note="\n".join(_notes(result))),
             Table(["target", *_STEP.values()], steps, note=note),
         ]
 
@@ -146,21 +137,6 @@ loading and of stepping at every context. Loading finds the files in the system'
         axes.set(title="one drafting step", xlabel="context (tokens)", ylabel="ms", ylim=(0, None))
         if axes.lines:
             axes.legend()
-
-
-def contexts_of(args: argparse.Namespace, most: int) -> tuple[int, ...]:
-    """Read the contexts of the steps. Raises MoaError for one above ``most``, the tokens that the target holds before a
-    step."""
-    if args.contexts is None:
-        return tuple(context for context in _CONTEXTS if context <= most)
-    contexts = options.numbers_of("--contexts", args.contexts)
-    for context in contexts:
-        if not 0 <= context <= most:
-            raise MoaError(
-                f"--contexts {context} is out of range: the target holds {most + max(_TOKENS)} tokens, "
-                f"{max(_TOKENS)} of them new ones, so give 0 to {most}"
-            )
-    return contexts
 
 
 def measure_target(work: str, request: Mapping[str, Any], figures: dict[str, Any]) -> Generator[None, None, None]:
@@ -220,32 +196,19 @@ def run_probe(work: str, request: Mapping[str, Any]) -> Generator[dict[str, Any]
 def energy_of(answers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Return totals over answers, and processor seconds per token; None without tokens to divide by."""
     total = {name: sum(answer[name] for answer in answers) for name in ("committed", "drafted", "cpu_s", "wall_s")}
-    return {
-        "answers": len(answers),
-        "committed": total["committed"],
-        "drafted": total["drafted"],
-        "cpu_s": rounded(total["cpu_s"]),
-        "wall_s": rounded(total["wall_s"]),
-        "cpu_s_per_committed_token": ratio(total["cpu_s"], total["committed"], 6),
-        "cpu_s_per_drafted_token": ratio(total["cpu_s"], total["drafted"], 6),
-    }
+    total |= {name: rounded(total[name]) for name in ("cpu_s", "wall_s")}
+    cpu_s = sum(answer["cpu_s"] for answer in answers)
+    per_token = {f"cpu_s_per_{kind}_token": ratio(cpu_s, total[kind], 6) for kind in ("committed", "drafted")}
+    return {"answers": len(answers), **total, **per_token}
 
 
-def _not_run(result: Result) -> Iterator[str]:
+def _notes(result: Result) -> Iterator[str]:
     for target, figures in result["targets"].items():
         for name, part in ((target, figures), (f"{target} energy", figures.get("energy", {}))):
             if "not_run" in part:
                 yield f"{name}: not run: {part['not_run']}"
-
-
-def _conditions(result: Result) -> Iterator[str]:
-    answers = result["settings"]["answers"]
-    if answers is not None:
+    if (answers := result["settings"]["answers"]) is not None:
         yield (
             f"CPU time of the client, all threads; answers to {answers['questions']} questions, at most "
             f"{answers['max_new_tokens']} tokens each, draft length {answers['draft_length']}"
         )
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds

@@ -53,7 +53,7 @@ def backend_of(target: str) -> tuple[str, str]:
         if entry.graph == target:
             return name, entry.module
     runs = ", ".join(entry.graph for entry in BACKENDS.values())
-    raise MoaError(f"the runtime has no backend for {target!r}; it has some for {runs}")
+    raise MoaError(f"the runtime has no backend for {target!r}; it has some for {runs}", code="no_backend")
 
 
 # -- steps -----------------------------------------------------------------------------------------------
@@ -105,13 +105,12 @@ def measure_steps(
     repeats: int,
     emit: Emit,
 ) -> None:
-    """Load the target, step at every context, then time every step.
+    """Load the target, step at every context, then time every step; all new tokens are queries.
 
     Args:
         bundle: its folder.
-        threads: processor threads of a step.
-        contexts: cached tokens, and memory rows, of the steps.
-        tokens: new tokens of the steps, all of them queries.
+        contexts: numbers of cached tokens, and of memory rows.
+        tokens: numbers of new tokens.
         repeats: timed calls of each step.
         emit: gets each part of the target's result as it is known; of each step ``{"step": figures}``.
 
@@ -129,8 +128,8 @@ def measure_steps(
     emit({"peak_memory_mb": rounded(peak, 1), "peak_memory_added_mb": rounded(peak - before, 1)})
     for context, count in sizes:
         step = inputs.of(context, count)
-        interleaved([lambda step=step: backend.step(step)], _WARM_UP)
-        [ms] = interleaved([lambda step=step: backend.step(step)], repeats)
+        [ms] = interleaved([lambda step=step: backend.step(step)], repeats + _WARM_UP)
+        ms = ms[_WARM_UP:]
         figures = {"ms": rounded(float(np.median(ms))), "p95_ms": rounded(float(np.percentile(ms, 95)))}
         emit({"step": {"context": context, "tokens": count, **figures}})
 
@@ -248,19 +247,16 @@ def measure_answers(
 
 
 async def finished(events: AsyncIterator[Any]) -> Any:
-    """Follow a chat's events to the end of the answer; returns its :class:`~moa_runtime.events.AnswerFinished`.
-
-    Raises:
-        MoaError: the connection was lost; the chat would write on and wait for it.
-    """
+    """Follow a chat's events to the end of the answer; returns its :class:`~moa_runtime.events.AnswerFinished`. Raises
+    MoaError: the connection was lost; the chat would write on and wait for it."""
     from moa_runtime.events import AnswerFinished, LinkChanged, LinkStatus
 
     async for event in events:
         if isinstance(event, LinkChanged) and event.status is LinkStatus.OFFLINE:
-            raise MoaError(f"the connection to the verifier was lost: {event.detail}")
+            raise MoaError(f"the connection to the verifier was lost: {event.detail}", code="connection_lost")
         if isinstance(event, AnswerFinished):
             return event
-    raise MoaError("the answer ended without its last event")
+    raise MoaError("the answer ended without its last event", code="connection_lost")
 
 
 if __name__ == "__main__":

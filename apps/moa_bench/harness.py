@@ -64,14 +64,9 @@ class Device:
 def device_of(
     bundle: Bundle, backend_name: str | None = None, *, ngrams: bool = True, datastore: Datastore | None = None
 ) -> Device:
-    """Load a bundle's drafter and writer, by default on the first backend that it has a graph for.
-
-    Args:
-        ngrams, datastore: see :func:`moa_runtime.drafters.factory.drafter_for`.
-
-    Raises:
-        MoaError: the bundle's graph or tokenizer cannot be loaded.
-    """
+    """Load a bundle's drafter and writer, by default on the first backend that it has a graph for. ``ngrams``,
+    ``datastore``: see :func:`moa_runtime.drafters.factory.drafter_for`. Raises MoaError: the bundle's graph or
+    tokenizer cannot be loaded."""
     backend, manifest, writer = load_backend(bundle, backend_name), bundle.manifest, load_writer(bundle)
     return Device(
         manifest.fingerprints,
@@ -84,11 +79,8 @@ def device_of(
 
 
 def engine_of(args: argparse.Namespace) -> TransformersEngine:
-    """Load the engine that ``--model`` and ``--drafter`` name.
-
-    Raises:
-        MoaError: a target or checkpoint that cannot be found or read, or that do not fit together.
-    """
+    """Load the engine that ``--model`` and ``--drafter`` name. Raises MoaError: a target or checkpoint that cannot be
+    found or read, or that do not fit together."""
     # Imported late: this brings torch, and --help should answer at once.
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_server.engine.transformers import TransformersEngine
@@ -121,17 +113,13 @@ def checkpoint_pair(
     from moa_server.engine.transformers import TransformersEngine
 
     # As a bundle for the target would have it.
-    tokenizer = ChatTokenizer(
-        target.folder / TOKENIZER_FILE, target.chat_template, target.special_tokens, target.stop_tokens
-    )
-    texts = None
-    if datastore is not None:
-        texts = Datastore.open(datastore, tokenizer_fingerprint(target.folder / TOKENIZER_FILE))
+    file = target.folder / TOKENIZER_FILE
+    tokenizer = ChatTokenizer(file, target.chat_template, target.special_tokens, target.stop_tokens)
+    texts = None if datastore is None else Datastore.open(datastore, tokenizer_fingerprint(file))
     if without_model(given) == "sssd":
         engine = TransformersEngine(target)
-        stops = engine.stop_tokens
-        rows = DRAFTERS["sssd"].reads_rows
-        return Device(engine.fingerprints, tokenizer, lambda: SssdDrafter(stops, texts), stops, reads_rows=rows), engine
+        prints, stops, reads = engine.fingerprints, engine.stop_tokens, DRAFTERS["sssd"].reads_rows
+        return Device(prints, tokenizer, lambda: SssdDrafter(stops, texts), stops, reads_rows=reads), engine
     from moa_drafter.checkpoint import load_bound
     from moa_drafter.devices import input_major, lay_out_for_few_rows
 
@@ -156,12 +144,8 @@ def drafting(
     ngrams: bool = True,
     datastore: Datastore | None = None,
 ) -> Callable[[], MoaDrafter]:
-    """Return a function that makes runtime drafters of a bound checkpoint; they share weights, not caches.
-
-    Args:
-        ngrams: mix with n-grams of the conversation and the datastore, see
-            :class:`moa_runtime.drafters.ngram.NgramMixture`.
-    """
+    """Return a function that makes runtime drafters of a bound checkpoint; they share weights, not caches. ``ngrams``:
+    mix with n-grams of the conversation and the datastore, see :class:`moa_runtime.drafters.ngram.NgramMixture`."""
     from moa_export.recipe import Recipe
 
     backend = torch_backend_of(drafter, top_k=Recipe().top_k)  # candidates for each node of a tree, as in a bundle
@@ -240,22 +224,18 @@ class RefusedError(MoaError):
     """Raised when the verifier answers with a fault; ``code`` as in :class:`~moa_runtime.session.events.Faulted`."""
 
     def __init__(self, fault: Faulted) -> None:
-        super().__init__(fault.text)
-        self.code = fault.code
+        super().__init__(fault.text, code=fault.code)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One draft and its verdict, in tokens.
+    """One draft and its verdict.
 
     Attributes:
-        drafted: tokens sent.
+        drafted, accepted, committed: tokens that were sent, that the target chose too, and with the bonus token.
         depth: tokens on the draft's longest path; all of them for a chain.
-        accepted: of the drafted ones.
-        committed: with the bonus token.
-        draft_s: seconds of drafting.
-        seconds: of the whole round, on the conversation's clock.
-        steps: of the drafter's model for this draft.
+        draft_s, seconds: of drafting, and of the whole round, on the conversation's clock.
+        steps, queries: of the drafter's model for this draft, and the nodes that they continued.
     """
 
     drafted: int
@@ -265,6 +245,7 @@ class Round:
     draft_s: float = 0.0
     seconds: float = 0.0
     steps: int = 0
+    queries: int = 0
 
 
 @dataclass(frozen=True)
@@ -309,8 +290,6 @@ class Conversation:
         self._session = ClientSession(fingerprints, stop_tokens=stop_tokens, row_encoding=rows)
         self._loop = DraftingLoop(self._session, drafter, controller, LoopSettings(drafting="device"))
         self._loop.listen(self._hear)
-        self._answer = Answer([], [])
-        self._on_round: Callable[[Round], None] = lambda outcome: None
         self._ended: RoundEnded | None = None
         self._refusal: Faulted | None = None
         self._loop.opened()
@@ -327,52 +306,39 @@ class Conversation:
         return self._loop.answering
 
     def answer(
-        self,
-        question: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_new_tokens: int,
-        on_round: Callable[[Round], None],
+        self, question: Sequence[int], sampling: Sampling, *, max_new_tokens: int, on_round: Callable[[Round], None]
     ) -> Answer:
-        """Ask, and draft until the answer is complete.
-
-        Args:
-            question: tokens of the user's turn, up to the beginning of the answer.
-            on_round: called after each verdict on a draft, but not after the question's own verdict, which brings the
-                first token of the answer.
-
-        Raises:
-            RefusedError: the conversation does not fit the target's context (code ``CONTEXT_FULL``).
-        """
-        self._on_round = on_round
-        answer = self.ask(question, sampling, max_new_tokens)
+        """Ask, and draft until the answer is complete; see :meth:`ask`."""
+        answer = self.ask(question, sampling, max_new_tokens, on_round)
         while self.answering:
             self.next_round()
         return answer
 
-    def ask(self, question: Sequence[int], sampling: Sampling, max_new_tokens: int = 0) -> Answer:
-        """Ask, without drafting yet.
+    def ask(
+        self,
+        question: Sequence[int],
+        sampling: Sampling,
+        max_new_tokens: int = 0,
+        on_round: Callable[[Round], None] = lambda outcome: None,
+    ) -> Answer:
+        """Ask, without drafting yet. Returns the answer with its first token; :meth:`next_round` adds others.
 
         Args:
+            question: tokens of the user's turn, up to the beginning of the answer.
             max_new_tokens: of the answer, 0 for no limit.
-
-        Returns:
-            the answer with its first token; :meth:`next_round` adds others.
+            on_round: called after each verdict on a draft; the question's own verdict, which brings the first token of
+                the answer, is none.
 
         Raises:
-            RefusedError: see :meth:`answer`.
+            RefusedError: the conversation does not fit the target's context (code ``CONTEXT_FULL``).
         """
-        self._answer = Answer([], [])
+        self._answer, self._on_round = Answer([], []), on_round
         self._loop.ask(len(self._loop.committed), question, sampling, max_new_tokens)
         self._exchange()
         return self._answer
 
     def next_round(self) -> None:
-        """Send one draft and take its verdict. An answer must be running.
-
-        Raises:
-            RefusedError: see :meth:`answer`.
-        """
+        """Send one draft and take its verdict, while an answer is incomplete. Raises RefusedError: see :meth:`ask`."""
         draft_once(self._loop, self._clock, self._timeline)
         self._exchange()
 
@@ -395,7 +361,7 @@ class Conversation:
             if (ended := self._ended) is not None and not ended.supplied:
                 seconds, tokens = ended.draft_s + ended.waited_s, len(event.tokens)
                 counts = (ended.drafted, ended.depth, ended.accepted, tokens)
-                self._on_round(Round(*counts, ended.draft_s, seconds, len(ended.steps)))
+                self._on_round(Round(*counts, ended.draft_s, seconds, len(ended.steps), sum(ended.steps)))
         elif isinstance(event, Faulted):
             self._refusal = event
 
@@ -414,12 +380,9 @@ def draft_once(loop: DraftingLoop, clock: Clock, timeline: Timeline = NO_TIMELIN
 
 
 def exchange(
-    loop: DraftingLoop,
-    verifier: LoopbackVerifier,
-    clock: Clock | None = None,
-    timeline: Timeline = NO_TIMELINE,
+    loop: DraftingLoop, verifier: LoopbackVerifier, clock: Clock | None = None, timeline: Timeline = NO_TIMELINE
 ) -> None:
-    """Send the loop's frames and take the answers; draft while they are on their way, if the loop asks for it."""
+    """Send the loop's frames and take the answers; draft while these are under way, if the loop asks for it."""
     clock = clock or Clock()
     for frame in loop.frames_to_send(clock.now()):
         answers = verifier.receive(frame)

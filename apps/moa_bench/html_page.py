@@ -6,13 +6,10 @@ import io
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 from moa_bench.benchmark import Benchmark, Result, Table, figure_of, format_cell
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _NUMERIC = re.compile(r"[\d. %-]*")
 _UNITS = {"gib": "GiB", "mb": "MB"}
@@ -34,13 +31,9 @@ def render(benchmark: Benchmark, result: Result) -> str:
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("moa_bench", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    blocks = {"trim_blocks": True, "lstrip_blocks": True}
+    loader = PackageLoader("moa_bench", "page")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     environment.filters["cell"] = format_cell
     return environment.get_template("page.html").render(
         benchmark=benchmark,
@@ -115,36 +108,27 @@ def inline_svg(benchmark: Benchmark, result: Result) -> str:
         drawn = io.BytesIO()
         figure.savefig(drawn, format="svg")
     svg = ElementTree.fromstring(drawn.getvalue())
-    _keep_the_drawing(svg)
-    for element in svg.iter():
-        _make_local(element)
-    svg.attrib |= {"role": "img", "aria-label": _description(benchmark, figure)}
+    _make_local(svg)
+    titles = filter(None, (axes.get_title("left") or axes.get_title() for axes in figure.axes))
+    svg.attrib |= {"role": "img", "aria-label": f"Plot of {benchmark.name}: {'; '.join(titles)}"}
     return ElementTree.tostring(svg, encoding="unicode")
 
 
-def _keep_the_drawing(svg: ElementTree.Element) -> None:
-    """Remove the paper size, the metadata, and a style that would apply to the whole page."""
-    for attribute in ("width", "height", "version"):
-        svg.attrib.pop(attribute, None)
+def _make_local(svg: ElementTree.Element) -> None:
+    """Drop the paper size, the metadata, a style that would apply to the whole page, and XML namespaces, which HTML
+    does not know; use the page's colours."""
     for parent in list(svg.iter()):
         for child in list(parent):
             if _local_name(child.tag) in ("metadata", "style"):
                 parent.remove(child)
-
-
-def _make_local(element: ElementTree.Element) -> None:
-    """Drop XML namespaces, which HTML does not know, and use the page's colours."""
-    element.tag = _local_name(element.tag)
-    attributes = {_local_name(name): value for name, value in element.attrib.items()}
-    element.attrib.clear()
-    for name, value in attributes.items():
-        element.attrib[name] = re.sub("#[0-9a-f]{6}", lambda found: _PAGE_COLOURS.get(found[0], found[0]), value)
+    for element in svg.iter():
+        attributes = {_local_name(name): value for name, value in element.attrib.items()}
+        element.tag = _local_name(element.tag)
+        element.attrib.clear()
+        for name, value in attributes.items():
+            if element is not svg or name not in ("width", "height", "version"):
+                element.attrib[name] = re.sub("#[0-9a-f]{6}", lambda at: _PAGE_COLOURS.get(at[0], at[0]), value)
 
 
 def _local_name(name: str) -> str:
     return name.rpartition("}")[2]
-
-
-def _description(benchmark: Benchmark, figure: Figure) -> str:
-    titles = filter(None, (axes.get_title("left") or axes.get_title() for axes in figure.axes))
-    return f"Plot of {benchmark.name}: {'; '.join(titles)}"

@@ -6,10 +6,12 @@ import argparse
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from math import inf, nan
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from moa_bench.benchmark import Benchmark, Measured, Result, Table, sampling_not
 from moa_bench.link.profiles import PROFILES, LinkProfile, get_profile
 from moa_bench.link.wire import read_trace
 from moa_bench.questions import Prompt, prompts_of
-from moa_bench.result import mean_ms, percentile_ms, ratio, token_latencies
+from moa_bench.result import latency_ms, mean_ms, ratio, token_latencies
 from moa_bench.serving import (
     MODES,
     AnswerSettings,
@@ -29,14 +31,13 @@ from moa_bench.serving import (
     Turn,
     ask,
     ask_and_cut,
-    figures_of,
+    cut_figures,
     make_modes,
 )
 from moa_bench.transcript import show_answer
 from moa_bench.verifier import Verifier, open_verifier
-from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DRAFTINGS, Drafting
+from moa_runtime.options import DRAFTINGS
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint
 
@@ -48,36 +49,19 @@ DIRECT = "direct"
 DEFAULT_PROFILES = "fios,cable,lte,4g"
 TRACE = "trace"
 
-T = TypeVar("T")
-
 _SWITCH_S = 0.0005
 _RESAMPLES = 4000
 _PERCENTILES = (2.5, 97.5)
 #: Modes that a user may choose from; ``auto`` should be as fast as the best of them.
 _RIVALS = ("stream", "device", "server")
-_FIGURES = {
-    "answers": "answers",
-    "ttft_ms": "first token ms",
-    "mean": "ms/token",
-    "p50": "p50",
-    "p95": "p95",
-    "longest_gap_ms": "longest gap ms",
-    "tokens_per_round": "tokens/round",
-    "passes_per_token": "passes/token",
-    "bytes_up_per_token": "bytes up/token",
-    "bytes_down_per_token": "bytes down/token",
-    "identical": "identical",
-}
-_CUT_FIGURES = {
-    "answers": "answers",
-    "confirmed": "confirmed",
-    "tentative": "written offline",
-    "kept": "kept",
-    "hello_ms": "ms to the Hello",
-    "token_ms": "then to a token",
-    "whole_ms": "to the whole answer",
-    "identical": "identical",
-}
+#: Columns of the tables: names of figures, and headers.
+_FIGURES = ("answers", "ttft_ms", "mean", "p50", "p95", "longest_gap_ms", "tokens_per_round", "passes_per_token")
+_FIGURES += ("bytes_up_per_token", "bytes_down_per_token", "identical")
+_HEADER = ("answers", "first token ms", "ms/token", "p50", "p95", "longest gap ms", "tokens/round", "passes/token")
+_HEADER += ("bytes up/token", "bytes down/token", "identical")
+_CUT_FIGURES = ("answers", "confirmed", "tentative", "kept", "hello_ms", "token_ms", "whole_ms", "identical")
+_CUT_HEADER = ("answers", "confirmed", "written offline", "kept", "ms to the Hello", "then to a token")
+_CUT_HEADER += ("to the whole answer", "identical")
 
 
 class Network(Benchmark):
@@ -127,36 +111,27 @@ to the whole answer  from the Hello to the last token
 """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add = options.adder(parser)
         add_link_options(parser)
-        parser.add_argument(
-            "--modes",
-            metavar="NAMES",
-            help=f"ways of serving to compare, with commas between them (default {','.join(MODES)}; auto with "
-            "--cut-after)",
+        add(
+            "--modes NAMES",
+            f"ways of serving to compare, with commas between them (default {','.join(MODES)}; auto with --cut-after)",
         )
-        parser.add_argument(
-            "--cut-after", type=int, metavar="N", help="cut the link after N confirmed tokens of each answer"
-        )
-        parser.add_argument(
-            "--cut-seconds", type=float, default=20.0, metavar="S", help="duration of the cut (default %(default)g)"
-        )
+        add("--cut-after N", "cut the link after N confirmed tokens of each answer")
+        add("--cut-seconds S", "duration of the cut (default %(default)g)", default=20.0)
         options.add_question_options(parser, required=False)
-        options.add_bundle_option(parser)
+        options.add_bundle_options(parser)
         options.add_target_options(parser)
         options.add_server_options(parser)
         options.add_draft_length_option(parser)
         options.add_answer_options(parser, max_new_tokens=32)
-        parser.add_argument(
-            "--threads", type=int, default=1, metavar="N", help="processor threads of the drafter (default %(default)s)"
-        )
-        parser.add_argument(
-            "--answer-timeout",
-            type=float,
+        add("--threads N", "processor threads of the drafter (default %(default)s)", default=1)
+        add(
+            "--answer-timeout S",
+            "give up after an answer that takes longer, a cut not counted (default %(default)g)",
             default=120.0,
-            metavar="S",
-            help="give up after an answer that takes longer, a cut not counted (default %(default)g)",
         )
-        parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
+        add("--show", "print the answers, each token with its origin", action="store_true")
         options.add_timeline_option(parser)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
@@ -173,7 +148,8 @@ to the whole answer  from the Hello to the last token
         endpoint = options.endpoint_of(args)
         links = links_of(args, endpoint)
         if cut is not None and None in links.values():
-            raise MoaError(f"--cut-after cuts an emulated link: leave {DIRECT} out of --profiles")
+            message = f"--cut-after cuts an emulated link: leave {DIRECT} out of --profiles"
+            raise MoaError(message, code="contradiction")
         questions, bundle = options.questions_of(args), options.bundle_of(args)
         tokenizer = ChatTokenizer.from_bundle(bundle)
         prompts, skipped = prompts_of(questions, tokenizer, bundle.manifest.max_context)
@@ -188,6 +164,9 @@ to the whole answer  from the Hello to the last token
             if cut is None:
                 modes = make_modes(names, bundle, settings, ends.device)
                 warm_up(prompts[0], verifier, modes, settings)
+                ask_one = partial(ask, verifier, modes, settings)
+            else:
+                ask_one = partial(ask_and_cut, verifier, bundle, settings, cut)
             measured = Measured(
                 lambda: {**results.as_dict(), "skipped": [dataclasses.asdict(question) for question in skipped]},
                 {
@@ -204,19 +183,13 @@ to the whole answer  from the Hello to the last token
                 bundle.manifest.fingerprints,
             )
             yield measured
-            if cut is not None:
-                for _ in measure_cuts(
-                    prompts, verifier, links, cast("list[Drafting]", names), bundle, settings, cut, results
-                ):
-                    progress.update()
-                    yield measured
-                return
-            for profile, mode, turn, outcome in measure_answers(prompts, verifier, links, modes, settings, results):
+            for profile, mode, turn, outcome in measure_answers(prompts, verifier, links, ask_one, settings, results):
                 progress.update()
-                answer = outcome.answer
-                ends.device.mark(f"answered over {profile}, {mode}", "answers", tokens=len(answer.tokens))
-                if args.show:
-                    show_answer(f"[{profile}, {mode}] {turn.text}", answer.tokens, answer.origins, tokenizer)
+                if isinstance(outcome, Outcome):
+                    answer = outcome.answer
+                    ends.device.mark(f"answered over {profile}, {mode}", "answers", tokens=len(answer.tokens))
+                    if args.show:
+                        show_answer(f"[{profile}, {mode}] {turn.text}", answer.tokens, answer.origins, tokenizer)
                 yield measured
 
     def tables(self, result: Result) -> list[Table]:
@@ -226,7 +199,7 @@ to the whole answer  from the Hello to the last token
         last = next(reversed(result["profiles"]), None)
         loads = [
             Table(
-                ["mode", *_FIGURES.values()],
+                ["mode", *_HEADER],
                 [[mode, *map({**figures, **figures["ms_per_token"]}.get, _FIGURES)] for mode, figures in modes.items()],
                 title=profile,
                 note=notes if profile == last else "",
@@ -246,29 +219,11 @@ to the whole answer  from the Hello to the last token
             _plot_cuts(result, figure)
             return
         latency, first = figure.subplots(1, 2)
-        profiles = result["profiles"]
-        per_token = {p: {m: f["ms_per_token"] for m, f in modes.items()} for p, modes in profiles.items()}
-        _bars(
-            latency,
-            {p: {m: f["mean"] for m, f in modes.items()} for p, modes in per_token.items()},
-            {p: {m: f["p95"] for m, f in modes.items()} for p, modes in per_token.items()},
-        )
+        _bars(latency, result["profiles"], lambda load: (load["ms_per_token"]["mean"], load["ms_per_token"]["p95"]))
         latency.set(title="time per token", ylabel="ms (bar: mean, whisker: up to the 95th percentile)")
-        _bars(first, {p: {m: f["ttft_ms"] for m, f in modes.items()} for p, modes in profiles.items()})
+        _bars(first, result["profiles"], lambda load: (load["ttft_ms"], load["ttft_ms"]))
         first.set(title="time to the first token", ylabel="ms (mean)")
         latency.legend()
-
-
-def links_of(args: argparse.Namespace, endpoint: Endpoint | None) -> Mapping[str, LinkProfile | None]:
-    """Return the links by name, None for no emulation.
-
-    Raises:
-        MoaError: see :func:`moa_bench.network.profiles_of`; or an emulator before a verifier with TLS.
-    """
-    profiles = {profile.name: profile for profile in profiles_of(args)}
-    if profiles:
-        check_without_tls(endpoint, f"measure it with --profiles {DIRECT}")
-    return {name: profiles.get(name) for name in link_names(args)}
 
 
 def _cut_of(args: argparse.Namespace) -> CutSettings | None:
@@ -277,109 +232,69 @@ def _cut_of(args: argparse.Namespace) -> CutSettings | None:
         return None
     options.check_at_least(args, cut_after=1, cut_seconds=1, max_new_tokens=args.cut_after + 1)
     if args.show or args.timeline:
-        raise MoaError("--show and --timeline are for answers without a cut: leave them out, or --cut-after")
+        message = "--show and --timeline are for answers without a cut: leave them out, or --cut-after"
+        raise MoaError(message, code="contradiction")
     return CutSettings(args.cut_after, args.cut_seconds)
 
 
 # -- measuring -------------------------------------------------------------------------------------------
 
 
-class Tally:
-    """Sums over the answers of one mode over one link. Every figure per token is over all tokens of all answers, so
-    long answers weigh more.
+def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Sum up the answers of one mode over one link, for JSON; None if there is nothing to tell.
 
-    *Latency*: see :func:`moa_bench.result.token_latencies`; an answer's first token has none, but the time to it.
-    *Gap*: the longest silence between two messages of an answer. *Round*: a message of the device after the question,
-    and its verdict; the first token belongs to no round.
-
-    Attributes:
-        seconds_a_token: of each answer; None if it has one token.
+    Every figure per token is over all tokens of all answers, so long answers weigh more. *Latency*: see
+    :func:`moa_bench.result.token_latencies`. *Gap*: the longest silence between two messages of an answer. *Round*: a
+    message of the device after the question, and its verdict; an answer's first token belongs to none.
     """
-
-    def __init__(self) -> None:
-        self.answers = 0
-        self.identical = True
-        self._tokens = self._passes = self._bytes_up = self._bytes_down = 0
-        self._rounds = self._tokens_of_rounds = 0
-        self._first: list[float] = []
-        self.seconds_a_token: list[float | None] = []
-        self._latencies: list[float] = []
-        self._gaps: list[float] = []
-
-    def add(self, outcome: Outcome) -> None:
-        answer = outcome.answer
-        self.answers += 1
-        self.identical &= outcome.identical
-        self._tokens += len(answer.tokens)
-        self._passes += outcome.passes
-        self._bytes_up += outcome.bytes_up
-        self._bytes_down += outcome.bytes_down
-        self._first.append(answer.bursts[0].at - answer.sent)
-        later = answer.bursts[1:]
-        latencies = token_latencies(answer.bursts)
-        self._latencies += latencies
-        self.seconds_a_token.append(sum(latencies) / len(latencies) if latencies else None)
-        if later:
-            self._gaps.append(max(b.at - a.at for a, b in zip(answer.bursts, later, strict=False)))
-        if outcome.in_rounds:
-            self._rounds += len(later)
-            self._tokens_of_rounds += sum(burst.tokens for burst in later)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain figures for JSON; null if there is nothing to tell."""
-        return {
-            "answers": self.answers,
-            "tokens": self._tokens,
-            "ttft_ms": mean_ms(self._first),
-            "ms_per_token": {
-                "mean": mean_ms(self._latencies),
-                "p50": percentile_ms(self._latencies, 50),
-                "p95": percentile_ms(self._latencies, 95),
-            },
-            "longest_gap_ms": mean_ms(self._gaps),
-            "tokens_per_round": ratio(self._tokens_of_rounds, self._rounds),
-            "passes_per_token": ratio(self._passes, self._tokens),
-            "bytes_up_per_token": ratio(self._bytes_up, self._tokens, 1),
-            "bytes_down_per_token": ratio(self._bytes_down, self._tokens, 1),
-            "identical": self.identical if self.answers else None,
-        }
+    answers = [outcome.answer for outcome in outcomes]
+    tokens = sum(len(answer.tokens) for answer in answers)
+    rounds = [burst for outcome in outcomes if outcome.in_rounds for burst in outcome.answer.bursts[1:]]
+    gaps = [max(b.at - a.at for a, b in pairwise(answer.bursts)) for answer in answers if len(answer.bursts) > 1]
+    return {
+        "answers": len(answers),
+        "tokens": tokens,
+        "ttft_ms": mean_ms([answer.bursts[0].at - answer.sent for answer in answers]),
+        "ms_per_token": latency_ms([each for answer in answers for each in token_latencies(answer.bursts)]),
+        "longest_gap_ms": mean_ms(gaps),
+        "tokens_per_round": ratio(sum(burst.tokens for burst in rounds), len(rounds)),
+        "passes_per_token": ratio(sum(outcome.passes for outcome in outcomes), tokens),
+        "bytes_up_per_token": ratio(sum(outcome.bytes_up for outcome in outcomes), tokens, 1),
+        "bytes_down_per_token": ratio(sum(outcome.bytes_down for outcome in outcomes), tokens, 1),
+        "identical": all(outcome.identical for outcome in outcomes) if outcomes else None,
+    }
 
 
 class Results:
-    """What was measured so far, by profile and mode: whole answers only.
+    """Whole answers so far, by profile and mode.
 
     Attributes:
-        tallies: of answers without a cut.
-        cuts: answers with a cut.
-        too_short: answers that ended before the cut or during it.
+        too_short: number of answers that ended before the cut or during it.
     """
 
-    def __init__(self, profiles: Mapping[str, object], modes: Sequence[str], *, cutting: bool = False) -> None:
-        self.tallies = {} if cutting else {profile: {mode: Tally() for mode in modes} for profile in profiles}
-        self.cuts: dict[str, dict[str, list[CutAnswer]]] = (
-            {profile: {mode: [] for mode in modes} for profile in profiles} if cutting else {}
-        )
-        self.too_short = 0
+    def __init__(self, profiles: Iterable[str], modes: Sequence[str], *, cutting: bool = False) -> None:
+        self.modes, self.too_short, self._cutting = list(modes), 0, cutting
+        self._answers: dict[str, dict[str, list[Any]]] = {profile: {mode: [] for mode in modes} for profile in profiles}
+
+    def add(self, profile: str, mode: str, outcome: Outcome | CutAnswer | None) -> None:
+        """Count one answer; None is one that was too short."""
+        if outcome is None:
+            self.too_short += 1
+        else:
+            self._answers[profile][mode].append(outcome)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain figures for JSON: ``profiles`` by profile and mode, ``auto`` by profile if there is a pair, and
-        ``cuts``."""
-        paired = {
-            profile: auto_ratios({mode: tally.seconds_a_token for mode, tally in modes.items()})
-            for profile, modes in self.tallies.items()
-        }
-        return {
-            "profiles": {
-                profile: {mode: tally.as_dict() for mode, tally in modes.items()}
-                for profile, modes in self.tallies.items()
-            },
-            "auto": {profile: ratios for profile, ratios in paired.items() if ratios is not None},
-            "cuts": {
-                profile: {mode: figures_of(answers) for mode, answers in modes.items()}
-                for profile, modes in self.cuts.items()
-            },
-            "too_short": self.too_short,
-        }
+        """Return plain figures for JSON: ``profiles`` or ``cuts`` by profile and mode, ``auto`` by profile if there is
+        a pair."""
+        figures, found, auto = cut_figures if self._cutting else figures_of, {}, {}
+        for profile, modes in self._answers.items():
+            found[profile] = {mode: figures(answers) for mode, answers in modes.items()}
+        if self._cutting:
+            return {"profiles": {}, "auto": {}, "cuts": found, "too_short": self.too_short}
+        for profile, modes in self._answers.items():
+            seconds = {mode: [each.answer.seconds_a_token for each in answers] for mode, answers in modes.items()}
+            auto |= {profile: ratios} if (ratios := auto_ratios(seconds)) else {}
+        return {"profiles": found, "auto": auto, "cuts": {}, "too_short": self.too_short}
 
 
 def auto_ratios(answers: Mapping[str, Sequence[float | None]]) -> dict[str, Any] | None:
@@ -417,75 +332,38 @@ def _ratio(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
 
 
 def warm_up(prompt: Prompt, verifier: Verifier, modes: Mapping[str, Mode], settings: AnswerSettings) -> None:
-    """Ask once in each mode without an emulator: first times are slow, and misfits show here.
-
-    Raises:
-        MoaError: bundle and verifier do not belong together, or the verifier refuses.
-    """
+    """Ask once in each mode without an emulator: first times are slow, and misfits of bundle and verifier show here."""
     turn = _turn(prompt, verifier, settings)
-    for mode in modes.values():
-        ask(verifier, None, mode, turn, settings.answer_timeout_s)
+    for mode in modes:
+        ask(verifier, modes, settings, None, mode, turn)
 
 
 def measure_answers(
     prompts: Sequence[Prompt],
     verifier: Verifier,
-    profiles: Mapping[str, LinkProfile | None],
-    modes: Mapping[str, Mode],
+    links: Mapping[str, LinkProfile | None],
+    ask_one: Callable[[LinkProfile | None, str, Turn], Outcome | CutAnswer | None],
     settings: AnswerSettings,
     results: Results,
-) -> Generator[tuple[str, str, Turn, Outcome], None, None]:
+) -> Generator[tuple[str, str, Turn, Outcome | CutAnswer | None], None, None]:
     """Count every answer into ``results`` and yield it with its profile, mode and question.
 
     The order of the modes rotates from question to question, so that none always profits from the work just before it,
-    and slow changes of the machine's speed affect all alike.
-
-    Raises:
-        VerifierGoneError: the verifier died.
-        MoaError: it refused, or an answer took too long.
+    and slow changes of the machine's speed affect all alike. Raises as :func:`moa_bench.serving.watched`.
     """
     with _quick_thread_switches():
         for number, prompt in enumerate(prompts):
-            turn = _turn(prompt, verifier, settings)
-            for profile, link in profiles.items():
-                for mode in _rotated(list(modes), number):
-                    outcome = ask(verifier, link, modes[mode], turn, settings.answer_timeout_s)
-                    results.tallies[profile][mode].add(outcome)
+            turn, start = _turn(prompt, verifier, settings), number % len(results.modes)
+            for profile, link in links.items():
+                for mode in (*results.modes[start:], *results.modes[:start]):
+                    outcome = ask_one(link, mode, turn)
+                    results.add(profile, mode, outcome)
                     yield profile, mode, turn, outcome
-
-
-def measure_cuts(
-    prompts: Sequence[Prompt],
-    verifier: Verifier,
-    profiles: Mapping[str, LinkProfile | None],
-    modes: Sequence[Drafting],
-    bundle: Bundle,
-    settings: AnswerSettings,
-    cut: CutSettings,
-    results: Results,
-) -> Generator[None, None, None]:
-    """Cut the link of every answer; modes and errors as of :func:`measure_answers`."""
-    for number, prompt in enumerate(prompts):
-        turn = _turn(prompt, verifier, settings)
-        for profile, link in profiles.items():
-            for mode in _rotated(list(modes), number):
-                assert link is not None
-                answer = ask_and_cut(bundle, verifier, link, mode, turn, cut, settings)
-                if answer is None:
-                    results.too_short += 1
-                else:
-                    results.cuts[profile][mode].append(answer)
-                yield
 
 
 def _turn(prompt: Prompt, verifier: Verifier, settings: AnswerSettings) -> Turn:
     reference = verifier.decode(prompt.tokens, settings.max_new_tokens, settings.sampling)
     return Turn(prompt.text, prompt.tokens, reference)
-
-
-def _rotated(names: list[T], by: int) -> list[T]:
-    start = by % len(names)
-    return names[start:] + names[:start]
 
 
 @contextlib.contextmanager
@@ -516,7 +394,7 @@ def _cut_table(result: Result, notes: str) -> Table:
     ]
     short = f"\nanswers that ended before the cut or during it: {result['too_short']}" if result["too_short"] else ""
     return Table(
-        ["link", *_CUT_FIGURES.values()],
+        ["link", *_CUT_HEADER],
         rows,
         title=f"{cut['seconds']:g} s without the link, {cut['after']} tokens into answers; means",
         note=notes + short,
@@ -536,26 +414,17 @@ def _plot_cuts(result: Result, figure: Figure) -> None:
         axes.legend()
 
 
-_ByMode = dict[str, dict[str, float | None]]  # figures by profile and mode
-
-
-def _bars(axes: Axes, heights: _ByMode, tops: _ByMode | None = None) -> None:
-    """Draw a group of bars for each profile, with whiskers from ``heights`` up to ``tops``."""
-    modes = list(next(iter(heights.values())))
+def _bars(axes: Axes, profiles: Result, heights: Callable[[Result], tuple[float | None, float | None]]) -> None:
+    """Draw a group of bars for each profile, one a mode, with whiskers from its first height up to its second."""
+    modes = list(next(iter(profiles.values())))
     width = 0.8 / len(modes)
     for number, mode in enumerate(modes):
-        at = [group + (number - (len(modes) - 1) / 2) * width for group in range(len(heights))]
-        bars = [_or_nan(heights[profile][mode]) for profile in heights]
-        whiskers = None
-        if tops is not None:
-            up = [max(0.0, _or_nan(tops[profile][mode]) - bar) for profile, bar in zip(heights, bars, strict=True)]
-            whiskers = [[0.0] * len(bars), up]
+        at = [group + (number - (len(modes) - 1) / 2) * width for group in range(len(profiles))]
+        # As floats: None is NaN.
+        bars, tops = np.array([heights(profile[mode]) for profile in profiles.values()], np.float64).T
+        whiskers = [np.zeros_like(bars), np.fmax(0.0, tops - bars)] if (tops != bars).any() else None
         axes.bar(at, bars, width, yerr=whiskers, capsize=2, label=mode)
-    axes.set_xticks(range(len(heights)), list(heights))
-
-
-def _or_nan(figure: float | None) -> float:
-    return nan if figure is None else figure
+    axes.set_xticks(range(len(profiles)), list(profiles))
 
 
 def _conditions(result: Result) -> str:
@@ -570,60 +439,50 @@ def _conditions(result: Result) -> str:
 
 
 def add_link_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--profiles",
-        metavar="NAMES",
-        help=f"links to emulate, separated by commas: {', '.join(PROFILES)}, or {DIRECT} for no emulation "
+    """Add the options that choose the links to emulate."""
+    add = options.adder(parser)
+    add(
+        "--profiles NAMES",
+        f"links to emulate, separated by commas: {', '.join(PROFILES)}, or {DIRECT} for no emulation "
         f"(default {DEFAULT_PROFILES}; none with --trace)",
     )
-    parser.add_argument(
+    add(
         "--trace",
+        "also emulate a recorded link: two trace files of Mahimahi, towards the verifier and towards the client; "
+        "each line is the time in ms at which one packet of 1500 bytes passes",
         nargs=2,
         type=Path,
         metavar=("UP", "DOWN"),
-        help="also emulate a recorded link: two trace files of Mahimahi, towards the verifier and towards the client; "
-        "each line is the time in ms at which one packet of 1500 bytes passes",
     )
-    parser.add_argument(
-        "--round-trip-ms",
-        type=float,
-        metavar="MS",
-        help="delay added to each round trip of the recorded link, which the trace files leave out (default 0)",
+    add(
+        "--round-trip-ms MS",
+        "delay added to each round trip of the recorded link, which the trace files leave out (default 0)",
     )
 
 
-def link_names(args: argparse.Namespace) -> list[str]:
-    """What was asked for, in order and each once: names of profiles, perhaps ``direct``, perhaps ``trace``."""
-    if args.profiles is None and args.trace:
-        return [TRACE]
-    listed = DEFAULT_PROFILES if args.profiles is None else args.profiles
-    names = [name.strip() for name in listed.split(",")]
-    return list(dict.fromkeys([*names, *([TRACE] if args.trace else [])]))
-
-
-def profiles_of(args: argparse.Namespace) -> list[LinkProfile]:
-    """The links to emulate, in the order in which they were named, the recorded one last; ``direct`` is left out.
+def links_of(args: argparse.Namespace, endpoint: Endpoint | None) -> dict[str, LinkProfile | None]:
+    """Return the links by name, in the order in which they were named, a recorded one last; None for no emulation.
 
     Raises:
-        MoaError: no such profile, a trace that cannot be read, or a round trip that no link can have.
+        MoaError: an unknown profile, a trace that cannot be read, an impossible round trip, or an emulated link to a
+            verifier with TLS.
     """
-    round_trip_ms = 0.0 if args.round_trip_ms is None else args.round_trip_ms
+    round_trip_ms = args.round_trip_ms or 0.0
     if args.round_trip_ms is not None and not args.trace:
-        raise MoaError("--round-trip-ms belongs to --trace: the named profiles have round trips of their own")
+        message = "--round-trip-ms belongs to --trace: the named profiles have round trips of their own"
+        raise MoaError(message, code="contradiction")
     if not 0 <= round_trip_ms < inf:
-        raise MoaError(f"--round-trip-ms must be 0 or more, not {round_trip_ms:g}")
-    recorded = [_recorded(*args.trace, round_trip_ms)] if args.trace else []
-    taken = {DIRECT, *(profile.name for profile in recorded)}
-    return [*(get_profile(name) for name in link_names(args) if name not in taken), *recorded]
-
-
-def check_without_tls(endpoint: Endpoint | None, instead: str) -> None:
-    """Raises MoaError: no emulated link can lead to this verifier; ``instead`` says what to do."""
-    if endpoint is not None and endpoint.address.startswith("wss:"):
-        raise MoaError(
-            f"{endpoint.address} speaks TLS, and its certificate is not for the address of an emulated link: {instead}"
-        )
-
-
-def _recorded(up: Path, down: Path, round_trip_ms: float) -> LinkProfile:
-    return LinkProfile(TRACE, None, None, round_trip_ms, up_trace=read_trace(up), down_trace=read_trace(down))
+        raise MoaError(f"--round-trip-ms must be 0 or more, not {round_trip_ms:g}", code="out_of_range")
+    profiles = args.profiles
+    if profiles is None:
+        profiles = TRACE if args.trace else DEFAULT_PROFILES
+    without = (DIRECT, TRACE) if args.trace else (DIRECT,)
+    names = [name.strip() for name in profiles.split(",")]
+    links = {name: None if name in without else get_profile(name) for name in names}
+    if args.trace:
+        up, down = map(read_trace, args.trace)
+        links[TRACE] = LinkProfile(TRACE, None, None, round_trip_ms, up_trace=up, down_trace=down)
+    if any(links.values()) and endpoint is not None and endpoint.address.startswith("wss:"):
+        message = "speaks TLS, and its certificate is not for the address of an emulated link"
+        raise MoaError(f"{endpoint.address} {message}: measure it with --profiles {DIRECT}", code="tls")
+    return links

@@ -7,6 +7,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -96,30 +97,27 @@ offline is no special case there: the session is told that the connection is gon
     extra = "server"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add = options.adder(parser)
         defaults = OfflineSettings()
         options.add_question_options(parser)
-        options.add_bundle_option(parser)
-        options.add_backend_option(parser)
+        options.add_bundle_options(parser, backend=True)
         options.add_target_options(parser)
-        parser.add_argument(
-            "--after",
-            type=int,
-            default=defaults.after,
-            metavar="N",
-            help="committed tokens of the answer before the cut; a question with a shorter answer is skipped, "
+        add(
+            "--after N",
+            "committed tokens of the answer before the cut; a question with a shorter answer is skipped, "
             "and listed (default %(default)s)",
+            default=defaults.after,
         )
-        parser.add_argument(
-            "--lengths",
+        add(
+            "--lengths N,N,...",
+            "tokens to write during the cut (default %(default)s)",
             default=",".join(map(str, defaults.lengths)),
-            metavar="N,N,...",
-            help="tokens to write during the cut (default %(default)s)",
         )
-        parser.add_argument(
+        add(
             "--show",
-            action="store_true",
-            help="print, for every question, the text before the cut, the text of each writer with its kept part and "
+            "print, for every question, the text before the cut, the text of each writer with its kept part and "
             "the part rolled back, and the target's own",
+            action="store_true",
         )
         options.add_ngrams_option(parser)
 
@@ -213,10 +211,12 @@ class OfflineSettings:
     def __post_init__(self) -> None:
         most = Limits().max_draft_tokens
         if self.after < 1:
-            raise MoaError(f"the link can be cut after 1 token of the answer at the earliest, not {self.after}")
-        if not self.lengths or not all(1 <= length <= most for length in self.lengths):
-            lengths = ", ".join(map(str, self.lengths)) or "none"
-            raise MoaError(f"the lengths to write offline must be 1 to {most} tokens, not {lengths}")
+            text = f"the link can be cut after 1 token of the answer at the earliest, not {self.after}"
+            raise MoaError(text, code="out_of_range")
+        if not all(1 <= length <= most for length in self.lengths):
+            lengths = ", ".join(map(str, self.lengths))
+            text = f"the lengths to write offline must be 1 to {most} tokens, not {lengths}"
+            raise MoaError(text, code="out_of_range")
 
 
 # -- figures ---------------------------------------------------------------------------------------------
@@ -234,73 +234,17 @@ class Text:
         return Text(self.tokens[:count], self.log_probabilities[:count])
 
 
-class TextTally:
-    """Perplexity and repetition over many texts; every token weighs the same."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._nats = 0.0
-        self._ngrams = 0
-        self._distinct = 0
-
-    def add(self, text: Text) -> None:
-        ngrams = [tuple(text.tokens[start : start + NGRAM]) for start in range(len(text.tokens) - NGRAM + 1)]
-        self.tokens += len(text.tokens)
-        self._nats -= float(text.log_probabilities.sum(dtype=np.float64))
-        self._ngrams += len(ngrams)
-        self._distinct += len(set(ngrams))
-
-    @property
-    def perplexity(self) -> float | None:
-        """exp of the mean negative log-probability of a token; None without tokens."""
-        return math.exp(self._nats / self.tokens) if self.tokens else None
-
-    @property
-    def distinct(self) -> float | None:
-        """Share of 4-grams that are new in their text; None if no text was that long."""
-        return self._distinct / self._ngrams if self._ngrams else None
+def perplexity_of(texts: Sequence[Text]) -> float | None:
+    """Return exp of the mean negative log-probability of a token; None without tokens."""
+    tokens = sum(len(text.tokens) for text in texts)
+    nats = sum(float(text.log_probabilities.sum(dtype=np.float64)) for text in texts)
+    return math.exp(-nats / tokens) if tokens else None
 
 
-class Tally:
-    """One writer at one length, over many outages.
-
-    Example: at length 3 one text of 3 tokens begins with 2 of the target's, and the target keeps these 2; another has 1
-    token, a wrong one. Then 2 tokens are written on average, the agreement is 1 token, and the share kept is 2 of 4.
-    """
-
-    def __init__(self) -> None:
-        self._outages = self._agreed = self._kept = 0
-        self._written = TextTally()
-        self._target = TextTally()
-
-    def add(self, written: Text, kept: int, target: Text) -> None:
-        """Count one outage.
-
-        Args:
-            written: the text, cut to this tally's length.
-            kept: tokens of it that were kept after reconnecting.
-            target: the target's own continuation. Of a longer one, as many tokens count as were written.
-        """
-        self._outages += 1
-        self._agreed += common_length(written.tokens, target.tokens)
-        self._kept += kept
-        self._written.add(written)
-        self._target.add(target.first(len(written.tokens)))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain figures for JSON; None if nothing was written."""
-        perplexity, target_perplexity = self._written.perplexity, self._target.perplexity
-        return {
-            "written": ratio(self._written.tokens, self._outages),
-            "agreement": ratio(self._agreed, self._outages),
-            "kept": ratio(self._kept, self._outages),
-            "share_kept": ratio(self._kept, self._written.tokens),
-            "perplexity": rounded(perplexity),
-            "target_perplexity": rounded(target_perplexity),
-            "perplexity_ratio": ratio(perplexity, target_perplexity) if perplexity and target_perplexity else None,
-            "distinct": rounded(self._written.distinct),
-            "target_distinct": rounded(self._target.distinct),
-        }
+def distinct_of(texts: Sequence[Text]) -> float | None:
+    """Return the share of 4-grams that are new in their text; None if no text is that long."""
+    grams = [[tuple(text.tokens[at : at + NGRAM]) for at in range(len(text.tokens) - NGRAM + 1)] for text in texts]
+    return ratio(sum(len(set(own)) for own in grams), sum(map(len, grams)))
 
 
 @dataclass(frozen=True)
@@ -321,48 +265,60 @@ class Trial:
     written: dict[str, Written]
 
 
+def figures_of(outages: Sequence[tuple[Written, Text]], length: int) -> dict[str, Any]:
+    """Return the figures of one writer at one length, for JSON; None if nothing was written.
+
+    A writer that stops earlier writes the first tokens of the same text, and the target keeps the same leading tokens
+    of them. Of the target's own text, as many tokens count as were written.
+
+    Example: at length 3 one text of 3 tokens begins with 2 of the target's, and the target keeps these 2; another has 1
+    token, a wrong one. Then 2 tokens are written on average, the agreement is 1 token, and the share kept is 2 of 4.
+
+    Args:
+        outages: the writer's texts, each with the target's own continuation.
+    """
+    texts = [written.text.first(length) for written, _ in outages]
+    own = [target.first(len(text.tokens)) for text, (_, target) in zip(texts, outages, strict=True)]
+    tokens, kept = sum(len(text.tokens) for text in texts), sum(min(written.kept, length) for written, _ in outages)
+    agreed = sum(common_length(text.tokens, target.tokens) for text, target in zip(texts, own, strict=True))
+    perplexity, target_perplexity = perplexity_of(texts), perplexity_of(own)
+    return {
+        "written": ratio(tokens, len(outages)),
+        "agreement": ratio(agreed, len(outages)),
+        "kept": ratio(kept, len(outages)),
+        "share_kept": ratio(kept, tokens),
+        "perplexity": rounded(perplexity),
+        "target_perplexity": rounded(target_perplexity),
+        "perplexity_ratio": ratio(perplexity, target_perplexity) if perplexity and target_perplexity else None,
+        "distinct": distinct_of(texts),
+        "target_distinct": distinct_of(own),
+    }
+
+
 @dataclass
 class Results:
-    """Counts of whole questions so far.
-
-    Attributes:
-        writers: those of :data:`WRITERS` that there are.
-        tallies: by writer and length.
-    """
+    """Whole questions so far. ``writers``: those of :data:`WRITERS` that there are."""
 
     lengths: Sequence[int]
     writers: Sequence[str] = WRITERS
-    questions: int = 0
-    tallies: dict[str, dict[int, Tally]] = field(init=False)
+    trials: list[Trial] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.tallies = {writer: {length: Tally() for length in self.lengths} for writer in self.writers}
-
     def add(self, outcome: Trial | Skipped) -> None:
-        """Count one question at every length.
-
-        A writer that stops earlier writes the first tokens of the same text, and the target keeps the same leading
-        tokens of them.
-        """
+        """Count one question."""
         if isinstance(outcome, Skipped):
             self.skipped.append(outcome)
-            return
-        self.questions += 1
-        for writer, written in outcome.written.items():
-            for length, tally in self.tallies[writer].items():
-                tally.add(written.text.first(length), min(written.kept, length), outcome.target)
+        else:
+            self.trials.append(outcome)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain figures for JSON."""
-        return {
-            "questions": self.questions,
-            "writers": {
-                writer: {str(length): tally.as_dict() for length, tally in tallies.items()}
-                for writer, tallies in self.tallies.items()
-            },
-            "skipped": [asdict(question) for question in self.skipped],
-        }
+        writers = {}
+        for writer in self.writers:
+            outages = [(trial.written[writer], trial.target) for trial in self.trials]
+            writers[writer] = {str(length): figures_of(outages, length) for length in self.lengths}
+        skipped = [asdict(question) for question in self.skipped]
+        return {"questions": len(self.trials), "writers": writers, "skipped": skipped}
 
 
 # -- measuring -------------------------------------------------------------------------------------------
@@ -396,11 +352,8 @@ class Outage:
         return list(session.tentative)
 
     def reconnect(self, text: Sequence[int]) -> int:
-        """Return how many tokens of ``text``, written since the cut, the target keeps when the link is back.
-
-        Args:
-            text: at most as long as one draft may be.
-        """
+        """Return how many tokens of ``text``, written since the cut, the target keeps when the link is back. ``text``:
+        at most as long as one draft may be."""
         session = copy.deepcopy(self._session)
         session.extend(text, Origin.OFFLINE)
         loop, heard = DraftingLoop(session, None, FixedShape(), LoopSettings(drafting="device")), list[SessionEvent]()
@@ -418,22 +371,16 @@ class Outage:
 def try_question(
     question: Question, device: Device, engine: Engine, score: Score, settings: OfflineSettings
 ) -> Trial | Skipped:
-    """Ask the first turn of a question, cut the link, and try every writer.
-
-    Args:
-        score: of the engine's target.
-
-    Raises:
-        RefusedError: bundle and engine do not belong together.
-    """
-    longest = max(settings.lengths)
-    drafter = device.new_drafter()
-    verifier = LoopbackVerifier(engine)
-    try:
+    """Ask the first turn of a question, cut the link, and try every writer. ``score``: of the engine's target. Raises
+    RefusedError: bundle and engine do not belong together."""
+    longest, drafter = max(settings.lengths), device.new_drafter()
+    with closing(LoopbackVerifier(engine)) as verifier:
         shape = _UpTo(settings.after)
         conversation = Conversation(verifier, drafter, device.fingerprints, device.stop_tokens, shape)
         try:
-            answer = _answer(conversation, device.tokenizer.continue_chat([], [], question.turns[0]), settings.after)
+            answer = conversation.ask(device.tokenizer.continue_chat([], [], question.turns[0]), _GREEDY)
+            while conversation.answering and len(answer.tokens) < settings.after:
+                conversation.next_round()
         except RefusedError as refusal:
             if refusal.code != "CONTEXT_FULL":
                 raise
@@ -443,31 +390,16 @@ def try_question(
         if len(conversation.committed) + longest > engine.max_context:
             return Skipped(question.id, f"the target's context has no room for {longest} tokens after the cut")
         outage = Outage(conversation.cut(), verifier)
-        writer = device.new_writer
-        texts = {} if writer is None else {"writer": outage.write(writer(), longest)}
+        texts = {"writer": outage.write(device.new_writer(), longest)} if device.new_writer else {}
         texts["moa"] = outage.write(drafter, longest)
         drafter.stopping_rule = None
         texts["moa-unbounded"] = outage.write(drafter, longest)
         texts |= {"ngram": outage.write(NgramDrafter(device.stop_tokens), longest), "nothing": []}
         kept = {writer: outage.reconnect(text) for writer, text in texts.items()}
-    finally:
-        verifier.close()
     cut = outage.committed
     own = [step.token for step in decode(engine, cut, _GREEDY, longest)]
-    return Trial(
-        question.turns[0],
-        answer,
-        Text(own, score(cut, own)),
-        {writer: Written(Text(text, score(cut, text)), kept[writer]) for writer, text in texts.items()},
-    )
-
-
-def _answer(conversation: Conversation, question: Sequence[int], length: int) -> Answer:
-    """Return the first ``length`` tokens of the answer, fewer if it ends before."""
-    answer = conversation.ask(question, _GREEDY)
-    while conversation.answering and len(answer.tokens) < length:
-        conversation.next_round()
-    return answer
+    written = {writer: Written(Text(text, score(cut, text)), kept[writer]) for writer, text in texts.items()}
+    return Trial(question.turns[0], answer, Text(own, score(cut, own)), written)
 
 
 class _UpTo:

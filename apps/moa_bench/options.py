@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from moa_bench.questions import BUILTIN_QUESTIONS, Question, read_questions
 from moa_chat.chat_config import open_bundle
@@ -21,24 +23,35 @@ from moa_runtime.timeline import NO_TIMELINE, Timeline, read_sink, write_timelin
 from moa_runtime.transport import Endpoint
 from moa_server.settings import DTYPES
 
+#: Types of options' values by their names in the help.
+_TYPES = {"N": int, "S": float, "MS": float, "FILE": Path, "DIR": Path}
+
+
+def adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
+    """Return a function that adds an option and its help: ``add("--limit N", "only the first N questions")``.
+
+    The word after the option names its value, and chooses the type.
+    """
+
+    def add(option: str, text: str, **more: Any) -> None:
+        name, _, value = option.partition(" ")
+        named = {"metavar": value, "type": _TYPES.get(value)} if value else {}
+        parser.add_argument(name, help=text, **{**named, **more})
+
+    return add
+
 
 def add_question_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add ``--questions`` and ``--limit``; with ``required=False`` the built-in questions are the default."""
+    add = adder(parser)
     default = "" if required else f" (default: {len(BUILTIN_QUESTIONS)} built-in questions)"
-    parser.add_argument(
-        "--questions",
-        type=Path,
-        required=required,
-        metavar="FILE",
-        help=f"JSON lines in the format of Spec-Bench{default}",
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
+    add("--questions FILE", f"JSON lines in the format of Spec-Bench{default}", required=required)
+    add("--limit N", "only the first N questions")
 
 
 def questions_of(args: argparse.Namespace) -> list[Question]:
     """Read the questions. Raises MoaError for a limit below 1, or a file that cannot be read."""
-    if args.limit is not None and args.limit < 1:
-        raise MoaError(f"--limit must be at least 1, not {args.limit}")
+    check_at_least(args, limit=1)
     if args.questions is None:
         return list(BUILTIN_QUESTIONS[: args.limit])
     return read_questions(args.questions, args.limit)
@@ -49,24 +62,17 @@ def question_settings(args: argparse.Namespace) -> dict[str, object]:
     return {"questions": args.questions.name if args.questions else "built-in", "limit": args.limit}
 
 
-def add_bundle_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--bundle", type=Path, metavar="DIR", help="what moa-export wrote (default: the folder that it writes to)"
-    )
-
-
-def add_backend_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--backend", metavar="NAME", help="onnx, executorch, web or coreml (default: the first that the bundle is for)"
-    )
+def add_bundle_options(parser: argparse.ArgumentParser, *, backend: bool = False) -> None:
+    """Add ``--bundle``, and with ``backend`` the choice of a graph in it."""
+    add = adder(parser)
+    add("--bundle DIR", "what moa-export wrote (default: the folder that it writes to)")
+    if backend:
+        add("--backend NAME", "onnx, executorch, web or coreml (default: the first that the bundle is for)")
 
 
 def bundle_of(args: argparse.Namespace) -> Bundle:
     """Open the bundle of ``--bundle``, else of the shipped drafter that ``--drafter`` names, else the default one.
-
-    Raises:
-        MoaError: no bundle there, or one that is damaged or of another drafter.
-    """
+    Raises MoaError: no bundle there, or one that is damaged or of another drafter."""
     if args.bundle is not None:
         return Bundle.open(args.bundle)
     return open_bundle(None, next((name for name in shipped_names() if name == getattr(args, "drafter", None)), None))
@@ -76,87 +82,89 @@ def add_target_options(
     parser: argparse.ArgumentParser, *, without_bundle: str = "a name also chooses the bundle, as in moa-chat"
 ) -> None:
     """Add ``--model`` and ``--drafter``; ``without_bundle`` explains the latter if there is no ``--bundle``."""
-    parser.add_argument("--model", help="target: the built-in default, a folder, a GGUF file, or a Hub id")
-    parser.add_argument(
-        "--drafter",
-        metavar="NAME|FOLDER",
-        help=f"checkpoint of the server half: {', '.join(shipped_names())}, or a folder; without --bundle "
+    add = adder(parser)
+    add("--model", "target: the built-in default, a folder, a GGUF file, or a Hub id")
+    add(
+        "--drafter NAME|FOLDER",
+        f"checkpoint of the server half: {', '.join(shipped_names())}, or a folder; without --bundle "
         f"{without_bundle} (default: {DEFAULT_DRAFTER})",
     )
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a verifier of the user's own, and the number type of one that is started here."""
-    parser.add_argument("--server", metavar="URL", help="measure this verifier instead of starting one")
-    parser.add_argument("--dtype", choices=DTYPES, help=f"numbers of the target (default {DTYPES[0]}, see moa-serve)")
-    parser.add_argument("--token", help="its bearer token; safer in the variable MOA_TOKEN")
+    add = adder(parser)
+    add("--server URL", "measure this verifier instead of starting one")
+    add("--dtype", f"numbers of the target (default {DTYPES[0]}, see moa-serve)", choices=DTYPES)
+    add("--token", "its bearer token; safer in the variable MOA_TOKEN")
 
 
 def endpoint_of(args: argparse.Namespace) -> Endpoint | None:
-    """Return the verifier that ``--server`` names; None if one is to be started.
-
-    Raises:
-        MoaError: an invalid address, or options beside it that are for a verifier started here.
-    """
+    """Return the verifier that ``--server`` names; None if one is to be started. Raises MoaError: an invalid address,
+    or options beside it that are for a verifier started here."""
     if args.server is None:
         return None
     if any(option is not None for option in (args.model, args.drafter, args.dtype)):
-        raise MoaError("--model, --drafter and --dtype belong to a verifier that is started here: leave out --server")
+        text = "--model, --drafter and --dtype belong to a verifier that is started here: leave out --server"
+        raise MoaError(text, code="contradiction")
     endpoint = Endpoint(args.server, os.environ.get("MOA_TOKEN", "") if args.token is None else args.token)
     _ = endpoint.address  # raises if it is no address
     return endpoint
 
 
 def add_draft_length_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--draft-length",
+    add = adder(parser)
+    add(
+        "--draft-length N",
+        "tokens of each draft, a chain; auto: as many as pay; thompson or thompson-calibrated: as EESD chooses "
+        "(default %(default)s)",
         type=draft_length_of,
         default="auto",
-        metavar="N",
-        help="tokens of each draft, a chain; auto: as many as pay; thompson or thompson-calibrated: as EESD chooses "
-        "(default %(default)s)",
     )
 
 
 def add_ngrams_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = adder(parser)
+    add(
         "--ngrams",
+        "mix the drafter with an n-gram index of the conversation, as the runtime does (default: yes)",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="mix the drafter with an n-gram index of the conversation, as the runtime does (default: yes)",
     )
 
 
 def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=max_new_tokens,
-        metavar="N",
-        help="tokens of an answer at most (default %(default)s)",
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, help="of the target; 0, the default, is greedy")
-    parser.add_argument("--top-p", type=float, default=1.0, help="of the target, when sampling (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the target, when sampling (default %(default)s)")
+    add = adder(parser)
+    add("--max-new-tokens N", "tokens of an answer at most (default %(default)s)", default=max_new_tokens)
+    add("--temperature", "of the target; 0, the default, is greedy", type=float, default=0.0)
+    add("--top-p", "of the target, when sampling (default %(default)s)", type=float, default=1.0)
+    add("--seed", "of the target, when sampling (default %(default)s)", type=int, default=0)
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
     """Raises MoaError for a number out of range."""
-    if not 0 <= args.temperature < float("inf"):
-        raise MoaError(f"--temperature must be 0 (greedy) or above, not {args.temperature}")
+    if not 0 <= args.temperature < inf:
+        text = f"--temperature must be 0 (greedy) or above, not {args.temperature}"
+        raise MoaError(text, code="out_of_range")
     if not 0 < args.top_p <= 1:
-        raise MoaError(f"--top-p must be above 0 and at most 1, not {args.top_p}")
+        raise MoaError(f"--top-p must be above 0 and at most 1, not {args.top_p}", code="out_of_range")
     if not 0 <= args.seed < 1 << 64:
-        raise MoaError(f"--seed must be a whole number of 64 bits, not {args.seed}")
+        raise MoaError(f"--seed must be a whole number of 64 bits, not {args.seed}", code="out_of_range")
     return Sampling(args.temperature, args.top_p, args.seed)
 
 
-def numbers_of(option: str, text: str) -> tuple[int, ...]:
+def numbers_of(option: str, text: str, least: float = -inf, most: float = inf) -> tuple[int, ...]:
     """Parse numbers with commas between them: ``"512,128"`` is ``(128, 512)``. Raises MoaError naming the option."""
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        numbers = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise MoaError(f"{option} must be whole numbers with commas between them, not {text!r}") from error
+        message = f"{option} must be whole numbers with commas between them, not {text!r}"
+        raise MoaError(message, code="not_a_number") from error
+    for number in numbers:
+        if not least <= number <= most:
+            bounds = f"at least {least}" if most == inf else f"{least} to {most}"
+            raise MoaError(f"{option} must be {bounds}, not {number}", code="out_of_range")
+    return numbers
 
 
 def names_of(option: str, kind: str, text: str, known: Sequence[str]) -> list[str]:
@@ -164,28 +172,26 @@ def names_of(option: str, kind: str, text: str, known: Sequence[str]) -> list[st
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in known:
-            raise MoaError(f"unknown {kind} {name!r} in {option}; choose from {', '.join(known)}")
+            text = f"unknown {kind} {name!r} in {option}; choose from {', '.join(known)}"
+            raise MoaError(text, code=f"unknown_{kind}")
     return names
 
 
 def check_at_least(args: argparse.Namespace, **least: int) -> None:
-    """Check options against their least values: ``check_at_least(args, max_new_tokens=1)``. None and words pass.
-
-    Raises:
-        MoaError: a smaller number, or NaN; the message names the option.
-    """
+    """Check options against their least values: ``check_at_least(args, max_new_tokens=1)``. None and words pass. Raises
+    MoaError: a smaller number, or NaN; the message names the option."""
     for name, smallest in least.items():
         value = getattr(args, name)
         if not isinstance(value, str | None) and not value >= smallest:
-            raise MoaError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")
+            text = f"--{name.replace('_', '-')} must be at least {smallest}, not {value}"
+            raise MoaError(text, code="out_of_range")
 
 
 def add_timeline_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--timeline",
-        type=Path,
-        metavar="FILE",
-        help="write the work of device and verifier over time as a Chrome trace (JSON) that Perfetto opens; of a "
+    add = adder(parser)
+    add(
+        "--timeline FILE",
+        "write the work of device and verifier over time as a Chrome trace (JSON) that Perfetto opens; of a "
         "verifier that was not started here only the device's side is known",
     )
 
@@ -206,14 +212,7 @@ class Recording:
 @contextlib.contextmanager
 def recording(args: argparse.Namespace, process: str = "device") -> Iterator[Recording]:
     """Record while the context is open and write the file at its end, also after an error. Without ``--timeline``
-    nothing is recorded.
-
-    Args:
-        process: name of this process in the trace.
-
-    Raises:
-        MoaError: the file cannot be written.
-    """
+    nothing is recorded. ``process``: name of this process in the trace. Raises MoaError: the file cannot be written."""
     if args.timeline is None:
         yield Recording()
         return

@@ -24,11 +24,8 @@ class QuestionsError(MoaError):
 
 @dataclass(frozen=True)
 class Question:
-    """The user's turns of one conversation.
-
-    Attributes:
-        task: the category; ``"mt_bench"`` for the eight categories of MT-bench.
-    """
+    """The user's turns of one conversation. ``task``: the category; ``"mt_bench"`` for the eight categories of
+    MT-bench."""
 
     id: int | str
     task: str
@@ -36,19 +33,19 @@ class Question:
 
 
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
-    """Read the first ``limit`` questions, or all of them; empty lines are skipped, later lines are not read.
-
-    Raises:
-        QuestionsError: no such file, no questions in it, or a line that is no question.
-    """
+    """Read the first ``limit`` questions, or all of them; empty lines are skipped, later lines are not read. Raises
+    QuestionsError: no such file, no questions in it, or a line that is no question."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             found = list(islice(_questions(path, lines), limit))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise QuestionsError(f"cannot read the questions file {path}: {reason}") from error
+    except OSError as error:
+        text = f"cannot read the questions file {path}: {error.strerror}"
+        raise QuestionsError(text, code="not_readable") from error
+    except UnicodeDecodeError as error:
+        text = f"cannot read the questions file {path}: it is no UTF-8 text"
+        raise QuestionsError(text, code="not_utf8") from error
     if not found:
-        raise QuestionsError(f"the questions file {path} holds no questions")
+        raise QuestionsError(f"the questions file {path} holds no questions", code="empty")
     return found
 
 
@@ -59,20 +56,20 @@ def _questions(path: Path, lines: Iterator[str]) -> Iterator[Question]:
         try:
             yield _question(json.loads(line))
         except json.JSONDecodeError as error:
-            raise QuestionsError(f"line {number} of {path} is no JSON: {error.msg} at column {error.colno}") from error
-        except RecursionError as error:
-            raise QuestionsError(f"line {number} of {path} is no question: it is nested too deeply") from error
-        except ValueError as error:
-            raise QuestionsError(f"line {number} of {path} is no question: {error}") from error
+            text = f"line {number} of {path} is no JSON: {error.msg} at column {error.colno}"
+            raise QuestionsError(text, code="not_json") from error
+        except (RecursionError, ValueError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            text = f"line {number} of {path} is no question: {reason}"
+            raise QuestionsError(text, code="no_question") from error
 
 
 def _question(raw: Any) -> Question:
     """Check and convert a parsed line. Raises ValueError."""
     if not isinstance(raw, dict):
         raise ValueError("expected a JSON object with question_id, category and turns")
-    for name in ("question_id", "category", "turns"):
-        if name not in raw:
-            raise ValueError(f"it has no {name!r}")
+    if missing := [name for name in ("question_id", "category", "turns") if name not in raw]:
+        raise ValueError(f"it has no {missing[0]!r}")
     identity, category, turns = raw["question_id"], raw["category"], raw["turns"]
     if isinstance(identity, bool) or not isinstance(identity, int | str):
         raise ValueError("'question_id' must be a number or a text")
@@ -125,11 +122,8 @@ class Skipped:
 def prompts_of(
     questions: Iterable[Question], tokenizer: ChatTokenizer, max_context: int
 ) -> tuple[list[Prompt], list[Skipped]]:
-    """Encode the questions; list those that leave no room for an answer in the target's context (tokens).
-
-    Raises:
-        MoaError: none of them leaves room.
-    """
+    """Encode the questions; list those that leave no room for an answer in the target's context (tokens). Raises
+    MoaError: none of them leaves room."""
     prompts, skipped = [], []
     for question in questions:
         text = question.turns[0]
@@ -140,5 +134,6 @@ def prompts_of(
             reason = f"it has {len(tokens)} tokens, the target's context holds {max_context}"
             skipped.append(Skipped(question.id, reason))
     if not prompts:
-        raise MoaError(f"none of the questions fits the target's context of {max_context} tokens")
+        text = f"none of the questions fits the target's context of {max_context} tokens"
+        raise MoaError(text, code="too_long")
     return prompts, skipped

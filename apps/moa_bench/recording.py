@@ -14,20 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_bench.harness import Conversation, LoopbackVerifier
-from moa_bench.target_answers import ReplayEngine
+from moa_bench.target_answers import ReplayEngine, rows_of
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import SharedBackend
 from moa_runtime.bundle import Fingerprints, Manifest
-from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
-from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import Sampling
-from moa_runtime.session.tree import DraftTree
+from moa_runtime.session.memory_rows import decode_rows, encode_rows
 from moa_runtime.tokens import common_length
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Capabilities, Engine, Outcome, Rows, StepRequest
 
 _VERSION = 1
@@ -52,7 +50,7 @@ class RecordedAnswer:
     """A target's answer, and the drafter's predictions on the way.
 
     A *query* asks for the next token after ``positions`` committed tokens and a drafted path of ``lengths`` tokens
-    (``[q]`` each); ``tokens`` are the paths, one after the other. ``top_tokens``, ``top_logprobs``: ``[q, k]``.
+    (``[q]`` each); ``tokens`` are the paths, concatenated. ``top_tokens``, ``top_logprobs``: ``[q, k]``.
     """
 
     prompt: list[int]
@@ -107,26 +105,20 @@ class Recording:
         return [len(answer.answer) - 1 for answer in self.answers]
 
     def write(self, path: Path) -> None:
-        """Raises MoaError if the file cannot be written."""
-        header = {
-            "version": _VERSION,
-            "drafter": self.drafter,
-            "fingerprints": asdict(self.fingerprints),
-            "vocab_size": self.vocab_size,
-            "stop_tokens": self.stop_tokens,
-            "ngrams": self.ngrams,
-            "texts": [[answer.prompt, answer.answer] for answer in self.answers],
-        }
+        """Write a file. Raises MoaError if it cannot be written."""
+        header = {name: value for name, value in vars(self).items() if name not in ("answers", "fingerprints")}
+        header |= {"version": _VERSION, "fingerprints": asdict(self.fingerprints)}
+        header |= {"texts": [[answer.prompt, answer.answer] for answer in self.answers]}
         arrays = {f"{name}-{at}": getattr(answer, name) for at, answer in enumerate(self.answers) for name in _ARRAYS}
         try:
             with path.open("wb") as file:
                 np.savez_compressed(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
         except OSError as error:
-            raise MoaError(f"cannot write the recording {path}: {error.strerror}") from error
+            raise MoaError(f"cannot write the recording {path}: {error.strerror}", code="not_writable") from error
 
     @classmethod
     def read(cls, path: Path) -> Recording:
-        """Raises MoaError for a file that cannot be read, is no recording, or contradicts itself."""
+        """Read a file. Raises MoaError if it cannot be read, is no recording, or contradicts itself."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 header: dict[str, Any] = json.loads(file["header"].tobytes())
@@ -143,16 +135,15 @@ class Recording:
             if not answers or not stop_tokens:
                 raise ValueError
         except OSError as error:
-            raise MoaError(f"cannot read the recording {path}: {error.strerror}") from error
+            raise MoaError(f"cannot read the recording {path}: {error.strerror}", code="not_readable") from error
         except _DAMAGED as error:
-            raise MoaError(
-                f"{path} is damaged, or no recording of this moa-bench: choose another --recording, or remove it"
-            ) from error
+            text = f"{path} is damaged, or no recording of this moa-bench: choose another --recording, or remove it"
+            raise MoaError(text, code="damaged") from error
         return cls(header["drafter"], prints, vocab_size, stop_tokens, ngrams, answers)
 
 
 class _Paths:
-    """Finds the queries of a backend's steps: the drafted path after the committed tokens, for each."""
+    """Finds the queries of a backend's steps, each with the drafted path after the committed tokens."""
 
     def __init__(self) -> None:
         self._held = np.zeros(0, np.int64)  # tokens of the cache entries
@@ -180,14 +171,16 @@ def record(
 ) -> RecordedAnswer:
     """Record a bundle's drafter at every position of ``answer``; ``engine`` is asked for memory rows only."""
     recording = _RecordingBackend(backend)
-    drafter = _SilentDrafter(drafter_for(manifest, recording, ngrams=ngrams), on_position)
-    verifier = LoopbackVerifier(ReplayEngine(engine, {tuple(prompt): list(answer)}))
-    nothing = FixedShape(Budget.chain(0))  # so that the answer comes token by token
-    try:
-        conversation = Conversation(verifier, drafter, manifest.fingerprints, manifest.stop_tokens, nothing)
-        conversation.answer(prompt, Sampling(), max_new_tokens=len(answer), on_round=lambda outcome: None)
-    finally:
-        verifier.close()
+    drafter, text = drafter_for(manifest, recording, ngrams=ngrams), [*prompt, *answer]
+    if (rows := rows_of(engine, text)) is not None:  # rounded as on the wire
+        keys, values = decode_rows(encode_rows(0, rows.keys, rows.values, wire.ROW_ENCODING_INT8))
+    for position in range(len(prompt) + 1, len(text)):
+        if rows is not None:
+            held = drafter.rows
+            drafter.add_rows(held, keys[held : position - 1], values[held : position - 1])
+        for shape in _SHAPES:
+            drafter.propose(text[:position], shape)
+        on_position()
     paths = [path for _, path in recording.heard]
     return RecordedAnswer(
         list(prompt),
@@ -215,38 +208,12 @@ class _RecordingBackend(SharedBackend):
         return result
 
 
-class _SilentDrafter:
-    """Drafts in all shapes and proposes nothing. Implements :class:`moa_runtime.drafters.base.Drafter`."""
-
-    stopping_rule = None
-
-    def __init__(self, drafter: Drafter, on_position: Callable[[], None]) -> None:
-        self._drafter, self._on_position = drafter, on_position
-        self.needs_rows = drafter.needs_rows
-
-    @property
-    def rows(self) -> int:
-        return self._drafter.rows
-
-    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
-        self._drafter.add_rows(start, keys, values)
-
-    def truncate_rows(self, length: int) -> None:
-        self._drafter.truncate_rows(length)
-
-    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
-        for shape in _SHAPES:
-            self._drafter.propose(prefix, shape, sampling)
-        self._on_position()
-        return DraftTree()
-
-
 # -- replaying it ----------------------------------------------------------------------------------------
 
 
 class RecordedBackend(Backend):
-    """A backend that returns recorded predictions. A path that was not asked gets that of a later position of the
-    answer; a path that leaves the answer gets nothing likely."""
+    """A backend that returns recorded predictions. A path that was not recorded gets the prediction of a later position
+    of the answer; a path that leaves the answer gets an unlikely one."""
 
     kv_shape, max_positions = (1, 1), None
 
@@ -295,7 +262,7 @@ def replayed_target(recording: Recording) -> ReplayEngine:
 class _RowsOfZeros:
     """The engine that :class:`ReplayEngine` asks for memory rows."""
 
-    capabilities, forwards, cache_use = Capabilities(), 0, (0, 0)
+    capabilities = Capabilities()
 
     def __init__(self, recording: Recording) -> None:
         self.fingerprints, self.vocab_size = recording.fingerprints, recording.vocab_size
@@ -307,17 +274,14 @@ class _RowsOfZeros:
 
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         self._held.update((request.sequence, request.prefix) for request in requests)
-        return [Outcome(rows=_rows(request)) for request in requests]
+        return [Outcome(rows=self._rows(request)) for request in requests]
 
     def release(self, sequence: int) -> None:
         self._held.pop(sequence, None)
 
-    def close(self) -> None:
-        self._held.clear()
-
-
-def _rows(request: StepRequest) -> Rows | None:
-    if request.rows_from is None:
-        return None
-    rows = np.zeros((len(request.prefix) - request.rows_from, 1, 1), np.float32)
-    return Rows(request.rows_from, rows, rows)
+    @staticmethod
+    def _rows(request: StepRequest) -> Rows | None:
+        if request.rows_from is None:
+            return None
+        rows = np.zeros((len(request.prefix) - request.rows_from, 1, 1), np.float32)
+        return Rows(request.rows_from, rows, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -34,9 +35,9 @@ def result_of(
 
     Args:
         figures: what was measured; its keys stand beside the common ones.
-        settings: what it was measured with: plain values, no paths of this machine.
+        settings: of the measurement, plain values without paths of this machine.
         seconds: wall time of the measurement without loading.
-        problem: a sentence that says why it ended early; the result is then marked partial.
+        problem: why it ended early, a sentence; the result is then marked partial.
     """
     return {
         "benchmark": benchmark,
@@ -75,20 +76,17 @@ def ratio(total: float, count: float, digits: int = 4) -> float | None:
 
 
 def _processor() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 
 def _memory_gib() -> float | None:
-    try:
+    with contextlib.suppress(AttributeError, ValueError, OSError):
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):
-        return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -118,3 +116,8 @@ def mean_ms(seconds: Sequence[float]) -> float | None:
 def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
     """Return a percentile in milliseconds, interpolated between samples; None without samples."""
     return round(1000 * float(np.percentile(seconds, percent)), 2) if seconds else None
+
+
+def latency_ms(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Return the mean, the median and the 95th percentile in milliseconds."""
+    return {"mean": mean_ms(seconds), "p50": percentile_ms(seconds, 50), "p95": percentile_ms(seconds, 95)}

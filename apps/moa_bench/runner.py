@@ -6,19 +6,16 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from moa_bench import options
 from moa_bench.benchmark import Benchmark, Measured, figure_of
 from moa_bench.html_page import render
 from moa_bench.result import result_of
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.optional_deps import require_extra
-
-if TYPE_CHECKING:
-    pass
 
 INTERRUPTED = "interrupted before everything was measured"
 #: Options that name a file to write, as far as a command has them.
@@ -28,11 +25,10 @@ _PLOTS = (".png", ".svg", ".pdf")
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that every benchmark has."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (.png, .svg or .pdf)")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write tables, plot, settings, machine and versions as one page"
-    )
+    add = options.adder(parser)
+    add("--json", "print one JSON object instead of tables", action="store_true")
+    add("--plot FILE", "write a plot (.png, .svg or .pdf)")
+    add("--html FILE", "write tables, plot, settings, machine and versions as one page")
 
 
 def run(benchmark: Benchmark, args: argparse.Namespace) -> int:
@@ -77,14 +73,9 @@ def _measured(benchmark: Benchmark, args: argparse.Namespace) -> dict[str, Any]:
             raise
         problem = str(error)
     assert measured is not None, "a benchmark yields at least once"
-    return result_of(
-        benchmark.name,
-        measured.figures(),
-        settings=measured.settings,
-        fingerprints=measured.fingerprints,
-        seconds=time.monotonic() - began,
-        problem=problem,
-    )
+    seconds, prints = time.monotonic() - began, measured.fingerprints
+    figures, settings = measured.figures(), measured.settings
+    return result_of(benchmark.name, figures, settings=settings, fingerprints=prints, seconds=seconds, problem=problem)
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -94,38 +85,26 @@ def check_outputs(args: argparse.Namespace) -> None:
         MoaError: an unknown kind of plot, a file that cannot be written, or one that another option names.
     """
     if args.plot is not None and args.plot.suffix not in _PLOTS:
-        raise MoaError(f"--plot {args.plot} must end with .png, .svg or .pdf")
+        raise MoaError(f"--plot {args.plot} must end with .png, .svg or .pdf", code="unknown_format")
     for option in _OUTPUTS:
-        check_output_file(option, args)
+        if (path := getattr(args, option, None)) is not None:
+            try:
+                _check_output(option, path, args)
+            except OSError as error:
+                text = f"--{option} {path} cannot be written: {reason_of(error)}"
+                raise MoaError(text, code="not_writable") from error
 
 
-def check_output_file(option: str, args: argparse.Namespace) -> None:
-    """Refuse the file of ``--option`` if it cannot be written, or if another option names it too.
-
-    Raises:
-        MoaError: the option, its file and the reason.
-    """
-    path: Path | None = getattr(args, option, None)
-    if path is None:
-        return
+def _check_output(option: str, path: Path, args: argparse.Namespace) -> None:
+    place = path.resolve()  # keeps a link to a file that is not there yet
+    fresh = not place.exists()
+    place.open("ab").close()
     try:
-        place = path.resolve()  # keeps a link to a file that is not there yet
-        fresh = not place.exists()
-        place.open("ab").close()
-        try:
-            for other, named in _paths(args):
-                if other != option and named.exists() and named.samefile(place):
-                    raise MoaError(f"--{option} {path} is the file of --{other}, which would be lost: name another")
-        finally:
-            if fresh:
-                place.unlink()
-    except OSError as error:
-        raise MoaError(f"--{option} {path} cannot be written: {reason_of(error)}") from error
-
-
-def _paths(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """All paths among the arguments, by option."""
-    for name, value in vars(args).items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, Path):
-                yield name.replace("_", "-"), each
+        for other, value in vars(args).items():
+            for named in value if isinstance(value, list) else [value]:
+                if other != option and isinstance(named, Path) and named.exists() and named.samefile(place):
+                    lost = f"--{option} {path} is the file of --{other.replace('_', '-')}, which would be lost"
+                    raise MoaError(f"{lost}: name another", code="same_file")
+    finally:
+        if fresh:
+            place.unlink()

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import math
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from moa_bench import options
 from moa_bench.benchmark import Benchmark, Measured, Result, Table, format_cell, sampling_note, skipped_notes
 from moa_bench.questions import prompts_of
-from moa_bench.result import mean_ms, percentile_ms, ratio, rounded, token_latencies
-from moa_bench.server_clients import ClientRecord, Fleet, Window, Workload, open_fleet
-from moa_bench.verifier import Verifier, VerifierGoneError, open_verifier, open_verifiers
+from moa_bench.result import latency_ms, mean_ms, percentile_ms, ratio, rounded, token_latencies
+from moa_bench.server_clients import ClientRecord, Fleet, Window, open_fleet
+from moa_bench.serving import AnswerSettings
+from moa_bench.verifier import Verifier, VerifierGoneError, open_verifiers
 from moa_runtime.errors import MoaError
 from moa_runtime.options import available_cpus
 from moa_runtime.session.handshake import Limits
@@ -24,6 +25,8 @@ from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.settings import ENGINES, Settings
 
 if TYPE_CHECKING:
+    import psutil
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MODES = ("auto", "device", "server", "stream")
@@ -31,22 +34,8 @@ _MOST_SESSIONS = Settings().max_sessions
 _WARM_UP_S = 2.0
 _SAMPLE_EVERY_S = 0.05
 _LONGEST_FORGETTING_S = 30.0
-_HEADER = [
-    "sessions",
-    "mode",
-    "tokens/s",
-    "by window",
-    "tokens/CPU s",
-    "ms/token",
-    "p50",
-    "p95",
-    "first token ms",
-    "p95",
-    "passes/token",
-    "tokens/round",
-    "peak MB",
-    "client CPU",
-]
+_HEADER = ("sessions", "mode", "tokens/s", "by window", "tokens/CPU s", "ms/token", "p50", "p95")
+_HEADER += ("first token ms", "p95", "passes/token", "tokens/round", "peak MB", "client CPU")
 
 
 class Server(Benchmark):
@@ -78,29 +67,22 @@ client_cpu_share  processor time of all clients by that of the processors they s
 """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--sessions",
+        add = options.adder(parser)
+        add(
+            "--sessions N,N,...",
+            f"numbers of sessions at once, each from 1 to {_MOST_SESSIONS} (default %(default)s)",
             default="1,4,8",
-            metavar="N,N,...",
-            help=f"numbers of sessions at once, each from 1 to {_MOST_SESSIONS} (default %(default)s)",
         )
-        parser.add_argument(
-            "--modes", default=",".join(MODES), metavar="MODE,MODE,...", help="of %(default)s (default: all)"
-        )
-        parser.add_argument(
-            "--seconds", type=float, default=15.0, metavar="S", help="length of a window (default %(default)g)"
-        )
-        parser.add_argument(
-            "--repeats", type=int, default=2, metavar="N", help="windows for each number and mode (default %(default)s)"
-        )
+        add("--modes MODE,MODE,...", "of %(default)s (default: all)", default=",".join(MODES))
+        add("--seconds S", "length of a window (default %(default)g)", default=15.0)
+        add("--repeats N", "windows for each number and mode (default %(default)s)", default=2)
         options.add_question_options(parser, required=False)
-        options.add_bundle_option(parser)
+        options.add_bundle_options(parser)
         options.add_target_options(parser)
         options.add_server_options(parser)
-        parser.add_argument(
-            "--engine",
-            metavar="NAME,NAME,...",
-            help=f"engine of the target in the verifier, of {','.join(ENGINES)}; several are compared in one run "
+        add(
+            "--engine NAME,NAME,...",
+            f"engine of the target in the verifier, of {','.join(ENGINES)}; several are compared in one run "
             f"(default: {ENGINES[0]})",
         )
         options.add_draft_length_option(parser)
@@ -109,12 +91,18 @@ client_cpu_share  processor time of all clients by that of the processors they s
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         from moa_drafter.progress import Progress
 
-        sessions, modes = sessions_of(args.sessions), options.names_of("--modes", "mode", args.modes, MODES)
+        sessions = options.numbers_of("--sessions", args.sessions, 1, _MOST_SESSIONS)
+        modes = options.names_of("--modes", "mode", args.modes, MODES)
         engines = [] if args.engine is None else options.names_of("--engine", "engine", args.engine, ENGINES)
-        _check_numbers(args)
+        if not 0 < args.seconds < math.inf:
+            raise MoaError(f"--seconds must be above 0, not {args.seconds:g}", code="out_of_range")
+        options.check_at_least(args, repeats=1, max_new_tokens=1)
+        if isinstance(args.draft_length, int):
+            options.numbers_of("--draft-length", str(args.draft_length), 1, Limits().max_draft_tokens)
         sampling, endpoint = options.sampling_of(args), options.endpoint_of(args)
         if endpoint is not None and engines:
-            raise MoaError("--engine belongs to a verifier that is started here: leave out --server")
+            text = "--engine belongs to a verifier that is started here: leave out --server"
+            raise MoaError(text, code="contradiction")
         questions, bundle = options.questions_of(args), options.bundle_of(args)
         prompts, skipped = prompts_of(questions, ChatTokenizer.from_bundle(bundle), bundle.manifest.max_context)
         # Conversations are forgotten as soon as they are left, but perhaps not before a client begins its next.
@@ -122,15 +110,14 @@ client_cpu_share  processor time of all clients by that of the processors they s
         wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
         windows: dict[Load, list[WindowResult]] = {}
         with ExitStack() as running:
-            verifiers = (
-                running.enter_context(open_verifiers(engines, **wanted, options=serving))
-                if engines
-                else {"": running.enter_context(open_verifier(endpoint, **wanted, options=serving))}
-            )
+            opened = open_verifiers(engines or [""], endpoint, **wanted, options=serving)
+            verifiers = running.enter_context(opened)
             client_cpus, pinned = available_cpus(), all(verifier.pinned for verifier in verifiers.values())
-            work = Workload(prompts, args.draft_length, args.max_new_tokens, sampling)
-            fleet = running.enter_context(open_fleet(sessions[-1], bundle.folder, work))
-            warm_up(verifiers, fleet, modes)
+            settings = AnswerSettings(args.draft_length, args.max_new_tokens, sampling)
+            fleet = running.enter_context(open_fleet(sessions[-1], bundle.folder, prompts, settings))
+            for engine, verifier in verifiers.items():
+                for mode in modes:  # no window pays for work that is done once
+                    measure_window(Load(sessions[-1], mode, engine), _WARM_UP_S, verifier, fleet)
             measured = Measured(
                 lambda: {
                     **figures_of(windows, args.seconds, client_cpus),
@@ -156,10 +143,14 @@ client_cpu_share  processor time of all clients by that of the processors they s
             )
             yield measured
             loads = Progress(schedule(sessions, args.repeats, modes, tuple(verifiers)), desc="server", unit="window")
-            for _ in measure_windows(loads, args.seconds, verifiers, fleet, windows):
+            for load in loads:
+                found = measure_window(load, args.seconds, verifiers[load.engine], fleet)
+                windows.setdefault(load, []).append(found)
                 yield measured
 
     def tables(self, result: Result) -> list[Table]:
+        engines = result["settings"]["engines"]
+        base = f"{engines[0]} stream" if len(engines) > 1 else "stream"
         rows = [_row(count, mode, load) for count, modes in result["sessions"].items() for mode, load in modes.items()]
         drafting = list(dict.fromkeys(mode for modes in result["speedup"].values() for mode in modes))
         return [
@@ -167,7 +158,7 @@ client_cpu_share  processor time of all clients by that of the processors they s
             Table(
                 ["sessions", *drafting],
                 [[count, *map(modes.get, drafting)] for count, modes in result["speedup"].items()],
-                title=f"tokens/s by those of {_base(result)}",
+                title=f"tokens/s by those of {base}",
                 note="\n".join([_conditions(result), *skipped_notes(result)]),
             ),
         ]
@@ -175,38 +166,14 @@ client_cpu_share  processor time of all clients by that of the processors they s
     def plot(self, result: Result, figure: Figure) -> None:
         """Draw tokens per second and the slow end of latency, against the number of sessions."""
         speed, latency = figure.subplots(1, 2)
-        for mode in dict.fromkeys(mode for modes in result["sessions"].values() for mode in modes):
-            loads = [(int(count), modes[mode]) for count, modes in result["sessions"].items() if mode in modes]
-            _line(speed, mode, [(count, load["tokens_per_s"]) for count, load in loads])
-            _line(latency, mode, [(count, load["ms_per_token"]["p95"]) for count, load in loads])
+        plot_by_sessions(speed, result, lambda load: load["tokens_per_s"])
+        plot_by_sessions(latency, result, lambda load: load["ms_per_token"]["p95"])
         ticks = [int(count) for count in result["sessions"]]
         common = {"xlabel": "sessions", "xticks": ticks, "ylim": (0, None)}
         speed.set(title="all sessions together", ylabel="tokens/s", **common)
         latency.set(title="as a session sees it", ylabel="ms/token, p95", **common)
         if ticks:
             speed.legend()
-
-
-def sessions_of(text: str) -> list[int]:
-    """Parse ``"8,1,4,4"`` to ``[1, 4, 8]``. Raises MoaError for anything else, or a number out of range."""
-    try:
-        sessions = sorted({int(number) for number in text.split(",")})
-    except ValueError:
-        sessions = []
-    if not sessions or sessions[0] < 1 or sessions[-1] > _MOST_SESSIONS:
-        raise MoaError(
-            f"--sessions {text}: expected numbers from 1 to {_MOST_SESSIONS} with commas between, such as 1,4,8"
-        )
-    return sessions
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    if not 0 < args.seconds < math.inf:
-        raise MoaError(f"--seconds must be above 0, not {args.seconds:g}")
-    options.check_at_least(args, repeats=1, max_new_tokens=1)
-    longest_draft = Limits().max_draft_tokens
-    if isinstance(args.draft_length, int) and not 1 <= args.draft_length <= longest_draft:
-        raise MoaError(f"--draft-length must be 1 to {longest_draft} tokens, not {args.draft_length}")
 
 
 # -- measuring -------------------------------------------------------------------------------------------
@@ -254,52 +221,30 @@ def schedule(
     return order
 
 
-def warm_up(verifiers: Mapping[str, Verifier], fleet: Fleet, modes: Sequence[str] = MODES) -> None:
-    """Let every client work for a moment in each mode with each verifier: no window pays for work that is done once.
-
-    Raises:
-        MoaError: bundle and verifier do not belong together, or a client fails.
-    """
-    for engine, verifier in verifiers.items():
-        for mode in modes:
-            _measure_window(Load(len(fleet.processes), mode, engine), _WARM_UP_S, verifier, fleet)
-
-
-def measure_windows(
-    loads: Iterable[Load],
-    seconds: float,
-    verifiers: Mapping[str, Verifier],
-    fleet: Fleet,
-    windows: dict[Load, list[WindowResult]],
-) -> Generator[None, None, None]:
-    """Measure one window for every load into ``windows``, whole ones only; yields after each.
-
-    Args:
-        verifiers: by engine, as the loads have it.
+def measure_window(load: Load, seconds: float, verifier: Verifier, fleet: Fleet) -> WindowResult:
+    """Let the clients of a load work for a window.
 
     Raises:
         VerifierGoneError: the verifier has ended.
         MoaError: a client has ended, or was refused.
     """
-    for load in loads:
-        found = _measure_window(load, seconds, verifiers[load.engine], fleet)
-        windows.setdefault(load, []).append(found)
-        yield
+    import psutil
 
-
-def _measure_window(load: Load, seconds: float, verifier: Verifier, fleet: Fleet) -> WindowResult:
     _await_forgetting(verifier)
-    process = VerifierProcess(verifier.pid)
-    before, cpu_before = verifier.forwards(), process.cpu_seconds()
-    end = time.monotonic() + seconds
-    fleet.begin(load.clients, Window(load.mode, seconds, verifier.endpoint, verifier.http_url))
+    process = None if verifier.pid is None else psutil.Process(verifier.pid)
+    peak, cpu_before = None, None if process is None else process.cpu_times()
+    before, end = verifier.forwards(), time.monotonic() + seconds
+    fleet.begin(load.clients, Window(load.mode, seconds, verifier))
     while (left := end - time.monotonic()) > 0:
-        process.sample_memory()
+        if process is not None:
+            peak = max(resident_memory(process), peak or 0)
         if fleet.wait_for_any(min(left, _SAMPLE_EVERY_S)):  # a client that ends early has failed
             break
-    passes, cpu_after = verifier.forwards() - before, process.cpu_seconds()
-    cpu_s = None if cpu_before is None or cpu_after is None else cpu_after - cpu_before
-    return WindowResult(fleet.collect(), passes, process.peak_memory, cpu_s)
+    passes, cpu_s = verifier.forwards() - before, None
+    if process is not None:
+        cpu_after = process.cpu_times()
+        cpu_s = cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system
+    return WindowResult(fleet.collect(), passes, peak, cpu_s)
 
 
 def _await_forgetting(verifier: Verifier) -> None:
@@ -309,46 +254,17 @@ def _await_forgetting(verifier: Verifier) -> None:
     give_up = time.monotonic() + _LONGEST_FORGETTING_S
     while verifier.status()["sessions"]:
         if time.monotonic() > give_up:
-            raise MoaError(f"the verifier still held conversations after {_LONGEST_FORGETTING_S:g} s")
+            text = f"the verifier still held conversations after {_LONGEST_FORGETTING_S:g} s"
+            raise MoaError(text, code="timeout")
         time.sleep(_SAMPLE_EVERY_S)
 
 
-class VerifierProcess:
-    """Memory and processor time of the verifier's process.
-
-    Args:
-        pid: None for a verifier that was not started here, of which neither is known.
-
-    Attributes:
-        peak_memory: largest resident set of the samples, bytes; None before the first.
-    """
-
-    def __init__(self, pid: int | None) -> None:
-        import psutil
-
-        self.peak_memory: int | None = None
-        self._process = None if pid is None else psutil.Process(pid)
-
-    def sample_memory(self) -> None:
-        """Raises VerifierGoneError if the process has ended."""
-        if self._process is None:
-            return
-        resident = self._process.memory_info().rss
-        if resident == 0:  # ended, and not waited for yet
-            raise VerifierGoneError("the verifier ended in the middle of the measurement")
-        self.peak_memory = max(resident, self.peak_memory or 0)
-
-    def cpu_seconds(self) -> float | None:
-        """Return the processor time of all threads so far. Raises VerifierGoneError if the process has ended."""
-        if self._process is None:
-            return None
-        import psutil
-
-        try:
-            times = self._process.cpu_times()
-        except psutil.NoSuchProcess:
-            raise VerifierGoneError("the verifier ended in the middle of the measurement") from None
-        return float(times.user + times.system)
+def resident_memory(process: psutil.Process) -> int:
+    """Return the resident set of the verifier's process, bytes. Raises VerifierGoneError if it has ended."""
+    resident = int(process.memory_info().rss)
+    if resident == 0:  # ended, and not waited for yet
+        raise VerifierGoneError("the verifier ended in the middle of the measurement", code="verifier_gone")
+    return resident
 
 
 # -- figures ---------------------------------------------------------------------------------------------
@@ -378,10 +294,13 @@ def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, c
     clients = [client for window in windows for client in window.clients]
     answers = [answer for client in clients for answer in client.answers]
     begun = [answer for answer in answers if answer.bursts]
-    first_tokens = [answer.bursts[0].at - answer.asked_at for answer in begun]
+    first_tokens = [answer.bursts[0].at - answer.sent for answer in begun]
     latencies = [latency for answer in begun for latency in token_latencies(answer.bursts)]
     verdicts = sum(len(answer.bursts) - 1 for answer in begun)
-    by_window = [_tokens(window) for window in windows]
+    by_window = [
+        sum(burst.tokens for client in window.clients for answer in client.answers for burst in answer.bursts)
+        for window in windows
+    ]
     tokens = sum(by_window)
     memories = [window.peak_memory for window in windows if window.peak_memory is not None]
     cpu_s = sum(window.cpu_s or 0.0 for window in windows)
@@ -392,21 +311,13 @@ def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, c
         "tokens_per_s": rounded(tokens / time_measured),
         "tokens_per_s_by_window": [rounded(count / seconds) for count in by_window],
         "tokens_per_cpu_s": ratio(tokens, cpu_s),
-        "ms_per_token": {
-            "mean": mean_ms(latencies),
-            "p50": percentile_ms(latencies, 50),
-            "p95": percentile_ms(latencies, 95),
-        },
+        "ms_per_token": latency_ms(latencies),
         "ttft_ms": {"mean": mean_ms(first_tokens), "p95": percentile_ms(first_tokens, 95)},
         "passes_per_token": ratio(sum(window.passes for window in windows), tokens),
         "tokens_per_round": ratio(len(latencies), verdicts) if load.mode != "stream" else None,
         "peak_memory_mb": round(max(memories) / 1e6, 1) if memories else None,
         "client_cpu_share": rounded(sum(client.cpu_s for client in clients) / (time_measured * client_cpus)),
     }
-
-
-def _tokens(window: WindowResult) -> int:
-    return sum(burst.tokens for client in window.clients for answer in client.answers for burst in answer.bursts)
 
 
 def _speedup(modes: Mapping[str, Mapping[str, Any]], base: str) -> dict[str, float]:
@@ -416,15 +327,12 @@ def _speedup(modes: Mapping[str, Mapping[str, Any]], base: str) -> dict[str, flo
     return {} if streamed is None else {mode: round(speed / streamed, 4) for mode, speed in speeds.items()}
 
 
-def _base(result: Result) -> str:
-    """Name the load that the others are compared with."""
-    engines = result["settings"]["engines"]
-    return f"{engines[0]} stream" if len(engines) > 1 else "stream"
-
-
-def _line(axes: Any, mode: str, points: list[tuple[int, float | None]]) -> None:
-    known = [(count, figure) for count, figure in points if figure is not None]
-    axes.plot([count for count, _ in known], [figure for _, figure in known], marker="o", label=mode)
+def plot_by_sessions(axes: Axes, result: Result, figure: Callable[[dict[str, Any]], float | None]) -> None:
+    """Draw a line of one figure by the number of sessions for each mode; a figure of None has no point."""
+    for mode in dict.fromkeys(mode for modes in result["sessions"].values() for mode in modes):
+        points = [(int(count), figure(modes[mode])) for count, modes in result["sessions"].items() if mode in modes]
+        known = [point for point in points if point[1] is not None]
+        axes.plot([count for count, _ in known], [value for _, value in known], marker="o", label=mode)
 
 
 def _row(count: str, mode: str, load: dict[str, Any]) -> list[object]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from moa_bench.link import LinkProfile
 from moa_bench.link.proxy import BackgroundLink, background_link
-from moa_bench.result import Burst, ratio
+from moa_bench.result import Burst, ratio, token_latencies
 from moa_bench.verifier import Verifier, VerifierGoneError, stream_decode
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -75,13 +75,14 @@ class Answer:
     """The committed tokens of an answer as they arrived.
 
     Attributes:
-        sent: when the question was sent; seconds on the clock of ``bursts``, which is :func:`time.perf_counter`.
+        sent: when the question was sent, by default now; seconds on the clock of ``bursts``,
+            :func:`time.perf_counter`.
         origins: of each token.
         bursts: one for each message that brought tokens.
         payload_up, payload_down: bytes in HTTP bodies or WebSocket messages, as the client counts them.
     """
 
-    sent: float
+    sent: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     bursts: list[Burst] = field(default_factory=list)
@@ -94,37 +95,39 @@ class Answer:
         self.origins += origins
         self.bursts.append(Burst(at, len(tokens)))
 
+    def until(self, moment: float) -> Answer:
+        """Return its question and the times of its tokens up to ``moment``."""
+        return Answer(self.sent, bursts=[burst for burst in self.bursts if burst.at <= moment])
 
-Ask = Callable[[], Awaitable[Answer]]
+    @property
+    def seconds_a_token(self) -> float | None:
+        """Mean latency of its tokens but the first; None if it has one token."""
+        latencies = token_latencies(self.bursts)
+        return sum(latencies) / len(latencies) if latencies else None
 
 
-class Mode(Protocol):
-    """A way of serving.
-
-    Attributes:
-        in_rounds: whether the device sends a message for each one that it receives.
-    """
-
-    in_rounds: bool
-
-    def connect(self, endpoint: Endpoint, turn: Turn) -> AbstractAsyncContextManager[Ask]:
-        """Open a connection for one answer; calling its result sends the question.
-
-        Raises:
-            MoaError: on entering or in the call, if the verifier is gone or refuses.
-        """
+#: Sends the question and fills an answer as its tokens arrive.
+Ask = Callable[[Answer], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class StreamMode:
-    """``POST /v1/decode`` with ``"stream": true``, over an HTTP connection that is open already."""
+    """``POST /v1/decode`` with ``"stream": true``, over an HTTP connection that is open already.
+
+    Attributes:
+        in_rounds: whether the device sends a message for each one that it receives.
+    """
 
     settings: AnswerSettings
     in_rounds: ClassVar[bool] = False
 
     @asynccontextmanager
     async def connect(self, endpoint: Endpoint, turn: Turn) -> AsyncIterator[Ask]:
-        """See :meth:`Mode.connect`."""
+        """Open a connection for one answer; calling its result sends the question.
+
+        Raises:
+            MoaError: on entering or in the call, if the verifier is gone or refuses.
+        """
         import httpx
 
         url = Verifier(endpoint).http_url
@@ -133,22 +136,21 @@ class StreamMode:
             try:
                 await client.get(f"{url}/healthz")
             except httpx.TransportError as error:
-                raise VerifierGoneError(f"no verifier answers at {url}: {error!r}") from error
+                text = f"no verifier answers at {url}: {error!r}"
+                raise VerifierGoneError(text, code="verifier_gone") from error
 
-            async def ask() -> Answer:
+            async def ask(answer: Answer) -> None:
                 exchanged: list[httpx.Response] = []
 
                 async def note(response: httpx.Response) -> None:
                     exchanged.append(response)
 
                 client.event_hooks = {"response": [note]}
-                answer = Answer(time.perf_counter())
                 asked = (turn.prompt, self.settings.max_new_tokens, self.settings.sampling)
                 async for token in stream_decode(client, url, endpoint.token, *asked):
                     answer.add(time.perf_counter(), [token], [Origin.CORRECTED])
                 answer.payload_up = sum(len(response.request.content) for response in exchanged)
                 answer.payload_down = sum(response.num_bytes_downloaded for response in exchanged)
-                return answer
 
             yield ask
 
@@ -160,31 +162,33 @@ class ChatMode:
     Args:
         new_drafter: makes the drafter for a turn. If it makes None, the device proposes nothing and each round asks the
             target for one token.
-        drafting: see :class:`moa_runtime.options.LoopSettings`.
+        loop: settings of the drafting loop.
         timeline: see :meth:`moa_runtime.chat.Chat.connect`.
     """
 
     bundle: Bundle
     new_drafter: Callable[[Turn], Drafter | None]
     settings: AnswerSettings
-    drafting: Drafting
+    loop: LoopSettings
     timeline: Timeline = NO_TIMELINE
     in_rounds: ClassVar[bool] = True
 
     @asynccontextmanager
     async def connect(self, endpoint: Endpoint, turn: Turn) -> AsyncIterator[Ask]:
-        """See :meth:`Mode.connect`."""
+        """See :meth:`StreamMode.connect`."""
         settings = self.settings
-        controller, drafter = controller_for(settings.draft_length), self.new_drafter(turn)
-        loop = LoopSettings(drafting=self.drafting)
         chat = Chat(
-            self.bundle, endpoint, drafter=drafter, controller=controller, settings=loop, timeline=self.timeline
+            self.bundle,
+            endpoint,
+            drafter=self.new_drafter(turn),
+            controller=controller_for(settings.draft_length),
+            settings=self.loop,
+            timeline=self.timeline,
         )
         async with chat:
             await chat.open()
 
-            async def ask() -> Answer:
-                answer = Answer(time.perf_counter())
+            async def ask(answer: Answer) -> None:
                 events = chat.send(turn.text, max_new_tokens=settings.max_new_tokens, sampling=settings.sampling)
                 async for event in events:
                     if isinstance(event, AnswerUpdate):
@@ -195,9 +199,11 @@ class ChatMode:
                     elif isinstance(event, AnswerFinished):
                         statistics = event.statistics
                         answer.payload_up, answer.payload_down = statistics.bytes_up, statistics.bytes_down
-                return answer
 
             yield ask
+
+
+Mode = StreamMode | ChatMode
 
 
 class OracleDrafter:
@@ -232,17 +238,11 @@ class OracleDrafter:
 def make_modes(
     names: Sequence[str], bundle: Bundle, settings: AnswerSettings, timeline: Timeline = NO_TIMELINE
 ) -> dict[str, Mode]:
-    """Make the modes of :data:`MODES` that ``names`` lists, in their order.
-
-    Args:
-        timeline: gets the device's work in the modes that draft.
-
-    Raises:
-        MoaError: the bundle's graph cannot be loaded.
-    """
+    """Make the modes of :data:`MODES` that ``names`` lists, in their order. ``timeline``: gets the device's work in the
+    modes that draft. Raises MoaError: the bundle's graph cannot be loaded."""
 
     def chat(new_drafter: Callable[[Turn], Drafter | None], drafting: Drafting = "device") -> Mode:
-        return ChatMode(bundle, new_drafter, settings, drafting, timeline)
+        return ChatMode(bundle, new_drafter, settings, LoopSettings(drafting=drafting), timeline)
 
     def ours() -> Callable[[Turn], Drafter]:
         backend = load_backend(bundle, threads=settings.threads)
@@ -272,7 +272,7 @@ class Outcome:
         passes: of the target, those over the prompt included.
         bytes_up, bytes_down: through the link emulator, with the framing of HTTP or WebSocket, without that of TCP;
             without an emulator the client's count, without any framing. Connecting is left out.
-        in_rounds: see :class:`Mode`.
+        in_rounds: see :class:`StreamMode`.
     """
 
     answer: Answer
@@ -283,25 +283,25 @@ class Outcome:
     in_rounds: bool
 
 
-def ask(verifier: Verifier, profile: LinkProfile | None, mode: Mode, turn: Turn, timeout_s: float) -> Outcome:
-    """Ask through a link of its own, so that every answer meets the same outages at the same times.
-
-    Args:
-        profile: of the link; None for no emulation.
-
-    Raises:
-        VerifierGoneError: the verifier died.
-        MoaError: it refused, or the answer took longer than ``timeout_s``.
-    """
+def ask(
+    verifier: Verifier,
+    modes: Mapping[str, Mode],
+    settings: AnswerSettings,
+    profile: LinkProfile | None,
+    mode: str,
+    turn: Turn,
+) -> Outcome:
+    """Ask through a link of its own (None: no emulation), so that every answer meets the same outages; raises as
+    :func:`watched`."""
     with ExitStack() as stack:
-        link, endpoint = None, verifier.endpoint
+        link, endpoint, before = None, verifier.endpoint, verifier.forwards()
         if profile is not None:
             link = stack.enter_context(background_link(profile, *verifier.host_and_port))
             endpoint = through(link, endpoint)
-        passes = verifier.forwards()
-        answer, up, down = asyncio.run(watched(_ask(endpoint, link, mode, turn), verifier, timeout_s))
-        passes = verifier.forwards() - passes
-    return Outcome(answer, answer.tokens == list(turn.reference), passes, up, down, mode.in_rounds)
+        asking = _ask(endpoint, link, modes[mode], turn)
+        answer, up, down = asyncio.run(watched(asking, verifier, settings.answer_timeout_s))
+    identical, passes = answer.tokens == list(turn.reference), verifier.forwards() - before
+    return Outcome(answer, identical, passes, up, down, modes[mode].in_rounds)
 
 
 def through(link: BackgroundLink, endpoint: Endpoint) -> Endpoint:
@@ -313,15 +313,16 @@ def through(link: BackgroundLink, endpoint: Endpoint) -> Endpoint:
 async def _ask(endpoint: Endpoint, link: BackgroundLink | None, mode: Mode, turn: Turn) -> tuple[Answer, int, int]:
     """Return the answer, and bytes up and down."""
     async with mode.connect(endpoint, turn) as send:
+        up, down = (0, 0) if link is None else (link.bytes_up, link.bytes_down)
+        answer = Answer()
+        await send(answer)
         if link is None:
-            answer = await send()
             return answer, answer.payload_up, answer.payload_down
-        up, down = link.bytes_up, link.bytes_down
-        return await send(), link.bytes_up - up, link.bytes_down - down
+        return answer, link.bytes_up - up, link.bytes_down - down
 
 
 async def watched(work: Coroutine[Any, Any, T], verifier: Verifier, timeout_s: float) -> T:
-    """Await ``work``, unless it takes too long or the verifier dies: a client would wait for it for ever.
+    """Await ``work``; a client would wait for ever for a verifier that is gone.
 
     Raises:
         VerifierGoneError: the verifier died.
@@ -331,9 +332,8 @@ async def watched(work: Coroutine[Any, Any, T], verifier: Verifier, timeout_s: f
     try:
         done, _ = await asyncio.wait({working, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
-            raise MoaError(
-                f"an answer was not complete after {timeout_s:g} s: ask for fewer tokens, or raise --answer-timeout"
-            )
+            text = f"an answer was not complete after {timeout_s:g} s: ask for fewer tokens, or raise --answer-timeout"
+            raise MoaError(text, code="timeout")
         if working not in done:
             watching.result()
         if isinstance(working.exception(), MoaError):
@@ -363,12 +363,7 @@ async def _until_gone(verifier: Verifier) -> NoReturn:
 
 @dataclass(frozen=True)
 class CutSettings:
-    """When the link is cut.
-
-    Attributes:
-        after: confirmed tokens of the answer before the cut.
-        seconds: duration of the cut.
-    """
+    """When the link is cut: after that many confirmed tokens of the answer, for ``seconds``."""
 
     after: int
     seconds: float
@@ -398,50 +393,41 @@ class CutAnswer:
     identical: bool
 
 
-def figures_of(answers: Sequence[CutAnswer]) -> dict[str, Any]:
+def cut_figures(answers: Sequence[CutAnswer]) -> dict[str, Any]:
     """Return means (None without answers) and every answer, for JSON."""
 
     def mean(name: str, *, times: int = 1) -> float | None:
         figures = [times * figure for figure in (getattr(answer, name) for answer in answers) if figure is not None]
         return ratio(sum(figures), len(figures), 1)
 
-    counts = {name: mean(name) for name in ("confirmed", "tentative", "kept", "tokens")}
-    spans = {f"{name}_ms": mean(f"{name}_s", times=1000) for name in ("hello", "token", "whole")}
-    identical = all(answer.identical for answer in answers) if answers else None
     return {
         "answers": len(answers),
-        **counts,
-        **spans,
-        "identical": identical,
+        **{name: mean(name) for name in ("confirmed", "tentative", "kept", "tokens")},
+        **{f"{name}_ms": mean(f"{name}_s", times=1000) for name in ("hello", "token", "whole")},
+        "identical": all(answer.identical for answer in answers) if answers else None,
         "every": [asdict(answer) for answer in answers],
     }
 
 
 def ask_and_cut(
-    bundle: Bundle,
     verifier: Verifier,
+    bundle: Bundle,
+    settings: AnswerSettings,
+    cut: CutSettings,
     profile: LinkProfile,
     drafting: Drafting,
     turn: Turn,
-    cut: CutSettings,
-    settings: AnswerSettings,
     timing: Timing | None = None,
 ) -> CutAnswer | None:
     """Ask with the runtime's chat through an emulated link that is cut in the middle of the answer.
 
     Nothing passes during the cut, and sockets hang, as in a tunnel. The device writes on with the bundle's offline
-    writer, and the verifier finishes the answer meanwhile.
+    writer, and the verifier finishes the answer meanwhile. Returns None if the answer ended before the cut, or before
+    the link was back; raises as :func:`watched`.
 
     Args:
         settings: of the answer, which may take ``answer_timeout_s`` besides the cut.
         timing: of the client's connections.
-
-    Returns:
-        None if the answer ended before the cut, or before the link was back.
-
-    Raises:
-        VerifierGoneError: the verifier died.
-        MoaError: it refused, or the answer took too long.
     """
     if len(turn.reference) <= cut.after:
         return None
@@ -492,6 +478,7 @@ class CutObserver:
             self._token_at = self._last_at
 
     def close(self) -> None:
+        """Leave the link as it is."""
         if self._cutting is not None:
             self._cutting.cancel()
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moa_bench import options
 from moa_bench.benchmark import Benchmark, Measured, Result, Table
 from moa_bench.harness import engine_of
 from moa_bench.recording import Recording, record
-from moa_bench.server import Load, WindowResult, figures_of
+from moa_bench.server import Load, WindowResult, figures_of, plot_by_sessions
 from moa_bench.server_clients import ClientRecord
+from moa_bench.simulated_clock import FLEET_MS, Times
 from moa_bench.target_answers import write_answers
 from moa_runtime.backends.load import load_backend
 from moa_runtime.errors import MoaError
@@ -29,19 +30,13 @@ _MADE_WITH = ("questions", "limit", "max_new_tokens", "bundle", "backend", "mode
 _WORST = 10
 
 
-@dataclass(frozen=True)
-class _View:
+class _View(NamedTuple):
     """How scenarios are shown: their main figure, the aim for it, and whether less of it is better."""
 
     figure: str
     aim: float
     less: bool
     title: str
-
-    def reached(self, figures: Sequence[float]) -> float | None:
-        """Return the share of scenarios that reach the aim; None without scenarios."""
-        reached = sum(figure <= self.aim if self.less else figure >= self.aim for figure in figures)
-        return reached / len(figures) if figures else None
 
     def sorted(self, scenarios: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Sort scenarios, the worst first."""
@@ -76,91 +71,68 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
     extra = "bench"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("question", choices=("shapes", "placement", "fleet"), help="what to simulate, see above")
-        parser.add_argument(
-            "--recording",
-            type=Path,
+        add = options.adder(parser)
+        add("question", "what to simulate, see above", choices=("shapes", "placement", "fleet"))
+        add(
+            "--recording FILE",
+            "recorded predictions; the options from --questions on are for making them",
             required=True,
-            metavar="FILE",
-            help="recorded predictions; the options from --questions on are for making them",
         )
-        parser.add_argument(
-            "--scenarios", type=int, default=1000, metavar="N", help="of shapes and placement (default %(default)s)"
-        )
-        parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default %(default)s)")
-        parser.add_argument(
-            "--sessions", default="1,8,32,128", metavar="N,N,...", help="of the fleet (default %(default)s)"
-        )
-        parser.add_argument(
-            "--seconds", type=float, default=20.0, metavar="S", help="of the fleet's windows (default %(default)g)"
-        )
-        parser.add_argument(
-            "--times",
-            metavar="MS,MS,...",
-            help="of the fleet, in milliseconds: a step of the device's drafter and each token that it continues, the "
+        add("--scenarios N", "of shapes and placement (default %(default)s)", default=1000)
+        add("--seed", "of the scenarios (default %(default)s)", type=int, default=0)
+        add("--sessions N,N,...", "of the fleet (default %(default)s)", default="1,8,32,128")
+        add("--seconds S", "of the fleet's windows (default %(default)g)", default=20.0)
+        add(
+            "--times MS,MS,...",
+            "of the fleet, in milliseconds: a step of the device's drafter and each token that it continues, the "
             "same of the server's drafter (- for none), a pass of the target and each token in it, the round trip "
             "(default: an 8B target on a GPU, phones, a mobile network)",
         )
         options.add_question_options(parser, required=False)
-        parser.add_argument(
-            "--max-new-tokens", type=int, metavar="N", help=f"tokens of an answer at most (default {_MAX_NEW_TOKENS})"
-        )
-        options.add_bundle_option(parser)
-        options.add_backend_option(parser)
+        add("--max-new-tokens N", f"tokens of an answer at most (default {_MAX_NEW_TOKENS})")
+        options.add_bundle_options(parser, backend=True)
         options.add_target_options(parser)
         options.add_ngrams_option(parser)
         parser.set_defaults(ngrams=None)  # a recording that is there knows it
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         # Imported here: SimPy is not in every install.
-        from moa_bench.simulation import (
-            FLEET_MS,
-            TOKENS,
-            Field,
-            Times,
-            compare_placements,
-            draw_placements,
-            draw_shapes,
-            simulate_window,
-        )
+        from moa_bench import simulation
         from moa_drafter.progress import Progress
 
         options.check_at_least(args, scenarios=1, seed=0, seconds=1, max_new_tokens=2)
-        sessions, times = options.numbers_of("--sessions", args.sessions), Times.parse(args.times or FLEET_MS)
-        if min(sessions) < 1:
-            raise MoaError(f"--sessions must be at least 1, not {min(sessions)}")
-        recording = _recording(args)
-        fleet = args.question == "fleet"
+        sessions = options.numbers_of("--sessions", args.sessions, 1)
+        times = Times.parse(args.times or FLEET_MS)
+        recording, question = _recording(args), args.question
         settings = {
-            "question": args.question,
+            "question": question,
             "drafter": recording.drafter,
             "ngrams": recording.ngrams,
             "answers": len(recording.answers),
             "tokens": sum(recording.lengths),
-            **({"sessions": sessions, "seconds": args.seconds, "ms": times.in_ms()} if fleet else {}),
-            **({} if fleet else {"tokens_of_a_scenario": TOKENS[args.question], "seed": args.seed}),
         }
-        if fleet:
+        if question == "fleet":
+            settings |= {"sessions": sessions, "seconds": args.seconds, "ms": times.in_ms()}
             windows: dict[Load, list[WindowResult]] = {}
             measured = Measured(lambda: figures_of(windows, args.seconds, 1), settings, recording.fingerprints)
             yield measured
             loads = [Load(count, mode) for count in sessions for mode in ("stream", *DRAFTINGS)]
             for load in Progress(loads, desc="simulate", unit="window"):
-                records, passes = simulate_window(recording, times, load.mode, load.clients, args.seconds)
+                records, passes = simulation.simulate_window(recording, times, load.mode, load.clients, args.seconds)
                 windows[load] = [WindowResult([ClientRecord(records, 0.0)], passes, None)]
                 yield measured
             return
+        settings |= {"tokens_of_a_scenario": simulation.TOKENS[question], "seed": args.seed}
         found: list[dict[str, Any]] = []
         measured = Measured(lambda: {"scenarios": found}, settings, recording.fingerprints)
         yield measured
-        if args.question == "shapes":
-            field = Field(recording)
-            results = (field.run(scenario) for scenario in draw_shapes(args.scenarios, args.seed, recording.lengths))
+        if question == "shapes":
+            draw, compare = simulation.draw_shapes, simulation.Field(recording).run
         else:
-            drawn = draw_placements(args.scenarios, args.seed, recording.lengths)
-            results = (compare_placements(recording, scenario) for scenario in drawn)
-        for result in Progress(results, total=args.scenarios, desc="simulate", unit="scenario"):
-            found.append(result)
+            draw, compare = simulation.draw_placements, partial(simulation.compare_placements, recording)
+        drawn = draw(args.scenarios, args.seed, recording.lengths)
+        for scenario in Progress(drawn, total=args.scenarios, desc="simulate", unit="scenario"):
+            found.append(compare(scenario))
             yield measured
 
     def tables(self, result: Result) -> list[Table]:
@@ -168,8 +140,8 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
         if settings["question"] == "fleet":
             return [_fleet_table(result)]
         scenarios, view = result["scenarios"], _VIEWS[settings["question"]]
-        kinds = dict.fromkeys(each["kind"] for each in scenarios)
-        rows = [_summary(kind, [each for each in scenarios if each["kind"] == kind], view) for kind in sorted(kinds)]
+        kinds = sorted({each["kind"] for each in scenarios})
+        rows = [_summary(kind, [each for each in scenarios if each["kind"] == kind], view) for kind in kinds]
         means = list(scenarios[0]["means"]) if scenarios else []
         note = (
             f"{settings['answers']} answers of {settings['drafter']}, {settings['tokens']} tokens; "
@@ -178,27 +150,18 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
         worst = view.sorted(scenarios)[:_WORST]
         times = list(worst[0]["ms"]) if worst else []
         reached = f"at {view.aim} or {'below' if view.less else 'above'}"
+        header = ["best", "scenarios", "median", "99 of 100", "worst", reached, *means]
+        cases = [[each["best"], each[view.figure], *each["ms"].values()] for each in worst]
         return [
-            Table(
-                ["best", "scenarios", "median", "99 of 100", "worst", reached, *means],
-                [*rows, _summary("all", scenarios, view)],
-                title=f"{view.title}:",
-                note=note,
-            ),
-            Table(
-                ["best", view.figure, *times],
-                [[each["best"], each[view.figure], *each["ms"].values()] for each in worst],
-                title="The worst (times in ms):",
-            ),
+            Table(header, [*rows, _summary("all", scenarios, view)], f"{view.title}:", note),
+            Table(["best", view.figure, *times], cases, title="The worst (times in ms):"),
         ]
 
     def plot(self, result: Result, figure: Figure) -> None:
         """Draw the scenarios' figure, sorted, and against the round trip; of a fleet tokens a second by sessions."""
         if result["settings"]["question"] == "fleet":
             axes = figure.subplots()
-            for mode in dict.fromkeys(mode for modes in result["sessions"].values() for mode in modes):
-                points = [(int(n), m[mode]["tokens_per_s"]) for n, m in result["sessions"].items() if mode in m]
-                axes.plot(*zip(*points, strict=True), marker="o", label=mode)
+            plot_by_sessions(axes, result, lambda load: load["tokens_per_s"])
             axes.set(title="all sessions together", xlabel="sessions", ylabel="tokens/s", xscale="log", ylim=(0, None))
             if axes.lines:
                 axes.legend()
@@ -222,35 +185,19 @@ def _summary(kind: str, scenarios: Sequence[dict[str, Any]], view: _View) -> lis
     figures = [each[view.figure] for each in view.sorted(scenarios)]
     if not figures:
         return [kind, 0, *[None] * 4]
+    reached = sum(figure <= view.aim if view.less else figure >= view.aim for figure in figures) / len(figures)
     means = [sum(each["means"][name] for each in scenarios) / len(scenarios) for name in scenarios[0]["means"]]
-    return [
-        kind,
-        len(figures),
-        median(figures),
-        figures[len(figures) // 100],
-        figures[0],
-        view.reached(figures),
-        *means,
-    ]
+    return [kind, len(figures), median(figures), figures[len(figures) // 100], figures[0], reached, *means]
 
 
 def _fleet_table(result: Result) -> Table:
-    settings = result["settings"]
-    rows = [
-        [
-            count,
-            mode,
-            load["tokens_per_s"],
-            result["speedup"][count].get(mode),
-            *load["ms_per_token"].values(),
-            load["ttft_ms"]["mean"],
-            load["passes_per_token"],
-            load["tokens_per_round"],
-        ]
-        for count, modes in result["sessions"].items()
-        for mode, load in modes.items()
-    ]
+    settings, speedup = result["settings"], result["speedup"]
     header = ["sessions", "mode", "tokens/s", "by stream", "ms/token", "p50", "p95", "first token ms"]
+    rows = []
+    for count, modes in result["sessions"].items():
+        for mode, load in modes.items():
+            speed = [count, mode, load["tokens_per_s"], speedup[count].get(mode), *load["ms_per_token"].values()]
+            rows.append([*speed, load["ttft_ms"]["mean"], load["passes_per_token"], load["tokens_per_round"]])
     times = ", ".join(f"{name.replace('_', ' ')} {ms}" for name, ms in settings["ms"].items())
     note = f"{settings['seconds']:g} s of simulated time each, {settings['answers']} answers; times in ms: {times}"
     return Table([*header, "passes/token", "tokens/round"], rows, note=note)
@@ -262,15 +209,16 @@ def _recording(args: argparse.Namespace) -> Recording:
     if path.exists():
         for option in _MADE_WITH:
             if getattr(args, option) is not None:
-                name = option.replace("_", "-")
-                raise MoaError(f"{path} holds a recording already: leave out --{name}, or choose another file")
+                text = f"{path} holds a recording already: leave out --{option.replace('_', '-')}"
+                raise MoaError(f"{text}, or choose another file", code="contradiction")
         recording = Recording.read(path)
         if args.ngrams not in (None, recording.ngrams):
             made, option = ("with", "--no-ngrams") if recording.ngrams else ("without", "--ngrams")
-            raise MoaError(f"{path} was recorded {made} an n-gram index: leave out {option}, or choose another file")
+            text = f"{path} was recorded {made} an n-gram index: leave out {option}, or choose another file"
+            raise MoaError(text, code="contradiction")
         return recording
     if not path.absolute().parent.is_dir():
-        raise MoaError(f"--recording {path}: there is no folder {path.parent}")
+        raise MoaError(f"--recording {path}: there is no folder {path.parent}", code="folder_missing")
     recording = _recorded(args)
     recording.write(path)
     return recording
@@ -282,17 +230,14 @@ def _recorded(args: argparse.Namespace) -> Recording:
 
     questions, bundle = options.questions_of(args), options.bundle_of(args)
     backend, manifest, engine = load_backend(bundle, args.backend), bundle.manifest, engine_of(args)
+    tokenizer, most = ChatTokenizer.from_bundle(bundle), args.max_new_tokens or _MAX_NEW_TOKENS
     with Progress(total=sum(len(each.turns) for each in questions), desc="simulate: answers", unit="answer") as bar:
         answers = write_answers(
-            engine,
-            questions,
-            ChatTokenizer.from_bundle(bundle),
-            max_new_tokens=args.max_new_tokens or _MAX_NEW_TOKENS,
-            on_answers=lambda written: bar.update(len(written)),
+            engine, questions, tokenizer, max_new_tokens=most, on_answers=lambda written: bar.update(len(written))
         )
     longer = {prompt: answer for prompt, answer in answers.items() if len(answer) > 1}  # others have no rounds
     if not longer:
-        raise MoaError("the target answered nothing longer than a token: ask other --questions")
+        raise MoaError("the target answered nothing longer than a token: ask other --questions", code="too_short")
     ngrams = args.ngrams is not False
     positions = sum(len(answer) - 1 for answer in longer.values())
     with Progress(total=positions, desc="simulate: recording", unit="token") as bar:

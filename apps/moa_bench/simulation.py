@@ -6,28 +6,28 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from math import exp, log
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from moa_bench.harness import Conversation, LoopbackVerifier
+from moa_bench.harness import Conversation, LoopbackVerifier, Round
 from moa_bench.recording import RecordedAnswer, RecordedBackend, Recording, replayed_drafter, replayed_target
 from moa_bench.result import Burst, rounded
-from moa_bench.server_clients import AnswerRecord
-from moa_bench.simulated_clock import Clock, Pace
+from moa_bench.serving import Answer
+from moa_bench.simulated_clock import Clock, Pace, Times
 from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller, FixedShape
 from moa_runtime.drafting.draft_policy import clip_budget
 from moa_runtime.drafting.events import Draft, LoopEvent, Pushed, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.errors import MoaError
 from moa_runtime.options import DRAFTINGS, Conditions, Drafting, LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Sampling
@@ -44,60 +44,14 @@ from moa_server.settings import Settings
 
 #: Nothing is late here: a device that writes on alone is not simulated.
 _PATIENCE_S = 1e6
-#: Times of a fleet (ms), as of an 8B target on a GPU, phones, and links like ``lte``; see :meth:`Times.parse`.
-FLEET_MS = "8,0.8,0.6,0.005,6,0.02,70"
 _LEAST_S = 1e-9  # a token that costs nothing would let the scheduler divide by zero
 
 Process = Generator[simpy.Event, Any, Any]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Times:
-    """Times of a device, a link and a verifier, in seconds.
-
-    Attributes:
-        step_s, query_s: a step of the device's drafter, and each node that it continues.
-        server_step_s, server_query_s: the same of the server's drafter; None for a server that only decodes.
-        pass_s, token_s: a pass of the target, and each token in it.
-        queue_s: time that each pass waits for others which are not simulated.
-        trip_s: there and back, without the target; each way takes up to ``jitter`` times its half longer.
-    """
-
-    step_s: float
-    query_s: float
-    server_step_s: float | None
-    server_query_s: float
-    pass_s: float
-    token_s: float
-    queue_s: float
-    trip_s: float
-    jitter: float
-
-    @classmethod
-    def parse(cls, text: str) -> Times:
-        """Parse seven milliseconds with commas between them: the attributes from ``step_s`` to ``token_s``, then
-        ``trip_s``; ``-`` for a server without a drafter. Raises MoaError."""
-        try:
-            *times, trip_s = (None if part.strip() == "-" else float(part) / 1000 for part in text.split(","))
-            times = cls(*times, 0.0, trip_s, 0.0)  # type: ignore[arg-type]
-            known = [value for name, value in asdict(times).items() if name != "server_step_s" or value is not None]
-            if not all(0 <= value < 1e6 for value in known):
-                raise ValueError
-        except (TypeError, ValueError):
-            raise MoaError(f"--times must be seven times in ms, such as {FLEET_MS}, not {text!r}") from None
-        return times
-
-    def in_ms(self) -> dict[str, float | None]:
-        """Return the times in milliseconds, for JSON."""
-        return {
-            name.removesuffix("_s"): value if name == "jitter" or value is None else round(1000 * value, 4)
-            for name, value in asdict(self).items()
-        }
-
-
 class _KnownCost(StepCost):
-    """The cost of steps as a scheduler knows it that need not learn it."""
+    """The cost of steps, known to the scheduler from the start."""
 
     def __init__(self, times: Times) -> None:
         super().__init__()
@@ -109,17 +63,14 @@ class _KnownCost(StepCost):
 
 class Target:
     """The target of all conversations: its real scheduler over real jobs, and steps that take their simulated time. It
-    does one thing at a time: a step, or the server's own drafts that are asked for at that moment.
-
-    Args:
-        times: of the moment.
-    """
+    does one thing at a time: a step, or the drafts that the server wants at that moment. ``times`` returns the current
+    times, ``active`` holds the round trips of the answers under way, by sequence."""
 
     def __init__(self, env: simpy.Environment, recording: Recording, times: Callable[[], Times]) -> None:
-        self.engine, self.fingerprints = replayed_target(recording), recording.fingerprints
-        self.active: dict[int, float] = {}  # round trips of the answers under way, by sequence
+        self.engine = replayed_target(recording)
+        self.active: dict[int, float] = {}
         self.passes = 0
-        self._env, self._times = env, times
+        self.env, self.recording, self.times = env, recording, times
         self._scheduler = Scheduler(_KnownCost(times()))
         self._waiting: dict[int, simpy.Event] = {}  # by identity of the job
         self._drafts: list[tuple[DraftTree, simpy.Event]] = []
@@ -128,19 +79,19 @@ class Target:
 
     @property
     def sharing(self) -> int:
-        """Conversations that share the target, as a verdict reports them."""
+        """Number of conversations that share the target."""
         return self._scheduler.serving
 
     def run(self, job: Job) -> simpy.Event:
         """Hand in a job; the event occurs when it is done."""
-        done = self._waiting[id(job)] = self._env.event()
-        self._scheduler.add(Waiting(job, self._env.now))
+        done = self._waiting[id(job)] = self.env.event()
+        self._scheduler.add(Waiting(job, self.env.now))
         self._wake()
         return done
 
     def draft(self, tree: DraftTree) -> simpy.Event:
         """Let the server's drafter make ``tree``; the event's value is the time that this took, seconds."""
-        done = self._env.event()
+        done = self.env.event()
         self._drafts.append((tree, done))
         self._wake()
         return done
@@ -156,34 +107,33 @@ class Target:
 
     def _run(self) -> Process:
         while True:
-            yield self._env.timeout(0)  # conversations that were answered hand in their next work
+            yield self.env.timeout(0)  # conversations that were answered hand in their next work
             if self._drafts:
                 yield from self._make_drafts()
-            elif (step := self._scheduler.plan(self._env.now, self.engine.held)).pieces:
+            elif (step := self._scheduler.plan(self.env.now, self.engine.held)).pieces:
                 yield from self._take(step)
             else:
-                self._more = self._env.event()
+                self._more = self.env.event()
                 yield self._more
 
     def _make_drafts(self) -> Process:
-        """Make all drafts that are asked for, their steps side by side."""
-        asked, self._drafts = self._drafts, []
-        times = self._times()
-        steps, queries = max(len(tree.steps) for tree, _ in asked), sum(sum(tree.steps) for tree, _ in asked)
+        """Make all waiting drafts, their steps in parallel."""
+        (drafts, self._drafts), times = (self._drafts, []), self.times()
+        steps, queries = max(len(tree.steps) for tree, _ in drafts), sum(sum(tree.steps) for tree, _ in drafts)
         seconds = steps * (times.server_step_s or 0.0) + queries * times.server_query_s
-        yield self._env.timeout(seconds)
-        for _, done in asked:
+        yield self.env.timeout(seconds)
+        for _, done in drafts:
             done.succeed(seconds)
 
     def _take(self, step: Step) -> Process:
-        times, outcomes = self._times(), finish(self.engine.step([piece.request for piece in step.pieces]))
-        seconds = times.pass_s + times.token_s * step.tokens
-        yield self._env.timeout(times.queue_s + seconds)
+        times, outcomes = self.times(), finish(self.engine.step([piece.request for piece in step.pieces]))
+        seconds = times.compute_s(step.tokens)
+        yield self.env.timeout(times.queue_s + seconds)
         for piece, outcome in zip(step.pieces, outcomes, strict=True):
             piece.waiting.job.seconds += seconds
             piece.waiting.job.take(piece.request, outcome)
         self.passes += 1
-        self._scheduler.stepped(step, self._env.now)
+        self._scheduler.stepped(step, self.env.now)
         for piece in step.pieces:
             if piece.waiting.job.done:
                 self._waiting.pop(id(piece.waiting.job)).succeed()
@@ -199,16 +149,21 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class _Way:
-    """One direction of a link: frames keep their order, and are handed to ``receive`` when they arrive."""
+    """One direction of a link, which keeps the order of frames.
 
-    def __init__(self, env: simpy.Environment, times: Callable[[], Times], draws: random.Random) -> None:
-        self.frames: deque[tuple[float, bytes]] = deque()  # arrived ones, with the time of their arrival
-        self.arrival = env.event()
-        self._env, self._times, self._draws, self._last = env, times, draws, 0.0
+    Attributes:
+        frames: arrived ones, with the time of their arrival.
+        arrival: the event of the next one.
+    """
+
+    def __init__(self, target: Target, draws: random.Random) -> None:
+        self.frames: deque[tuple[float, bytes]] = deque()
+        self._env, self._times, self._draws, self._last = target.env, target.times, draws, 0.0
+        self.arrival = self._env.event()
 
     def send(self, frame: bytes) -> None:
         times, now = self._times(), self._env.now
-        self._last = max(self._last, now + times.trip_s / 2 * (1 + times.jitter * self._draws.random()))
+        self._last = max(self._last, now + times.round_trip_s / 2 * (1 + times.jitter * self._draws.random()))
         self._env.process(self._deliver(frame, self._last - now))
 
     def _deliver(self, frame: bytes, after: float) -> Process:
@@ -221,17 +176,15 @@ class _Way:
 class _ServerEnd:
     """The verifier's end of one conversation: frames that have arrived, then pushed verdicts, then memory rows."""
 
-    def __init__(self, env: simpy.Environment, target: Target, up: _Way, down: _Way, drafter: Drafter | None) -> None:
-        self.session = ServerSession(
-            Limits(max_context=target.engine.max_context, trees=True),
-            target.engine.vocab_size,
-            target.engine.stop_tokens,
-        )
+    def __init__(self, target: Target, up: _Way, down: _Way, drafter: Drafter | None) -> None:
+        engine = target.engine
+        limits = Limits(max_context=engine.max_context, trees=True)
+        self.session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
         self.sequence = new_sequence()
-        self._env, self._target, self._up, self._down = env, target, up, down
+        self._env, self._target, self._up, self._down = target.env, target, up, down
         self._drafter, self._controller = drafter, CostModel(shared_steps=True)
         self._stamped: tuple[int, float] | None = None
-        env.process(self._run())
+        self._env.process(self._run())
 
     def _run(self) -> Process:
         while True:
@@ -310,7 +263,8 @@ class Client:
     """A device, its link, and the verifier's end of its conversation.
 
     Args:
-        mode: who drafts, ``"auto"``, ``"device"`` or ``"server"``; ``"stream"``: the server writes token by token.
+        mode: a value of ``--drafting``, or ``"stream"``: the server writes token by token.
+        seed: of the link's jitter.
 
     Attributes:
         records: of the answers so far, in seconds of simulated time.
@@ -318,48 +272,42 @@ class Client:
         pushed: tokens that the server wrote without being asked.
     """
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        target: Target,
-        recording: Recording,
-        times: Callable[[], Times],
-        mode: str,
-        seed: int,
-    ) -> None:
-        self.records: list[AnswerRecord] = []
+    def __init__(self, target: Target, mode: str, seed: int) -> None:
+        self.records: list[Answer] = []
         self.text: list[int] = []
         self.pushed = 0
-        self._env, self._target, self._times = env, target, times
-        draws = random.Random(seed)
-        self._up, self._down = _Way(env, times, draws), _Way(env, times, draws)
+        self._env, self._target, self._times = target.env, target, target.times
+        recording, draws = target.recording, random.Random(seed)
+        self._up, self._down = _Way(target, draws), _Way(target, draws)
         self._backends = [RecordedBackend(recording.answers[0]) for _ in range(2)]
         mine, servers = (replayed_drafter(recording, backend) for backend in self._backends)
-        self._drafts = mode != "stream"
-        drafts = self._drafts and times().server_step_s is not None
-        self._server = _ServerEnd(env, target, self._up, self._down, servers if drafts else None)
+        self._drafts = drafts = mode != "stream"
+        server_drafts = drafts and self._times().server_step_s is not None
+        self._server = _ServerEnd(target, self._up, self._down, servers if server_drafts else None)
         session = ClientSession(recording.fingerprints, stop_tokens=recording.stop_tokens)
-        drafting = mode if self._drafts else "server"
+        drafting = mode if drafts else "server"
         settings = LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting)
-        self._loop = DraftingLoop(session, mine if self._drafts else None, CostModel(), settings)
+        self._loop = DraftingLoop(session, mine if drafts else None, CostModel(), settings)
         self._loop.listen(self._hear)
         self._loop.opened()
+
+    @property
+    def seconds(self) -> float:
+        """Sum of the times from an answer's first token to its last."""
+        return sum(record.bursts[-1].at - record.bursts[0].at for record in self.records)
 
     def answer(self, answers: Iterable[RecordedAnswer]) -> Process:
         """Have the answers written one after the other, each in a new conversation over one connection."""
         for answer in answers:
-            self.records.append(AnswerRecord(self._env.now))
-            yield from self._chat(answer)
-
-    def _chat(self, answer: RecordedAnswer) -> Process:
-        for backend in self._backends:
-            backend.replay(answer)
-        if self._drafts:
-            self._target.active[self._server.sequence] = self._times().trip_s
-        self._loop.ask(0, answer.prompt, Sampling(), len(answer.answer))
-        while self._loop.answering:
-            yield from self._act()
-        self._target.rest(self._server.sequence)
+            self.records.append(Answer(self._env.now))
+            for backend in self._backends:
+                backend.replay(answer)
+            if self._drafts:
+                self._target.active[self._server.sequence] = self._times().round_trip_s
+            self._loop.ask(0, answer.prompt, Sampling(), len(answer.answer))
+            while self._loop.answering:
+                yield from self._act()
+            self._target.rest(self._server.sequence)
 
     def _act(self) -> Process:
         """Take frames that have arrived, then draft and send, or wait."""
@@ -368,8 +316,8 @@ class Client:
             loop.received(self._down.frames.popleft()[1], env.now)
         todo = loop.next(env.now) if loop.answering else None
         if isinstance(todo, Draft):
-            tree, times = todo.by.propose(todo.prefix, todo.budget, todo.sampling), self._times()
-            seconds = len(tree.steps) * times.step_s + sum(tree.steps) * times.query_s
+            tree = todo.by.propose(todo.prefix, todo.budget, todo.sampling)
+            seconds = self._times().draft_s(tree)
             yield env.timeout(seconds)
             loop.drafted(todo, tree, seconds, env.now)
         for frame in loop.frames_to_send(env.now):
@@ -389,7 +337,7 @@ class Client:
 
 def simulate_window(
     recording: Recording, times: Times, mode: str, sessions: int, seconds: float
-) -> tuple[list[AnswerRecord], int]:
+) -> tuple[list[Answer], int]:
     """Let clients ask without a pause for ``seconds`` of simulated time, each beginning with another answer.
 
     Returns:
@@ -397,18 +345,13 @@ def simulate_window(
     """
     env = simpy.Environment()
     target = Target(env, recording, lambda: times)
-    clients = [Client(env, target, recording, lambda: times, mode, number) for number in range(sessions)]
+    clients = [Client(target, mode, number) for number in range(sessions)]
     for number, client in enumerate(clients):
         first = number % len(recording.answers)
         order = [*recording.answers[first:], *recording.answers[:first]]
         env.process(client.answer(itertools.cycle(order)))
     env.run(seconds)
-    records = [
-        AnswerRecord(record.asked_at, [burst for burst in record.bursts if burst.at <= seconds])
-        for client in clients
-        for record in client.records
-    ]
-    return records, target.passes
+    return [record.until(seconds) for client in clients for record in client.records], target.passes
 
 
 #: Tokens of the answers of a scenario.
@@ -444,19 +387,13 @@ SHAPES = (
 )
 
 
-def kind_of(shape: Budget) -> str:
-    """Return ``"nothing"``, ``"copies"``, ``"chain"`` or ``"tree"``."""
+def name_of(shape: Budget) -> str:
+    """Name a shape for people; the first word is its kind: nothing, copies, chain or tree."""
     if not shape.nodes:
         return "nothing"
-    return "tree" if shape.branches else "chain" if shape.levels else "copies"
-
-
-def name_of(shape: Budget) -> str:
-    """Name a shape for people."""
-    kind = kind_of(shape)
-    if kind == "tree":
+    if shape.branches:
         return f"tree of {shape.nodes} in {shape.levels} levels, {shape.width} wide"
-    return f"chain of {shape.levels}" if kind == "chain" else kind
+    return f"chain of {shape.levels}" if shape.levels else "copies"
 
 
 #: The work of rounds as a vector: tokens committed, steps of the drafter and the nodes that they continued (queries),
@@ -471,72 +408,53 @@ def rate(work: Work, pace: Pace) -> float:
     return float(work[0] / (work[1:5] @ costs))
 
 
-class Counting:
-    """A controller that counts the work of its rounds, without prompts. Implements
-    :class:`moa_runtime.drafting.draft_controllers.Controller`."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller, self.work = controller, np.zeros(len(WORK))
-        self.budget, self.ahead = controller.budget, controller.ahead
-
-    @property
-    def token_s(self) -> float:
-        return self._controller.token_s
-
-    def observe(self, outcome: RoundEnded | Pushed) -> None:
-        if isinstance(outcome, RoundEnded) and not outcome.supplied:
-            steps, branched = outcome.steps, outcome.drafted > outcome.depth
-            self.work += (outcome.accepted + 1, len(steps), sum(steps), 1, outcome.drafted, branched)
-        self._controller.observe(outcome)
+def work_in(outcome: Round) -> Work:
+    """Return the work of one round."""
+    branched = outcome.drafted > outcome.depth
+    return np.array([outcome.accepted + 1, outcome.steps, outcome.queries, 1, outcome.drafted, branched], np.float64)
 
 
-def hold(recording: Recording, number: int, controller: Controller, pace: Pace) -> float:
-    """Let the device write an answer; returns the seconds from its first token on, at that pace."""
-    clock, answer = Clock(pace), recording.answers[number]
+def hold(recording: Recording, number: int, controller: Controller, pace: Pace) -> tuple[float, Work]:
+    """Let the device write an answer; returns the seconds from its first token on, at that pace, and the work."""
+    clock, answer, rounds = Clock(pace), recording.answers[number], list[Round]()
     verifier = LoopbackVerifier(replayed_target(recording), pace=pace)
     drafter = replayed_drafter(recording, RecordedBackend(answer))
-    try:
+    with closing(verifier):
         conversation = Conversation(verifier, drafter, recording.fingerprints, recording.stop_tokens, controller, clock)
-        conversation.ask(answer.prompt, Sampling(), len(answer.answer))
+        conversation.ask(answer.prompt, Sampling(), len(answer.answer), rounds.append)
         began = clock.now()
         while conversation.answering:
             conversation.next_round()
-    finally:
-        verifier.close()
-    return clock.now() - began
+    return clock.now() - began, sum(map(work_in, rounds), np.zeros(len(WORK)))
 
 
 def work_of(recording: Recording, number: int, shape: Budget) -> Work:
     """Return the work for an answer with drafts of one shape, whose rounds do not depend on time."""
-    counting = Counting(FixedShape(shape))
-    hold(recording, number, counting, Pace(0.0, 0.0, 0.0, 0.0, 0.0))
-    return counting.work
+    return hold(recording, number, FixedShape(shape), Pace(0.0, 0.0, 0.0, 0.0, 0.0))[1]
 
 
 class Field:
     """The fixed shapes, with their work for every answer."""
 
     def __init__(self, recording: Recording, shapes: Sequence[Budget] = SHAPES) -> None:
-        self._recording = recording
-        self._works = {
-            shape: [work_of(recording, at, shape) for at in range(len(recording.answers))] for shape in shapes
-        }
+        self._recording, numbers = recording, range(len(recording.answers))
+        self._works = {shape: [work_of(recording, number, shape) for number in numbers] for shape in shapes}
 
     def run(self, scenario: tuple[Pace, tuple[int, ...]]) -> dict[str, Any]:
         """Compare a new controller with all fixed shapes on the answers of a scenario; plain figures for JSON."""
         pace, answers = scenario
         rates = {shape: rate(sum(works[at] for at in answers), pace) for shape, works in self._works.items()}
         best = max(rates, key=rates.__getitem__)
-        counting = Counting(CostModel())
-        seconds = sum(hold(self._recording, at, counting, pace) for at in answers)
-        work = dict(zip(WORK, counting.work.tolist(), strict=True))
-        ms, chosen = pace.in_ms(), work["tokens"] / seconds
+        controller = CostModel()
+        seconds, works = zip(*(hold(self._recording, at, controller, pace) for at in answers), strict=True)
+        work = dict(zip(WORK, sum(works).tolist(), strict=True))
+        ms, chosen = pace.in_ms(), work["tokens"] / sum(seconds)
         means = {name: rounded(work[name] / work["passes"]) for name in ("tokens", "steps", "nodes", "branched")}
         return {
             "ms": {**ms, "trip": ms.pop("round_trip")},
             "answers": answers,
             "best": name_of(best),
-            "kind": kind_of(best),
+            "kind": name_of(best).split()[0],
             "best_rate": rounded(rates[best]),
             "rate": rounded(chosen),
             "share": rounded(chosen / rates[best]),
@@ -587,32 +505,22 @@ def draw_placements(count: int, seed: int, lengths: Sequence[int]) -> Iterator[P
             pass_s=pass_s,
             token_s=pass_s * _log_uniform(rng, 0.0002, 0.1),
             queue_s=pass_s * rng.uniform(1, 4) if rng.random() < 1 / 3 else 0.0,
-            trip_s=_log_uniform(rng, 0.001, 0.3),
+            round_trip_s=_log_uniform(rng, 0.001, 0.3),
             jitter=rng.uniform(0, 0.5),
         )
         change = rng.choice(CHANGES[1:]) if rng.random() < 0.4 else CHANGES[0]
         factor = _log_uniform(rng, 2, 20)
         after = {
             "none": times,
-            "link slower": replace(times, trip_s=min(0.3, times.trip_s * factor)),
-            "link faster": replace(times, trip_s=max(0.001, times.trip_s / factor)),
+            "link slower": replace(times, round_trip_s=min(0.3, times.round_trip_s * factor)),
+            "link faster": replace(times, round_trip_s=max(0.001, times.round_trip_s / factor)),
             "verifier busy": replace(times, queue_s=times.queue_s + pass_s * rng.uniform(1, 4)),
             "verifier free": replace(times, queue_s=0.0),
         }[change]
         yield Placement(number + seed, times, after, change, _some_answers(rng, lengths, TOKENS["placement"]))
 
 
-class Held(NamedTuple):
-    """A conversation: seconds from each answer's first token to its last, tokens without those first ones, the text of
-    all answers, and the share of tokens that the server wrote without being asked."""
-
-    seconds: float
-    tokens: int
-    text: tuple[int, ...]
-    pushed: float
-
-
-def hold_placement(recording: Recording, scenario: Placement, drafting: Drafting) -> Held:
+def hold_placement(recording: Recording, scenario: Placement, drafting: Drafting) -> Client:
     """Have a scenario's answers written, one conversation after the other over one connection."""
     answers = [recording.answers[at] for at in scenario.answers]
     half = sum(len(answer.answer) for answer in answers) // 2
@@ -622,30 +530,27 @@ def hold_placement(recording: Recording, scenario: Placement, drafting: Drafting
         return scenario.before if len(client.text) < half else scenario.after
 
     client: Any = SimpleNamespace(text=[])  # until there is one
-    client = Client(env, Target(env, recording, times), recording, times, drafting, scenario.seed)
+    client = Client(Target(env, recording, times), drafting, scenario.seed)
     env.run(env.process(client.answer(answers)))
-    seconds = sum(record.bursts[-1].at - record.bursts[0].at for record in client.records)
-    tokens = len(client.text) - len(answers)
-    return Held(seconds, tokens, tuple(client.text), client.pushed / max(1, tokens))
+    return client
 
 
 def compare_placements(recording: Recording, scenario: Placement) -> dict[str, Any]:
-    """Hold a scenario with auto, the device alone and the server alone; plain figures for JSON.
-
-    Raises:
-        AssertionError: they wrote different texts.
-    """
-    held: Mapping[Drafting, Held] = {drafting: hold_placement(recording, scenario, drafting) for drafting in DRAFTINGS}
-    assert len({each.text for each in held.values()}) == 1, "whoever drafts, the text is the target's"
-    best = min(("device", "server"), key=lambda drafting: held[drafting].seconds)
+    """Hold a scenario with auto, the device alone and the server alone; plain figures for JSON. Raises AssertionError:
+    they wrote different texts."""
+    clients = {drafting: hold_placement(recording, scenario, drafting) for drafting in DRAFTINGS}
+    auto, tokens = clients["auto"], len(clients["auto"].text) - len(scenario.answers)
+    assert all(each.text == auto.text for each in clients.values()), "the text is the target's, whatever drafts"
+    seconds = {drafting: each.seconds for drafting, each in clients.items()}
+    best = min(("device", "server"), key=seconds.__getitem__)
     return {
         "change": scenario.change,
         "answers": scenario.answers,
         "ms": scenario.before.in_ms(),
         "later_ms": scenario.after.in_ms(),
-        "ms_per_token": {drafting: rounded(1000 * each.seconds / each.tokens) for drafting, each in held.items()},
+        "ms_per_token": {drafting: rounded(1000 * each / tokens) for drafting, each in seconds.items()},
         "best": best,
         "kind": best if scenario.change == "none" else f"{best}, {scenario.change}",
-        "ratio": rounded(held["auto"].seconds / held[best].seconds),
-        "means": {"by the server": rounded(held["auto"].pushed)},
+        "ratio": rounded(seconds["auto"] / seconds[best]),
+        "means": {"by the server": rounded(auto.pushed / max(1, tokens))},
     }

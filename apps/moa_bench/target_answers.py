@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +16,8 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import accepted_path
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_server.engine.base import Engine, Outcome, Rows, StepRequest, joined
-from moa_server.engine.baseline import PREFILL_CHUNK, PlainDecoding
+from moa_server.engine.base import Engine, Outcome, Rows, StepRequest, new_sequence
+from moa_server.engine.baseline import PREFILL_CHUNK, BlockingEngine, PlainDecoding
 from moa_server.scheduling.verify_job import Job
 
 #: The answer (tokens) to each text before it (tokens).
@@ -25,26 +26,9 @@ Answers = dict[tuple[int, ...], list[int]]
 _BATCH = 32
 
 
-@dataclass
-class _Dialogue:
-    """A question's conversation so far."""
-
-    question: Question
-    tokens: list[int] = field(default_factory=list)
-    messages: list[dict[str, str]] = field(default_factory=list)
-
-    def prompt(self, turn: int, tokenizer: ChatTokenizer) -> list[int]:
-        """Return all tokens before the answer to the user's ``turn``."""
-        text = self.question.turns[turn]
-        return [*self.tokens, *tokenizer.continue_chat(self.tokens, self.messages, text)]
-
-    def take(self, turn: int, prompt: list[int], answer: list[int], tokenizer: ChatTokenizer) -> None:
-        """Append a turn and the target's answer."""
-        self.tokens = [*prompt, *answer]
-        self.messages += [
-            {"role": "user", "content": self.question.turns[turn]},
-            {"role": "assistant", "content": tokenizer.decode(answer)},
-        ]
+def turn_messages(text: str, answer: str) -> list[dict[str, str]]:
+    """Return the messages of a user's turn and its answer, as chat templates take them."""
+    return [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
 
 def write_answers(
@@ -72,22 +56,28 @@ def write_answers(
     """
     context = engine.max_context if max_context is None else max_context
     answers: Answers = {}
-    dialogues = [_Dialogue(question) for question in questions]
+    # Questions that are not over, each with its tokens and messages so far.
+    asked: list[tuple[Question, list[int], list[dict[str, str]]]] = [(question, [], []) for question in questions]
     for turn in range(max(len(question.turns) for question in questions)):
-        longer = (dialogue for dialogue in dialogues if turn < len(dialogue.question.turns))
-        asked = [(dialogue, dialogue.prompt(turn, tokenizer)) for dialogue in longer]
-        asked = [(dialogue, prompt) for dialogue, prompt in asked if len(prompt) < context]
-        answers |= {tuple(prompt): known[tuple(prompt)] for _, prompt in asked if tuple(prompt) in known}
-        unknown = [prompt for _, prompt in asked if tuple(prompt) not in known]
-        on_known(len(asked) - len(unknown))
+        prompts = [
+            (question, [*tokens, *tokenizer.continue_chat(tokens, messages, question.turns[turn])], messages)
+            for question, tokens, messages in asked
+            if turn < len(question.turns)
+        ]
+        prompts = [each for each in prompts if len(each[1]) < context]
+        answers |= {tuple(prompt): known[tuple(prompt)] for _, prompt, _ in prompts if tuple(prompt) in known}
+        unknown = [prompt for _, prompt, _ in prompts if tuple(prompt) not in known]
+        on_known(len(prompts) - len(unknown))
         begun = [
             _Writing(prompt, PlainDecoding(engine, prompt, sampling, min(max_new_tokens, context - len(prompt))))
             for prompt in unknown
         ]
         answers |= asyncio.run(_written(engine, begun, on_answers))
-        for dialogue, prompt in asked:
-            dialogue.take(turn, prompt, answers[tuple(prompt)], tokenizer)
-        dialogues = [dialogue for dialogue, _ in asked]
+        asked = []
+        for question, prompt, messages in prompts:
+            answer = answers[tuple(prompt)]
+            more = turn_messages(question.turns[turn], tokenizer.decode(answer))
+            asked.append((question, [*prompt, *answer], [*messages, *more]))
     return answers
 
 
@@ -157,38 +147,34 @@ class AnswerFile:
             kept = whole[: whole.rfind(b"\n") + 1]
             found, self.answers = _header_and_answers(kept, path, vocab_size) if whole else (header, {})
             if found["target"] != target:
-                raise MoaError(f"the answers in {path} are another target's: choose another --answers, or remove it")
-            if found["max_new_tokens"] != max_new_tokens:
-                raise MoaError(
-                    f"the answers in {path} have at most {found['max_new_tokens']} tokens, not {max_new_tokens}: "
-                    "choose another --answers, or the same --max-new-tokens"
+                text = f"the answers in {path} are another target's: choose another --answers, or remove it"
+                raise MoaError(text, code="other_target")
+            if found["max_new_tokens"] != max_new_tokens or found.get("sampling") != header.get("sampling"):
+                text = (
+                    f"the answers in {path} have at most {found['max_new_tokens']} tokens, or were sampled otherwise: "
+                    "choose another --answers, or the same --max-new-tokens, --temperature, --top-p and --seed"
                 )
-            if found.get("sampling") != header.get("sampling"):
-                raise MoaError(
-                    f"the answers in {path} were sampled otherwise: choose another --answers, or the same "
-                    "--temperature, --top-p and --seed"
-                )
+                raise MoaError(text, code="other_settings")
             if not whole:
                 self._append([header])
             elif len(kept) < len(whole):
                 os.truncate(path, len(kept))
         except OSError as error:
-            raise MoaError(f"cannot keep answers in {path}: {error.strerror}") from error
+            raise self._error(error) from error
 
     def add(self, written: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Append answers, each with the text before it.
-
-        Raises:
-            MoaError: the file cannot be written.
-        """
+        """Append answers, each with the text before it. Raises MoaError if the file cannot be written."""
         try:
             self._append([{"p": list(prompt), "r": list(answer)} for prompt, answer in written])
         except OSError as error:
-            raise MoaError(f"cannot keep answers in {self._path}: {error.strerror}") from error
+            raise self._error(error) from error
 
     def _append(self, lines: Iterable[object]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+
+    def _error(self, error: OSError) -> MoaError:
+        return MoaError(f"cannot keep answers in {self._path}: {error.strerror}", code="not_writable")
 
 
 def _header_and_answers(kept: bytes, path: Path, vocab_size: int) -> tuple[dict[str, object], Answers]:
@@ -201,7 +187,8 @@ def _header_and_answers(kept: bytes, path: Path, vocab_size: int) -> tuple[dict[
         if not all(_are_ids(prompt, vocab_size) and _are_ids(answer, vocab_size) for prompt, answer in answers.items()):
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MoaError(f"{path} holds no answers of moa-bench: choose another --answers, or remove it") from error
+        text = f"{path} holds no answers of moa-bench: choose another --answers, or remove it"
+        raise MoaError(text, code="damaged") from error
     return header, answers
 
 
@@ -215,6 +202,14 @@ class _Text:
 
     tokens: list[int] = field(default_factory=list)
     rows: Rows | None = None
+
+
+def rows_of(engine: Engine, tokens: Sequence[int]) -> Rows | None:
+    """Return the memory rows of a text; None if the engine makes none."""
+    with closing(BlockingEngine(engine)) as blocking:
+        job = blocking.run(Job(new_sequence(), tokens, None, rows_from=0))
+        blocking.release(job.sequence)
+    return job.rows
 
 
 class ReplayEngine:
@@ -282,15 +277,13 @@ class ReplayEngine:
         return Outcome(tuple(path), chosen, self._rows(text, request, len(prefix) + len(path)))
 
     async def _all_rows(self, sequence: int, tokens: Sequence[int]) -> Rows | None:
-        """Return the memory rows of a whole text, computed piece by piece."""
-        parts: list[Rows] = []
-        for start in range(0, len(tokens), PREFILL_CHUNK):
-            request = StepRequest(sequence, tokens[: start + PREFILL_CHUNK], rows_from=start)
+        """Return the memory rows of a whole text."""
+        job = Job(sequence, tokens, None, rows_from=0)
+        while not job.done:
+            request = job.request(self._engine.held(sequence, tokens), PREFILL_CHUNK)
             [outcome] = await self._engine.step([request])
-            if outcome.rows is None:
-                return None
-            parts.append(outcome.rows)
-        return joined(parts)
+            job.take(request, outcome)
+        return job.rows
 
     def _next(self, text: _Text, end: int) -> int:
         """Return the token after the first ``end``; after the whole text, where it decides nothing, a stop token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from moa_runtime.session.events import Origin
 from moa_runtime.tokenizer import ChatTokenizer
@@ -33,28 +33,17 @@ def show_answer(
     tokens: Sequence[int],
     origins: Sequence[Origin],
     tokenizer: ChatTokenizer,
-    stream: TextIO | None = None,
 ) -> None:
     """Print a question and its committed answer, one origin a token; see :func:`show_tokens`."""
-    show_tokens(f"> {question}", tokens, [MARKS[origin] for origin in origins], tokenizer, stream)
+    show_tokens(f"> {question}", tokens, [MARKS[origin] for origin in origins], tokenizer)
 
 
-def show_tokens(
-    title: str,
-    tokens: Sequence[int],
-    marks: Sequence[Mark],
-    tokenizer: ChatTokenizer,
-    stream: TextIO | None = None,
-) -> None:
-    """Print a title and a text; runs of tokens of one origin are coloured, or without a terminal marked like
-    ``⟨d:Red and⟩⟨t: blue⟩``.
+def show_tokens(title: str, tokens: Sequence[int], marks: Sequence[Mark], tokenizer: ChatTokenizer) -> None:
+    """Print a title and a text with one mark a token, to stderr, so that stdout holds the result alone.
 
-    Args:
-        marks: one a token.
-        stream: by default stderr, so that stdout holds the result alone.
+    Runs of tokens of one origin are coloured, or without a terminal marked like ``⟨d:Red and⟩⟨t: blue⟩``.
     """
-    out = stream or sys.stderr
-    coloured = out.isatty()
+    out, coloured = sys.stderr, sys.stderr.isatty()
     print(title, file=out)
     shown = ""
     written: list[int] = []

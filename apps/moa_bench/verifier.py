@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from moa_chat.local_verifier import local_verifier
@@ -55,10 +55,10 @@ class Verifier:
 
     def forwards(self) -> int:
         """Return the target's forward passes so far, of all sessions together."""
-        return int(str(self.status()["forwards"]))
+        return int(self.status()["forwards"])
 
-    def status(self) -> dict[str, object]:
-        """Raises VerifierGoneError."""
+    def status(self) -> dict[str, Any]:
+        """Return the verifier's status. Raises VerifierGoneError if it does not answer."""
         return self._ask("/v1/status")
 
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> list[int]:
@@ -68,85 +68,61 @@ class Verifier:
             VerifierGoneError: the verifier does not answer.
             MoaError: it refused.
         """
-        tokens = self._ask("/v1/decode", decode_request(prompt, count, sampling))["tokens"]
-        assert isinstance(tokens, list)
-        return tokens
+        return self._ask("/v1/decode", decode_request(prompt, count, sampling))["tokens"]
 
-    def _ask(self, path: str, body: dict[str, object] | None = None) -> dict[str, object]:
-        request = urllib.request.Request(
-            f"{self.http_url}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self.endpoint.token}", "Content-Type": "application/json"},
-        )
+    def _ask(self, path: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self.endpoint.token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.http_url}{path}", data, headers)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self.endpoint.tls) as response:
-                answer: dict[str, object] = json.load(response)
-                return answer
+                return json.load(response)
         except urllib.error.HTTPError as error:
-            raise MoaError(f"the verifier refused {path}: {error.read().decode(errors='replace')}") from error
+            text = f"the verifier refused {path}: {error.read().decode(errors='replace')}"
+            raise MoaError(text, code="refused") from error
         except (OSError, ValueError) as error:
-            raise VerifierGoneError(f"the verifier at {self.http_url} does not answer any more: {error}") from error
+            text = f"the verifier at {self.http_url} does not answer any more: {error}"
+            raise VerifierGoneError(text, code="verifier_gone") from error
 
 
 def decode_request(prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> dict[str, object]:
     """Make the body of ``POST /v1/decode``; greedy by default."""
     chosen = sampling or Sampling()
-    return {
-        "tokens": list(prompt),
-        "max_new_tokens": count,
-        "temperature": chosen.temperature,
-        "top_p": chosen.top_p,
-        "seed": chosen.seed,
-    }
+    how = {"temperature": chosen.temperature, "top_p": chosen.top_p, "seed": chosen.seed}
+    return {"tokens": list(prompt), "max_new_tokens": count, **how}
 
 
 @contextlib.contextmanager
 def open_verifier(
-    endpoint: Endpoint | None = None,
-    *,
-    model: str | None = None,
-    drafter: str | None = None,
-    dtype: str | None = None,
-    options: Sequence[str] = (),
+    endpoint: Endpoint | None = None, *, options: Sequence[str] = (), **wanted: str | None
 ) -> Iterator[Verifier]:
-    """Use the verifier at ``endpoint``, or start a process on processors of its own.
-
-    While the context is open, this process keeps to the other processors.
-
-    Args:
-        options: further options of ``moa-serve``.
-
-    Raises:
-        MoaError: nothing answers at ``endpoint``, or the verifier does not start.
-    """
-    if endpoint is not None:
-        verifier = Verifier(endpoint)
-        verifier.status()
-        yield verifier
-        return
-    with open_verifiers(("",), model=model, drafter=drafter, dtype=dtype, options=options) as verifiers:
+    """Use the verifier at ``endpoint``, or start a process; see :func:`open_verifiers`."""
+    with open_verifiers([""], endpoint, options=options, **wanted) as verifiers:
         yield verifiers[""]
 
 
 @contextlib.contextmanager
 def open_verifiers(
-    engines: Sequence[str],
-    *,
-    model: str | None = None,
-    drafter: str | None = None,
-    dtype: str | None = None,
-    options: Sequence[str] = (),
+    engines: Sequence[str], endpoint: Endpoint | None = None, *, options: Sequence[str] = (), **wanted: str | None
 ) -> Iterator[dict[str, Verifier]]:
-    """Start a process for each engine of ``moa-serve``, all on the same processors.
+    """Use the verifier at ``endpoint``, or start a process for each engine, all on the same processors.
+
+    While the context is open, this process keeps to the other processors. Yields the verifiers by engine.
 
     Args:
-        engines: names of engines; empty for the default one. For the other arguments see :func:`open_verifier`.
+        engines: of ``moa-serve``; an empty name for the default one.
+        options: further options of ``moa-serve``.
+        wanted: ``model``, ``drafter`` and ``dtype``, as of ``moa-serve``.
 
-    Yields:
-        the verifiers by engine.
+    Raises:
+        MoaError: nothing answers at ``endpoint``, or a verifier does not start.
     """
-    given = {"--model": model, "--drafter": drafter, "--dtype": dtype}
-    chosen = [word for name, value in given.items() if value for word in (name, str(value))]
+    if endpoint is not None:
+        verifier = Verifier(endpoint)
+        verifier.status()
+        yield {engines[0]: verifier}
+        return
+    chosen = [word for name, value in wanted.items() if value for word in (f"--{name}", str(value))]
     cpus = split_cpus()
     threads = ["--threads", str(len(cpus[1]))] if cpus else []
     verifiers = {}
@@ -156,8 +132,8 @@ def open_verifiers(
             local = stack.enter_context(local_verifier(own, cpus=cpus[1] if cpus else None))
             verifiers[engine] = Verifier(local.endpoint, local.pid, pinned=cpus is not None)
         if cpus:
-            stack.callback(pin, 0, cpus[0] | cpus[1])
-            pin(0, cpus[0])
+            stack.callback(os.sched_setaffinity, 0, cpus[0] | cpus[1])
+            os.sched_setaffinity(0, cpus[0])
         yield verifiers
 
 
@@ -189,19 +165,21 @@ async def stream_decode(
         async with client.stream("POST", f"{base_url}/v1/decode", json=body, headers=headers) as response:
             if response.status_code != httpx.codes.OK:
                 said = (await response.aread()).decode(errors="replace")
-                raise MoaError(f"the verifier refused to stream: {said}")
+                raise MoaError(f"the verifier refused to stream: {said}", code="refused")
             async for line in response.aiter_lines():
                 if not line.startswith(_DATA):
                     continue  # the empty line between two events
                 event = json.loads(line.removeprefix(_DATA))
                 if "error" in event:
-                    raise MoaError(f"the verifier broke a stream off: {event['error']}")
+                    raise MoaError(f"the verifier broke a stream off: {event['error']}", code="refused")
                 if "token" not in event:
                     return
                 yield event["token"]
     except httpx.TransportError as error:
-        raise VerifierGoneError(f"the verifier at {base_url} does not answer any more: {error!r}") from error
-    raise VerifierGoneError(f"the verifier at {base_url} ended a stream before its answer was complete")
+        text = f"the verifier at {base_url} does not answer any more: {error!r}"
+        raise VerifierGoneError(text, code="verifier_gone") from error
+    text = f"the verifier at {base_url} ended a stream before its answer was complete"
+    raise VerifierGoneError(text, code="verifier_gone")
 
 
 def split_cpus() -> tuple[set[int], set[int]] | None:
@@ -217,8 +195,3 @@ def split_cpus() -> tuple[set[int], set[int]] | None:
         return None
     half = len(own) // 2
     return set(own[:half]), set(own[half:])
-
-
-def pin(pid: int, cpus: set[int]) -> None:
-    """Bind a process (0: the caller) to processors: its main thread and the threads that it starts later."""
-    os.sched_setaffinity(pid, cpus)

@@ -5,15 +5,14 @@
 
 It shapes bytes, not messages. Each direction has one wire, shared by all connections, and its own delay: a chunk that
 arrives at `t` is on the wire until `end = max(t, end of the chunk before) + bits / rate`, or until a trace has let all
-its bytes through, and is handed over at `end + delay`. A queue that is full is not read from, so the sender feels it
-as it would feel a full modem.
+its bytes through, and is delivered at `end + delay`. A full queue is not read from, so the sender is blocked.
 
-The link's clock begins with the first connection. An outage stops it: nothing is handed over, sockets hang without a
-reset, and everything due waits; when the clock runs again, each byte goes on with the time it had left.
+The link's clock begins with the first connection. An outage stops it: nothing is delivered, sockets hang without a
+reset, and everything due waits; when the clock runs again, each byte continues with the time it had left.
 
-What it does not do: TCP's own handshake, slow start and back-off after an outage happen on loopback, so a real network
-adds a round trip to each new connection and some time after a long outage. Rates count payload, not packet headers.
-It needs a free event loop: give it a thread or a process of its own where the client's loop is busy for milliseconds.
+TCP's own handshake, slow start and back-off after an outage happen on loopback: a real network adds a round trip to
+each new connection and some time after a long outage. Rates count payload, not packet headers. The emulator needs a
+free event loop, see :func:`background_link`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,10 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Coroutine, Iterator
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator
 
 from moa_bench.link.profiles import LinkProfile
 from moa_bench.link.wire import READ_BYTES, Wire, wire_of
-from moa_runtime.errors import MoaError
 
 SOCKET_BYTES = 128 * 1024  # fixed, or the kernel lets its buffers grow to megabytes and hides the back-pressure
 
@@ -74,32 +70,29 @@ class _LinkClock:
 
 
 class _Direction:
-    """One way of the link: its wire and delay, and what has come out of it, over all connections."""
+    """One way of the link: its wire, its delay, and the number of bytes delivered, over all connections."""
 
     def __init__(self, clock: _LinkClock, wire: Wire, delay_s: float, jitter_s: float, seed: str) -> None:
         self.clock = clock
         self.chunk_bytes = wire.chunk_bytes
         self.queue_bytes = wire.queue_bytes(delay_s + jitter_s)
         self.delivered_bytes = 0
-        self._wire = wire
-        self._delay_s = delay_s
-        self._jitter_s = jitter_s
+        self._wire, self._delay_s, self._jitter_s = wire, delay_s, jitter_s
         self._random = random.Random(seed)
 
     def due(self, size: int) -> float:
-        """Put `size` bytes on the wire; the link time (s) at which the last of them comes out."""
+        """Put ``size`` bytes on the wire; returns the link's time (s) at which the last of them is due."""
         through = self._wire.transmit(size, self.clock.now())
         jitter = self._random.uniform(-self._jitter_s, self._jitter_s) if self._jitter_s else 0.0
         return through + max(0.0, self._delay_s + jitter)
 
 
 class _Flow:
-    """One direction of one connection: reads at once, hands over when due, in order, with a bounded queue."""
+    """One direction of one connection: reads at once and delivers when due, in order, with a bounded queue."""
 
     def __init__(self, direction: _Direction, reader: asyncio.StreamReader) -> None:
         self.ended = False
-        self._direction = direction
-        self._reader = reader
+        self._direction, self._reader = direction, reader
         # (link time due, bytes); b"" is the end of the stream, None a connection that broke.
         self._queue: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue()
         self._queued_bytes = 0
@@ -123,14 +116,14 @@ class _Flow:
         self.ended = True
 
     async def deliver(self, writer: asyncio.StreamWriter) -> None:
-        """Hand everything over to `writer`, up to and including the end of the stream, or until `writer` breaks."""
+        """Deliver everything to ``writer``, the end of the stream included, or until ``writer`` breaks."""
         with contextlib.suppress(OSError):
             while True:
                 due, data = await self._queue.get()
                 await self._direction.clock.sleep_until(due)
                 if not data:
                     break
-                self._direction.delivered_bytes += len(data)  # first: who receives the bytes may read the counter
+                self._direction.delivered_bytes += len(data)  # first: the receiver of the bytes may read the counter
                 writer.write(data)
                 await writer.drain()
                 self._queued_bytes -= len(data)
@@ -146,35 +139,12 @@ class _Flow:
 
 
 class Link:
-    """A TCP proxy that makes the way to `target_host:target_port` as slow as `profile` says.
+    """A TCP proxy on a free local port that makes the way to ``host:port`` as slow as ``profile`` says."""
 
-    Args:
-        profile: the connection to imitate.
-        target_host, target_port: the verifier.
-        host, port: where to listen; port 0 takes a free one.
-        seed: of the jitter.
-
-    Raises:
-        MoaError: on entering, if the port cannot be listened on.
-    """
-
-    def __init__(
-        self,
-        profile: LinkProfile,
-        target_host: str,
-        target_port: int,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        *,
-        seed: int = 0,
-    ) -> None:
-        self.profile = profile
-        self.port = port
-        self._target = (target_host, target_port)
-        self._host = host
-        self._seed = seed
-        self._cut = False
-        self._in_outage = False
+    def __init__(self, profile: LinkProfile, host: str, port: int) -> None:
+        self.profile, self.port = profile, 0
+        self._target = (host, port)
+        self._cut = self._in_outage = False
         self._connections: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._outages: asyncio.Task[None] | None = None
@@ -185,20 +155,15 @@ class Link:
         delay, jitter = profile.round_trip_ms / 2000, profile.jitter_ms / 1000
         up = wire_of(profile.up_bits_per_s, profile.up_trace)
         down = wire_of(profile.down_bits_per_s, profile.down_trace)
-        self._up = _Direction(self._clock, up, delay, jitter, f"up {self._seed}")
-        self._down = _Direction(self._clock, down, delay, jitter, f"down {self._seed}")
-        try:
-            self._server = await asyncio.start_server(self._accept, self._host, self.port, limit=READ_BYTES)
-        except (OSError, OverflowError) as error:
-            raise MoaError(f"The link emulator cannot listen on {self._host}:{self.port}: {error}.") from error
-        for sock in self._server.sockets:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._up = _Direction(self._clock, up, delay, jitter, "up")
+        self._down = _Direction(self._clock, down, delay, jitter, "down")
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", limit=READ_BYTES)
+        [sock] = self._server.sockets
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+        self.port = sock.getsockname()[1]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
@@ -209,17 +174,17 @@ class Link:
 
     @property
     def bytes_up(self) -> int:
-        """Bytes handed over to the verifier so far, over all connections."""
+        """Payload bytes delivered to the verifier so far, over all connections."""
         return self._up.delivered_bytes
 
     @property
     def bytes_down(self) -> int:
-        """Bytes handed over to clients so far, over all connections."""
+        """Payload bytes delivered to clients so far, over all connections."""
         return self._down.delivered_bytes
 
     @property
     def is_cut(self) -> bool:
-        """Whether nothing passes now, by `cut` or by an outage of the profile."""
+        """Whether nothing passes now, because of :meth:`cut` or an outage of the profile."""
         return self._cut or self._in_outage
 
     def cut(self) -> None:
@@ -228,13 +193,13 @@ class Link:
         self._clock.stop()
 
     def restore(self) -> None:
-        """Leave the dead zone: what was queued goes on, and new connections pass. An outage of the profile stays."""
+        """Leave the dead zone: queued bytes and new connections pass. An outage of the profile stays."""
         self._cut = False
         if not self.is_cut:
             self._clock.start()
 
     def reset(self) -> None:
-        """Break all connections now, on both sides, as a middlebox does that has lost its state."""
+        """Break all connections now, on both sides, like a middlebox that has lost its state."""
         for writer in self._writers:
             _reset(writer)
         for task in self._connections:
@@ -249,7 +214,7 @@ class Link:
         task.add_done_callback(self._connections.discard)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its acceptance until both directions have ended or one side is gone."""
+        """Serve one connection until both directions have ended or one side is gone."""
         up = _Flow(self._up, reader)
         with contextlib.ExitStack() as stack:
             stack.callback(up.close)
@@ -257,7 +222,7 @@ class Link:
             self._writers.add(writer)
             await self._clock.sleep_until(0.0)  # not in an outage
             if up.ended:
-                return  # it gave up in a dead zone: its first packet never got through
+                return  # closed in a dead zone: its first packet never got through
             try:
                 target_reader, target_writer = await asyncio.open_connection(*self._target, limit=READ_BYTES)
             except OSError:
@@ -295,40 +260,22 @@ def _reset(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
 
-class BackgroundLink:
-    """A :class:`Link` with an event loop of its own, so that nothing else's work shows up as delay.
+class BackgroundLink(Link):
+    """A link on the event loop of a thread of its own, so that other work does not show up as delay. It may be cut,
+    restored and reset from any thread."""
 
-    ``cut``, ``restore`` and ``reset`` may be called from any thread.
-    """
-
-    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
-        self._link, self._loop = link, loop
-
-    @property
-    def port(self) -> int:
-        return self._link.port
-
-    @property
-    def bytes_up(self) -> int:
-        """Payload bytes delivered to the verifier."""
-        return self._link.bytes_up
-
-    @property
-    def bytes_down(self) -> int:
-        """Payload bytes delivered to the client."""
-        return self._link.bytes_down
+    def __init__(self, profile: LinkProfile, host: str, port: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(profile, host, port)
+        self._loop = loop
 
     def cut(self) -> None:
-        """Begin a dead zone: connections hang, nothing passes."""
-        self._loop.call_soon_threadsafe(self._link.cut)
+        self._loop.call_soon_threadsafe(super().cut)
 
     def restore(self) -> None:
-        """End the dead zone; what was under way arrives."""
-        self._loop.call_soon_threadsafe(self._link.restore)
+        self._loop.call_soon_threadsafe(super().restore)
 
     def reset(self) -> None:
-        """Break all connections now."""
-        self._loop.call_soon_threadsafe(self._link.reset)
+        self._loop.call_soon_threadsafe(super().reset)
 
 
 @contextlib.contextmanager
@@ -342,17 +289,13 @@ def background_link(profile: LinkProfile, host: str, port: int) -> Iterator[Back
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="link", daemon=True)
     thread.start()
-    link = Link(profile, host, port)
-
-    def run(work: Coroutine[Any, Any, object]) -> None:
-        asyncio.run_coroutine_threadsafe(work, loop).result()
-
+    link = BackgroundLink(profile, host, port, loop)
     try:
-        run(link.__aenter__())
+        asyncio.run_coroutine_threadsafe(link.__aenter__(), loop).result()
         try:
-            yield BackgroundLink(link, loop)
+            yield link
         finally:
-            run(link.__aexit__(None, None, None))
+            asyncio.run_coroutine_threadsafe(link.__aexit__(), loop).result()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

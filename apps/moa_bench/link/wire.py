@@ -7,20 +7,24 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from moa_runtime.errors import MoaError
 
 PACKET_BYTES = 1500
+READ_BYTES = 16 * 1024
+CHUNK_S = 0.002  # time of a chunk at most, unless that is less than a packet
+WAITING_BYTES = 64 * 1024  # least queue, per connection and direction
+WAITING_S = 0.05  # least queue at a high rate: the wire does not fall idle while this process pauses for less
+UNLIMITED_QUEUE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Trace:
-    """When one direction of a link could deliver a packet.
+    """When one direction of a recorded link could deliver a packet (Mahimahi; Netravali et al., USENIX ATC 2015).
 
-    At each time the link passes up to 1500 bytes of what waits; what it does not use then is lost. A time that
-    stands there several times is as many opportunities. When the trace is over it begins again, its time 0 at its
-    last time. Opportunities are numbered from 0, over all repetitions.
+    At each time the link passes up to 1500 bytes of what waits; unused room is lost. A time that is listed several
+    times is as many opportunities. After the last time the trace repeats, its time 0 at its last time. Opportunities
+    are numbered from 0, over all repetitions.
 
     Args:
         times_ms: whole milliseconds after the beginning, ascending, at least one of them above 0.
@@ -28,29 +32,19 @@ class Trace:
 
     times_ms: tuple[int, ...]
 
-    @property
-    def seconds(self) -> float:
-        """How long it lasts until it begins again."""
-        return self.times_ms[-1] / 1000
-
-    @property
-    def bits_per_s(self) -> float:
-        """The mean rate, bit/s, if every opportunity is used."""
-        return len(self.times_ms) * PACKET_BYTES * 8 / self.seconds
-
     def opportunity(self, number: int) -> float:
-        """When the opportunity ``number`` is, seconds after the beginning."""
+        """Return the time of opportunity ``number``, seconds after the beginning."""
         repetition, index = divmod(number, len(self.times_ms))
         return (repetition * self.times_ms[-1] + self.times_ms[index]) / 1000
 
     def next_opportunity(self, seconds: float) -> int:
-        """The number of the first opportunity that is not before ``seconds``."""
+        """Return the number of the first opportunity that is not before ``seconds``."""
         ms, period = seconds * 1000, self.times_ms[-1]
         repetition = max(0, math.ceil(ms / period) - 1)
         return repetition * len(self.times_ms) + bisect_left(self.times_ms, ms - repetition * period)
 
     def most_bytes(self, seconds: float) -> int:
-        """The most bytes that it delivers within so many seconds, whenever they begin."""
+        """Return the most bytes that it delivers within any ``seconds``."""
         period = self.times_ms[-1]
         repetitions, ms = divmod(seconds * 1000, period)
         twice = (*self.times_ms, *(time + period for time in self.times_ms))
@@ -59,76 +53,60 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace file: one time a line.
+    """Read a trace file, one time a line.
 
     Raises:
         MoaError: it cannot be read, a line is not a whole number of milliseconds or earlier than the line before,
-            or the trace lasts no time at all.
+            or the last time is 0.
     """
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError as error:
-        raise MoaError(f"cannot read the trace {path}: {error.strerror}") from error
+        raise MoaError(f"cannot read the trace {path}: {error.strerror}", code="not_readable") from error
     times: list[int] = []
     for number, line in enumerate(lines, 1):
-        text = line.strip()
+        text, where = line.strip(), f"{path}, line {number}"
         if not (text.isascii() and text.isdigit()):
-            raise MoaError(f"{path}, line {number}: expected a whole number of milliseconds, not {text[:40]!r}")
+            message = f"{where}: expected a whole number of milliseconds, not {text[:40]!r}"
+            raise MoaError(message, code="not_a_number")
         times.append(int(text))
         if number > 1 and times[-2] > times[-1]:
-            raise MoaError(
-                f"{path}, line {number}: {times[-1]} ms is earlier than the {times[-2]} ms of the line before"
-            )
+            message = f"{where}: {times[-1]} ms is earlier than the {times[-2]} ms of the line before"
+            raise MoaError(message, code="out_of_order")
     if not times or times[-1] == 0:
-        raise MoaError(f"{path} is no trace: expected one time in ms a line, the last of them above 0")
+        message = f"{path} is no trace: expected one time in ms a line, the last of them above 0"
+        raise MoaError(message, code="no_trace")
     return Trace(tuple(times))
 
 
-READ_BYTES = 16 * 1024
-CHUNK_S = 0.002  # time of a chunk at most, unless that is less than a packet
-WAITING_BYTES = 64 * 1024  # what may wait at least, per connection and direction
-WAITING_S = 0.05  # and for how long at a high rate: while this process pauses for less, the wire does not fall idle
-UNLIMITED_QUEUE_BYTES = 1024 * 1024
-
-
-class Wire(Protocol):
-    """Passes bytes in order. Times are seconds of the link's clock and never decrease from call to call.
+class Wire:
+    """Passes bytes in order, here without a limit. Times are seconds of the link's clock and never decrease from call
+    to call.
 
     Attributes:
         chunk_bytes: the most bytes that should be handed to it at once.
     """
 
-    chunk_bytes: int
-
-    def transmit(self, size: int, now: float) -> float:
-        """Let ``size`` bytes wait behind those before; returns when the last of them is through."""
-
-    def queue_bytes(self, delay_s: float) -> int:
-        """How many bytes of a connection may wait or be under way, where each is under way for ``delay_s``.
-
-        What is under way does not wait: without room for it, a long delay would lower the rate.
-        """
-
-
-class UnlimitedWire:
-    """Everything is through at once."""
-
     chunk_bytes = READ_BYTES
 
     def transmit(self, size: int, now: float) -> float:
+        """Queue ``size`` bytes; returns the time at which the last of them is through."""
         return now
 
     def queue_bytes(self, delay_s: float) -> int:
+        """Return how many bytes of a connection may wait or be under way, each for ``delay_s``.
+
+        What is under way does not wait: without room for it, a long delay would lower the rate.
+        """
         return UNLIMITED_QUEUE_BYTES
 
 
-class RateWire:
-    """So many bits per second."""
+class RateWire(Wire):
+    """Passes a number of bits per second."""
 
     def __init__(self, bits_per_s: float) -> None:
         self.chunk_bytes = min(READ_BYTES, max(PACKET_BYTES, int(bits_per_s * CHUNK_S / 8)))
-        self._bits_per_s = bits_per_s
-        self._free_at = 0.0
+        self._bits_per_s, self._free_at = bits_per_s, 0.0
 
     def transmit(self, size: int, now: float) -> float:
         self._free_at = max(self._free_at, now) + size * 8 / self._bits_per_s
@@ -138,16 +116,14 @@ class RateWire:
         return _queue_bytes(lambda seconds: int(self._bits_per_s * seconds / 8), delay_s)
 
 
-class TraceWire:
-    """Up to a packet's bytes at each opportunity of a trace, which begins at time 0."""
+class TraceWire(Wire):
+    """Passes up to a packet's bytes at each opportunity of a trace, which begins at time 0."""
 
     chunk_bytes = PACKET_BYTES
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._number = 0  # the opportunity in use,
-        self._left = PACKET_BYTES  # and the bytes it still has room for
-        self._free_at = 0.0
+        self._trace, self._free_at = trace, 0.0
+        self._number, self._left = 0, PACKET_BYTES  # the opportunity in use, and its unused bytes
 
     def transmit(self, size: int, now: float) -> float:
         following = self._trace.next_opportunity(now)
@@ -168,12 +144,11 @@ class TraceWire:
 
 
 def wire_of(bits_per_s: float | None, trace: Trace | None) -> Wire:
-    """The wire of a profile's direction, which has a rate, a trace, or neither."""
+    """Make the wire of a profile's direction, which has a rate, a trace, or neither."""
     if trace is not None:
         return TraceWire(trace)
-    return UnlimitedWire() if bits_per_s is None else RateWire(bits_per_s)
+    return Wire() if bits_per_s is None else RateWire(bits_per_s)
 
 
 def _queue_bytes(most_bytes: Callable[[float], int], delay_s: float) -> int:
-    """``most_bytes``: the most that the wire passes in so many seconds."""
     return max(WAITING_BYTES, most_bytes(WAITING_S)) + most_bytes(delay_s)

@@ -1,23 +1,138 @@
-"""The link emulator against what it promises: delay, rate, order, bounded queues, dead zones."""
+"""The link emulator: delay, rate, traces, order, bounded queues, dead zones, and the options that choose it."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import itertools
 import random
 import socket
-import statistics
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moa_bench.link import PROFILES, Link, LinkProfile, get_profile, random_outages, with_round_trip
-from moa_runtime.errors import MoaError
-from support.bench.linked import connected
+from moa_bench.link.proxy import _Direction
+from moa_bench.link.wire import PACKET_BYTES, WAITING_BYTES, RateWire, Trace, TraceWire, Wire, read_trace
+from moa_bench.network import add_link_options, links_of
+from moa_runtime.transport import Endpoint
+from support.refusals import refused
 
 QUIET_S = 0.3  # long enough to believe that nothing comes
-BUSY_MS = 3.0  # timers that are later than this have to wait for other processes
+
+# -- wires, by hand --------------------------------------------------------------------------------
+
+times = st.lists(st.integers(0, 60), min_size=1, max_size=12).map(sorted).filter(lambda found: found[-1] > 0).map(tuple)
+
+
+def test_a_trace_repeats_and_says_how_much_it_delivers() -> None:
+    trace = Trace((0, 4, 4, 10))
+    # When it is over, it begins again: its time 0 is at 10 ms, which is also its last opportunity.
+    assert [round(1000 * trace.opportunity(number)) for number in range(7)] == [0, 4, 4, 10, 10, 14, 14]
+    # From 10 ms on: 10, 10, 14, 14.
+    assert [trace.most_bytes(ms / 1000) for ms in (0, 4, 14)] == [count * PACKET_BYTES for count in (2, 4, 8)]
+
+
+@given(times, st.integers(0, 2000))
+def test_the_next_opportunity_is_the_first_that_is_not_before(found: tuple[int, ...], tenths_ms: int) -> None:
+    trace = Trace(found)
+    seconds = tenths_ms / 10_000 + 1e-7  # no opportunity lies there, so rounding decides nothing
+    number = trace.next_opportunity(seconds)
+    assert trace.opportunity(number) >= seconds
+    assert number == 0 or trace.opportunity(number - 1) < seconds
+
+
+@settings(max_examples=40)
+@given(times, st.lists(st.tuples(st.integers(0, 400), st.integers(1, PACKET_BYTES)), max_size=30).map(sorted))
+def test_a_wire_passes_what_a_byte_by_byte_model_passes(
+    found: tuple[int, ...], arrivals: list[tuple[int, int]]
+) -> None:
+    """`arrivals` are tenths of a millisecond and sizes."""
+    trace, free = Trace(found), {}  # the room that is left, by opportunity
+    wire, number = TraceWire(trace), 0
+    for tenths_ms, size in arrivals:
+        now = tenths_ms / 10_000 + 1e-7
+        for _ in range(size):
+            while trace.opportunity(number) < now or free.get(number) == 0:
+                number += 1
+            free[number] = free.get(number, PACKET_BYTES) - 1
+        assert wire.transmit(size, now) == trace.opportunity(number)
+
+
+def test_a_rate_passes_chunks_one_after_the_other_and_a_long_delay_does_not_lower_it() -> None:
+    wire = RateWire(8e6)  # a megabyte a second
+    assert [wire.transmit(1000, now) for now in (5.0, 5.0, 5.0005, 6.0)] == pytest.approx([5.001, 5.002, 5.003, 6.001])
+    # All that is under way for the delay may be, besides what waits.
+    assert wire.queue_bytes(0.5) == wire.queue_bytes(0.0) + 500_000 and wire.queue_bytes(0.0) == WAITING_BYTES
+    trace = Trace((1,))  # a packet a millisecond
+    assert TraceWire(trace).queue_bytes(0.5) >= WAITING_BYTES + 500 * PACKET_BYTES
+    assert Wire().transmit(10**9, 5.0) == 5.0
+
+
+def test_a_direction_adds_its_delay_and_all_connections_share_its_wire() -> None:
+    clock = SimpleNamespace(now=lambda: 5.0)
+    direction = _Direction(clock, RateWire(8e6), 0.04, 0.0, "up")
+    assert [direction.due(size) for size in (1000, 2000)] == pytest.approx([5.041, 5.043])
+    jittery = _Direction(clock, Wire(), 0.04, 0.02, "up")
+    delays = [jittery.due(1) - 5.0 for _ in range(200)]
+    assert min(delays) < 0.025 and max(delays) > 0.055 and all(0.02 <= delay <= 0.06 for delay in delays)
+
+
+# -- connections over real sockets -----------------------------------------------------------------
+
+
+@dataclass
+class Ends:
+    """A connection through a link, seen from both ends, and the later connections that the verifier gets."""
+
+    link: Link
+    client_reader: asyncio.StreamReader
+    client: asyncio.StreamWriter
+    server_reader: asyncio.StreamReader
+    server: asyncio.StreamWriter
+    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+
+
+@asynccontextmanager
+async def connected(profile: LinkProfile, idle_s: float = 0.0) -> AsyncIterator[Ends]:
+    """``idle_s``: time before the link is first used."""
+    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+    writers: list[asyncio.StreamWriter] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        accepted.put_nowait((reader, writer))
+
+    target = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with Link(profile, "127.0.0.1", target.sockets[0].getsockname()[1]) as link:
+        await asyncio.sleep(idle_s)
+        client_reader, client = await asyncio.open_connection("127.0.0.1", link.port)
+        server_reader, server = await asyncio.wait_for(accepted.get(), 5)
+        yield Ends(link, client_reader, client, server_reader, server, accepted)
+        for writer in (client, *writers):
+            writer.transport.abort()
+    target.close()
+
+
+def over_link(profile: LinkProfile, idle_s: float = 0.0):
+    """Run an asynchronous test with the ends of a connection through a link."""
+
+    def run(test) -> None:
+        async def main() -> None:
+            async with connected(profile, idle_s) as ends:
+                await test(ends)
+
+        asyncio.run(main())
+
+    return run
 
 
 async def hangs(awaitable) -> bool:
@@ -29,300 +144,188 @@ async def hangs(awaitable) -> bool:
     return False
 
 
-async def one_way_delays_ms(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> list[float]:
-    """Send `count` time stamps, 15 ms apart, and see how old each is when it arrives."""
-    loop = asyncio.get_running_loop()
-
-    async def send() -> None:
-        for _ in range(count):
-            writer.write(struct.pack("d", loop.time()))
-            await asyncio.sleep(0.015)
-
-    sending = asyncio.create_task(send())
-    delays = []
-    for _ in range(count):
-        (sent,) = struct.unpack("d", await reader.readexactly(8))
-        delays.append((loop.time() - sent) * 1000)
-    await sending
-    return delays
+async def exactly(reader: asyncio.StreamReader, size: int) -> bytes:
+    return await asyncio.wait_for(reader.readexactly(size), 20)
 
 
-async def lateness_ms(delay_ms: float, count: int) -> list[float]:
-    """How late this machine's own timers are: up to 1 ms when it is idle, more when others keep it busy."""
-    loop = asyncio.get_running_loop()
-    late: list[float] = []
-    for _ in range(count):
-        due = loop.time() + delay_ms / 1000
-        loop.call_at(due, lambda due=due: late.append((loop.time() - due) * 1000))
-        await asyncio.sleep(0.015)
-    await asyncio.sleep(delay_ms / 1000)
-    return late
+@pytest.mark.parametrize("name", ["cable", "3g"])
+def test_nothing_arrives_before_its_delay_and_rate_allow(name: str) -> None:
+    profile = get_profile(name)
 
+    async def test(ends: Ends) -> None:
+        loop, size = asyncio.get_running_loop(), 40_000
+        for writer, reader, rate in (
+            (ends.client, ends.server_reader, profile.up_bits_per_s),
+            (ends.server, ends.client_reader, profile.down_bits_per_s),
+        ):
+            sent = loop.time()
+            writer.write(bytes(size))
+            await exactly(reader, 1)
+            assert loop.time() - sent >= profile.round_trip_ms / 2000
+            await exactly(reader, size - 1)
+            assert loop.time() - sent >= profile.round_trip_ms / 2000 + 8 * size / rate - 1e-3
 
-async def bits_per_s(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int) -> float:
-    """The rate at which `size` bytes sent at once arrive: the median over five stretches of the time that takes."""
-    loop = asyncio.get_running_loop()
-    writer.write(bytes(size))
-    arrivals = [(loop.time(), 0)]  # when, and the bytes until then
-    while (got := arrivals[-1][1]) < size:
-        got += len(await reader.read(1 << 16))
-        arrivals.append((loop.time(), got))
-    # The first to arrive begins the first stretch: the way there is delay, not rate.
-    ends = [arrivals[1 + (len(arrivals) - 2) * part // 5] for part in range(6)]
-    return statistics.median((b[1] - a[1]) * 8 / (b[0] - a[0]) for a, b in itertools.pairwise(ends))
-
-
-STEADY = [profile for profile in PROFILES.values() if not profile.outages]
-
-
-@pytest.mark.parametrize("profile", STEADY, ids=lambda profile: profile.name)
-def test_one_way_delay(profile: LinkProfile) -> None:
-    async def main() -> None:
-        wanted = profile.round_trip_ms / 2
-        async with connected(profile) as ends:
-            up, down, timers = await asyncio.gather(
-                one_way_delays_ms(ends.server_reader, ends.client, 20),
-                one_way_delays_ms(ends.client_reader, ends.server, 20),
-                lateness_ms(wanted, 20),
-            )
-        late = statistics.median(timers)
-        for delays in (up, down):
-            middle = statistics.median(delays)
-            print(f"{wanted} ms: {min(delays):.2f} .. {middle:.2f} .. {max(delays):.2f}; timers {late:.2f} late")
-            assert min(delays) >= wanted
-            assert middle <= wanted * 1.1 + 3 + max(0.0, late - 1)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("profile", [link for link in STEADY if link.down_bits_per_s], ids=lambda link: link.name)
-def test_rate_of_each_direction_with_both_busy(profile: LinkProfile) -> None:
-    async def shares() -> tuple[float, float, float]:
-        """The rates measured up and down, as shares of the profile's, and how late a quarter of all timers was."""
-        async with connected(profile) as ends:
-            up, down, timers = await asyncio.gather(
-                bits_per_s(ends.server_reader, ends.client, int(profile.up_bits_per_s * 0.6 / 8)),
-                bits_per_s(ends.client_reader, ends.server, int(profile.down_bits_per_s * 0.6 / 8)),
-                lateness_ms(5, 40),
-            )
-        return up / profile.up_bits_per_s, down / profile.down_bits_per_s, statistics.quantiles(timers)[2]
-
-    lates = []
-    for _ in range(3):  # others that keep the machine busy only lower the rate: once without them is enough
-        up, down, late = asyncio.run(shares())
-        print(f"up {up:.4f}, down {down:.4f} of the profile; timers {late:.2f} ms late")
-        assert max(up, down) <= 1.1
-        if min(up, down) >= 0.9:
-            return
-        lates.append(late)
-    if min(lates) > BUSY_MS:
-        pytest.skip(f"this machine is too busy to carry {profile.down_bits_per_s / 1e6:g} Mbit/s now")
-    pytest.fail(f"up {up:.4f}, down {down:.4f} of the profile")
-
-
-def test_jitter_spreads_the_delay_and_keeps_order() -> None:
-    async def main() -> None:
-        async with connected(LinkProfile("jittery", None, None, 60, jitter_ms=20)) as ends:
-            delays, timers = await asyncio.gather(
-                one_way_delays_ms(ends.server_reader, ends.client, 60),
-                lateness_ms(30, 60),
-            )
-        assert min(delays) >= 10
-        assert max(delays) - min(delays) >= 15
-        assert 25 <= statistics.median(delays) <= 45 + statistics.median(timers)
-
-    asyncio.run(main())
-
-
-def test_a_long_delay_does_not_lower_the_rate() -> None:
-    async def main() -> None:
-        async with connected(LinkProfile("satellite", 16e6, 16e6, 600)) as ends:
-            assert await bits_per_s(ends.server_reader, ends.client, 2_000_000) == pytest.approx(16e6, rel=0.1)
-
-    asyncio.run(main())
-
-
-def test_connections_share_the_rate() -> None:
-    async def main() -> None:
-        async with connected(LinkProfile("shared", None, 4e6, 0)) as ends:
-            _, second = await asyncio.open_connection("127.0.0.1", ends.link.port)
-            second_reader, _ = await asyncio.wait_for(ends.accepted.get(), 5)
-            rates = await asyncio.gather(
-                bits_per_s(ends.server_reader, ends.client, 250_000), bits_per_s(second_reader, second, 250_000)
-            )
-            second.transport.abort()
-        assert sum(rates) == pytest.approx(4e6, rel=0.15)
-
-    asyncio.run(main())
+    over_link(profile)(test)
 
 
 def test_bytes_and_order_are_kept_and_counted() -> None:
-    async def main() -> None:
+    async def test(ends: Ends) -> None:
         rng = random.Random(7)
         sent = [rng.randbytes(rng.choice((1, 3, 100, 5000, 40_000))) for _ in range(60)]
-        async with connected(LinkProfile("rough", 40e6, 40e6, 20, jitter_ms=8)) as ends:
 
-            async def send(writer: asyncio.StreamWriter) -> None:
-                for piece in sent:
-                    writer.write(piece)
-                    await writer.drain()
-                    await asyncio.sleep(rng.random() * 0.005)
-                writer.write_eof()
+        async def send(writer: asyncio.StreamWriter) -> None:
+            for piece in sent:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(rng.random() * 0.005)
+            writer.write_eof()
 
-            up, down, *_ = await asyncio.gather(
-                ends.server_reader.read(), ends.client_reader.read(), send(ends.client), send(ends.server)
-            )
-            whole = b"".join(sent)
-            digest = hashlib.sha256(whole).hexdigest()
-            assert hashlib.sha256(up).hexdigest() == hashlib.sha256(down).hexdigest() == digest
-            assert (ends.link.bytes_up, ends.link.bytes_down) == (len(whole), len(whole))
+        up, down, *_ = await asyncio.gather(
+            ends.server_reader.read(), ends.client_reader.read(), send(ends.client), send(ends.server)
+        )
+        assert up == down == b"".join(sent) and (ends.link.bytes_up, ends.link.bytes_down) == (len(up), len(down))
 
-    asyncio.run(main())
+    over_link(LinkProfile("rough", 40e6, 40e6, 20, jitter_ms=8))(test)
 
 
 @pytest.mark.parametrize("profile", [PROFILES["cable"], with_round_trip(60)], ids=lambda profile: profile.name)
 def test_a_sender_into_a_dead_zone_is_blocked_and_nothing_is_lost(profile: LinkProfile) -> None:
-    async def main() -> None:
-        async with connected(profile) as ends:
-            # The sender's own kernel buffer is no part of the link.
-            ends.server.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
-            ends.link.cut()
-            rng, sent = random.Random(3), b""
-            while len(sent) < 16_000_000:
-                piece = rng.randbytes(32 * 1024)
-                ends.server.write(piece)
-                sent += piece
-                if await hangs(ends.server.drain()):
-                    break
-            assert len(sent) < 3_000_000
-            assert ends.link.bytes_down == 0
-            ends.link.restore()
-            got = await asyncio.wait_for(ends.client_reader.readexactly(len(sent)), 20)
-            assert hashlib.sha256(got).digest() == hashlib.sha256(sent).digest()
+    async def test(ends: Ends) -> None:
+        # The sender's own kernel buffer is no part of the link.
+        ends.server.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+        ends.link.cut()
+        rng, sent = random.Random(3), b""
+        while len(sent) < 16_000_000:
+            piece = rng.randbytes(32 * 1024)
+            ends.server.write(piece)
+            sent += piece
+            if await hangs(ends.server.drain()):
+                break
+        assert len(sent) < 3_000_000 and ends.link.bytes_down == 0
+        ends.link.restore()
+        got = await exactly(ends.client_reader, len(sent))
+        assert hashlib.sha256(got).digest() == hashlib.sha256(sent).digest()
 
-    asyncio.run(main())
+    over_link(profile)(test)
 
 
-def test_in_a_dead_zone_sockets_hang_and_go_on_afterwards() -> None:
-    async def main() -> None:
+def test_sockets_hang_in_a_dead_zone_and_continue_afterwards() -> None:
+    async def test(ends: Ends) -> None:
         loop = asyncio.get_running_loop()
-        async with connected(with_round_trip(100)) as ends:
-            ends.client.write(b"on its way, ")
-            await asyncio.sleep(0.01)
-            ends.link.cut()
-            ends.client.write(b"and sent in the dark")
-            ends.server.write(b"token")
-            assert ends.link.is_cut
-            assert await hangs(ends.server_reader.read(1))
-            assert await hangs(ends.client_reader.read(1))
-            assert (ends.link.bytes_up, ends.link.bytes_down) == (0, 0)
-            ends.link.restore()
-            start = loop.time()
-            assert await asyncio.wait_for(ends.server_reader.readexactly(32), 5) == b"on its way, and sent in the dark"
-            assert loop.time() - start >= 0.045  # what was sent in the dark has the whole way before it
-            assert await asyncio.wait_for(ends.client_reader.readexactly(5), 5) == b"token"
+        ends.client.write(b"on its way, ")
+        await asyncio.sleep(0.01)
+        ends.link.cut()
+        ends.client.write(b"and sent in the dark")
+        ends.server.write(b"token")
+        assert ends.link.is_cut
+        assert await hangs(ends.server_reader.read(1))
+        assert await hangs(ends.client_reader.read(1))
+        assert (ends.link.bytes_up, ends.link.bytes_down) == (0, 0)
+        ends.link.restore()
+        start = loop.time()
+        assert await exactly(ends.server_reader, 32) == b"on its way, and sent in the dark"
+        assert loop.time() - start >= 0.045  # what was sent in the dark has the whole way before it
+        assert await exactly(ends.client_reader, 5) == b"token"
 
-    asyncio.run(main())
-
-
-def test_a_new_connection_in_a_dead_zone_hangs_and_passes_afterwards() -> None:
-    async def main() -> None:
-        async with connected(PROFILES["lan"]) as ends:
-            ends.link.cut()
-            reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", ends.link.port), 5)
-            writer.write(b"hello")
-            assert await hangs(ends.accepted.get())
-            ends.link.restore()
-            server_reader, server = await asyncio.wait_for(ends.accepted.get(), 5)
-            assert await asyncio.wait_for(server_reader.readexactly(5), 5) == b"hello"
-            server.write(b"welcome")
-            assert await asyncio.wait_for(reader.readexactly(7), 5) == b"welcome"
-            writer.transport.abort()
-
-    asyncio.run(main())
+    over_link(with_round_trip(100))(test)
 
 
-def test_a_client_that_gave_up_in_a_dead_zone_leaves_no_trace() -> None:
-    async def main() -> None:
-        async with connected(PROFILES["lan"]) as ends:
-            ends.link.cut()
-            _, writer = await asyncio.open_connection("127.0.0.1", ends.link.port)
-            writer.write(b"hello")
-            writer.close()
-            await asyncio.sleep(0.1)
-            ends.link.restore()
-            assert await hangs(ends.accepted.get())
+def test_new_connections_in_a_dead_zone_pass_afterwards_unless_the_client_gave_up() -> None:
+    async def test(ends: Ends) -> None:
+        ends.link.cut()
+        _, gave_up = await asyncio.open_connection("127.0.0.1", ends.link.port)
+        gave_up.write(b"bye")
+        gave_up.close()
+        reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", ends.link.port), 5)
+        writer.write(b"hello")
+        assert await hangs(ends.accepted.get())
+        ends.link.restore()
+        server_reader, server = await asyncio.wait_for(ends.accepted.get(), 5)
+        assert await exactly(server_reader, 5) == b"hello"
+        server.write(b"welcome")
+        assert await exactly(reader, 7) == b"welcome" and await hangs(ends.accepted.get())
+        writer.transport.abort()
 
-    asyncio.run(main())
+    over_link(PROFILES["lan"])(test)
 
 
-def test_a_timed_outage_counts_from_the_first_connection() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with connected(LinkProfile("gap", None, None, 20, outages=((0.3, 0.5),))) as ends:
-            opened, arrivals = loop.time(), []
+def test_an_outage_begins_after_the_first_connection_and_nothing_passes_in_it() -> None:
+    async def test(ends: Ends) -> None:
+        loop, opened = asyncio.get_running_loop(), asyncio.get_running_loop().time()
 
-            async def send() -> None:
-                for number in range(60):
-                    ends.client.write(bytes([number]))
-                    await asyncio.sleep(0.02)
-
-            sending = asyncio.create_task(send())
+        async def send() -> None:
             for number in range(60):
-                assert await asyncio.wait_for(ends.server_reader.readexactly(1), 5) == bytes([number])
-                arrivals.append(loop.time() - opened)
-            await sending
-        # The arrival before the widest gap and the one after it.
-        _, before, after = max((b - a, a, b) for a, b in itertools.pairwise(arrivals))
-        assert before <= 0.5
-        assert 0.75 <= after <= 1.5
+                ends.client.write(bytes([number]))
+                await asyncio.sleep(0.02)
 
-    asyncio.run(main())
+        sending, arrivals = asyncio.create_task(send()), []
+        for number in range(60):
+            assert await exactly(ends.server_reader, 1) == bytes([number])
+            arrivals.append(loop.time() - opened)
+        await sending
+        # The widest gap between arrivals: it ends after the outage, and is nearly as long.
+        gap, after = max((b - a, b) for a, b in itertools.pairwise(arrivals))
+        assert gap >= 0.3 and after >= 0.75
+
+    over_link(LinkProfile("gap", None, None, 20, outages=((0.3, 0.5),)), idle_s=0.4)(test)
 
 
 def test_restore_does_not_end_an_outage_of_the_profile() -> None:
-    async def main() -> None:
-        async with connected(LinkProfile("gap", None, None, 0, outages=((0.1, 30.0),))) as ends:
-            await asyncio.sleep(0.2)
-            ends.link.cut()
-            ends.link.restore()
-            assert ends.link.is_cut
-            ends.client.write(b"x")
-            assert await hangs(ends.server_reader.read(1))
+    async def test(ends: Ends) -> None:
+        await asyncio.sleep(0.2)
+        ends.link.cut()
+        ends.link.restore()
+        assert ends.link.is_cut
+        ends.client.write(b"x")
+        assert await hangs(ends.server_reader.read(1))
 
-    asyncio.run(main())
+    over_link(LinkProfile("gap", None, None, 0, outages=((0.1, 30.0),)))(test)
+
+
+def test_a_trace_waits_for_the_first_connection_and_stands_still_in_an_outage() -> None:
+    async def test(ends: Ends) -> None:
+        loop = asyncio.get_running_loop()
+        ends.link.cut()
+        ends.client.write(b"x" * PACKET_BYTES)
+        await asyncio.sleep(0.4)
+        ends.link.restore()
+        restored = loop.time()
+        await exactly(ends.server_reader, PACKET_BYTES)
+        assert loop.time() - restored >= 0.1
+
+    # Its one opportunity for long: already over, were the trace to run before the connection or in the outage.
+    over_link(LinkProfile("recorded", None, None, 0, up_trace=Trace((300, 30_000))), idle_s=0.4)(test)
 
 
 def test_an_end_and_a_break_reach_the_other_side() -> None:
-    async def main() -> None:
-        async with connected(with_round_trip(20)) as ends:
-            ends.client.write(b"bye")
-            ends.client.close()
-            assert await asyncio.wait_for(ends.server_reader.read(), 5) == b"bye"
-        async with connected(with_round_trip(20)) as ends:
-            linger = struct.pack("ii", 1, 0)
-            ends.server.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            ends.server.transport.abort()
-            with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(ends.client_reader.read(), 5)
+    async def end(ends: Ends) -> None:
+        ends.client.write(b"bye")
+        ends.client.close()
+        assert await asyncio.wait_for(ends.server_reader.read(), 5) == b"bye"
 
-    asyncio.run(main())
+    async def broken(ends: Ends) -> None:
+        ends.server.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        ends.server.transport.abort()
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(ends.client_reader.read(), 5)
+
+    over_link(with_round_trip(20))(end)
+    over_link(with_round_trip(20))(broken)
 
 
 def test_reset_breaks_both_sides_and_new_connections_pass() -> None:
-    async def main() -> None:
-        async with connected(with_round_trip(20)) as ends:
-            ends.client.write(b"x")
-            await asyncio.wait_for(ends.server_reader.readexactly(1), 5)
-            ends.link.reset()
-            for reader in (ends.client_reader, ends.server_reader):
-                with pytest.raises(ConnectionResetError):
-                    await asyncio.wait_for(reader.read(), 5)
-            _, writer = await asyncio.open_connection("127.0.0.1", ends.link.port)
-            await asyncio.wait_for(ends.accepted.get(), 5)
-            writer.transport.abort()
+    async def test(ends: Ends) -> None:
+        ends.client.write(b"x")
+        await exactly(ends.server_reader, 1)
+        ends.link.reset()
+        for reader in (ends.client_reader, ends.server_reader):
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 5)
+        _, writer = await asyncio.open_connection("127.0.0.1", ends.link.port)
+        await asyncio.wait_for(ends.accepted.get(), 5)
+        writer.transport.abort()
 
-    asyncio.run(main())
+    over_link(with_round_trip(20))(test)
 
 
 def test_a_verifier_that_is_not_there_is_a_broken_connection() -> None:
@@ -338,49 +341,83 @@ def test_a_verifier_that_is_not_there_is_a_broken_connection() -> None:
     asyncio.run(main())
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
-    async def main() -> None:
-        async with Link(PROFILES["lan"], "127.0.0.1", 1) as link:
-            with pytest.raises(MoaError, match=f"cannot listen on 127.0.0.1:{link.port}"):
-                async with Link(PROFILES["lan"], "127.0.0.1", 1, port=link.port):
-                    pass
-
-    asyncio.run(main())
+# -- profiles, trace files, options ----------------------------------------------------------------
 
 
-def test_named_profiles() -> None:
-    figures = {
-        name: (profile.down_bits_per_s, profile.up_bits_per_s, profile.round_trip_ms)
-        for name, profile in PROFILES.items()
-    }
+def test_named_profiles_have_their_published_figures() -> None:
+    figures = {name: (p.down_bits_per_s, p.up_bits_per_s, p.round_trip_ms) for name, p in PROFILES.items()}
     assert list(figures) == ["lan", "fios", "cable", "5g", "lte", "4g", "3g-fast", "3g", "tunnel", "flaky"]
-    assert figures["fios"] == (20e6, 5e6, 4)
-    assert figures["cable"] == (5e6, 1e6, 28)
+    assert (figures["fios"], figures["cable"]) == ((20e6, 5e6, 4), (5e6, 1e6, 28))
     assert figures["lte"] == figures["tunnel"] == figures["flaky"] == (12e6, 12e6, 70)
-    assert figures["4g"] == (9e6, 9e6, 170)
-    assert figures["3g-fast"] == (1.6e6, 0.768e6, 150)
-    assert figures["3g"] == (1.6e6, 0.768e6, 300)
-    assert [duration for _, duration in PROFILES["tunnel"].outages] == [20.0]
-    assert len(PROFILES["flaky"].outages) > 10
+    assert (figures["4g"], figures["3g"]) == ((9e6, 9e6, 170), (1.6e6, 0.768e6, 300))
+    assert [duration for _, duration in PROFILES["tunnel"].outages] == [20.0] and len(PROFILES["flaky"].outages) > 10
     assert random_outages(5, 10, 2) == random_outages(5, 10, 2) != random_outages(6, 10, 2)
 
 
-def test_unknown_profile_lists_those_there_are() -> None:
-    with pytest.raises(MoaError, match=r"'wifi'.*lan, fios, cable, 5g, lte, 4g, 3g-fast, 3g, tunnel, flaky"):
-        get_profile("wifi")
+@pytest.mark.parametrize(
+    ("content", "code", "line"),
+    [
+        (b"1\n2\nthree\n", "not_a_number", 3),
+        (b"1\n-2\n", "not_a_number", 2),
+        (b"1\n\n2\n", "not_a_number", 2),
+        (b"1.5\n", "not_a_number", 1),
+        (b"\xff\xfe1\n", "not_a_number", 1),
+        (b"5\n4\n", "out_of_order", 2),
+        (b"", "no_trace", None),
+        (b"0\n0\n", "no_trace", None),
+    ],
+)
+def test_a_broken_trace_file_names_the_line(tmp_path: Path, content: bytes, code: str, line: int | None) -> None:
+    path = tmp_path / "link.up"
+    path.write_bytes(content)
+    with refused(code) as caught:
+        read_trace(path)
+    assert line is None or f"{path}, line {line}:" in str(caught.value)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> list[str]:
+    """`--trace` with two files."""
+    files = [tmp_path / "up", tmp_path / "down"]
+    for path, content in zip(files, ("7\n", "8\n9\n"), strict=True):
+        path.write_text(content)
+    return ["--trace", *map(str, files)]
+
+
+def links(*argv: str, endpoint: Endpoint | None = None) -> dict[str, LinkProfile | None]:
+    parser = argparse.ArgumentParser()
+    add_link_options(parser)
+    return links_of(parser.parse_args(argv), endpoint)
+
+
+def test_links_are_named_in_order_and_once() -> None:
+    assert list(links()) == ["fios", "cable", "lte", "4g"]
+    assert links("--profiles", "direct, 3g,lan,3g") == {"direct": None, "3g": PROFILES["3g"], "lan": PROFILES["lan"]}
+
+
+def test_a_recorded_link_stands_alone_or_after_others(recorded: list[str]) -> None:
+    trace = LinkProfile("trace", None, None, 0, up_trace=Trace((7,)), down_trace=Trace((8, 9)))
+    assert links(*recorded) == {"trace": trace}
+    found = links("--profiles", "direct,lte", "--round-trip-ms", "35", *recorded)
+    assert list(found) == ["direct", "lte", "trace"] and found["trace"].round_trip_ms == 35
 
 
 @pytest.mark.parametrize(
-    "figures",
+    ("argv", "code"),
     [
-        {"down_bits_per_s": 0},
-        {"up_bits_per_s": -1},
-        {"round_trip_ms": -60},
-        {"jitter_ms": float("nan")},
-        {"outages": ((5.0, 2.0), (6.0, 1.0))},
-        {"outages": ((5.0, 0.0),)},
+        (["--profiles", "fios,wifi"], "unknown_profile"),
+        (["--profiles", ""], "unknown_profile"),
+        (["--profiles", "trace"], "unknown_profile"),
+        (["--round-trip-ms", "5"], "contradiction"),
+        (["--trace", "nowhere", "nowhere"], "not_readable"),
     ],
 )
-def test_impossible_profiles(figures: dict) -> None:
-    with pytest.raises(MoaError, match="'odd'"):
-        LinkProfile(**{"name": "odd", "down_bits_per_s": None, "up_bits_per_s": None, "round_trip_ms": 0, **figures})
+def test_impossible_links_are_refused(argv: list[str], code: str) -> None:
+    with refused(code):
+        links(*argv)
+
+
+@pytest.mark.parametrize("ms", ["-1", "nan", "inf"])
+def test_an_impossible_round_trip_is_refused(recorded: list[str], ms: str) -> None:
+    with refused("out_of_range"):
+        links(*recorded, f"--round-trip-ms={ms}")

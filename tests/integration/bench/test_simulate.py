@@ -14,28 +14,27 @@ from matplotlib.figure import Figure
 
 from moa_bench import simulation
 from moa_bench.cli import main
-from moa_bench.harness import Conversation, LoopbackVerifier
+from moa_bench.harness import Conversation, LoopbackVerifier, Round
 from moa_bench.recording import RecordedAnswer, RecordedBackend, Recording, replayed_drafter
 from moa_bench.result import token_latencies
 from moa_bench.simulate import Simulate
-from moa_bench.simulated_clock import Pace
+from moa_bench.simulated_clock import Pace, Times
 from moa_bench.simulation import (
     CHANGES,
     SHAPES,
     TOKENS,
-    Counting,
+    Client,
     Field,
     Placement,
-    Times,
     compare_placements,
     draw_placements,
     draw_shapes,
     hold,
     hold_placement,
-    kind_of,
     name_of,
     rate,
     simulate_window,
+    work_in,
     work_of,
 )
 from moa_bench.target_answers import ReplayEngine
@@ -43,10 +42,11 @@ from moa_runtime import optional_deps
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.drafting.draft_controllers import FixedShape
-from moa_runtime.errors import MoaError
 from moa_runtime.options import DRAFTINGS
 from moa_runtime.session.events import Sampling
-from support.bench.recorded_toy import MANIFEST, KnowingBackend, recorded, toy_recording
+from support.bench.commands import Run, refusal
+from support.bench.toys import MANIFEST, KnowingBackend, recorded, toy_recording
+from support.refusals import refused
 from support.toy_engine import PRINTS, STOP, VOCAB, ToyEngine
 
 PACE = Pace(step_s=0.002, query_s=0.0004, pass_s=0.03, token_s=0.001, round_trip_s=0.02)
@@ -62,14 +62,18 @@ def field(recording: Recording) -> Field:
     return Field(recording, SHAPES[::5])
 
 
+# -- a recording and its replay --------------------------------------------------------------------
+
+
 def really(answer: RecordedAnswer, shape: Budget) -> list[float]:
-    """What an answer takes with the drafter that was recorded."""
-    counting = Counting(FixedShape(shape))
+    """The work of an answer with the drafter that was recorded."""
+    rounds: list[Round] = []
     verifier = LoopbackVerifier(ReplayEngine(ToyEngine(), {tuple(answer.prompt): answer.answer}))
-    conversation = Conversation(verifier, drafter_for(MANIFEST, KnowingBackend()), PRINTS, (STOP,), counting)
-    conversation.answer(answer.prompt, Sampling(), max_new_tokens=len(answer.answer), on_round=lambda outcome: None)
+    drafter = drafter_for(MANIFEST, KnowingBackend())
+    conversation = Conversation(verifier, drafter, PRINTS, (STOP,), FixedShape(shape))
+    conversation.answer(answer.prompt, Sampling(), max_new_tokens=len(answer.answer), on_round=rounds.append)
     verifier.close()
-    return counting.work.tolist()
+    return sum(map(work_in, rounds)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -99,10 +103,8 @@ def test_a_prompt_may_be_longer_than_a_step_of_the_target() -> None:
     assert work_of(recording, 0, Budget.chain(2)).tolist() == really(answer, Budget.chain(2))
 
 
-def test_a_recording_is_the_same_when_it_is_read(recording: Recording, tmp_path: Path) -> None:
-    path = tmp_path / "recording"
-    recording.write(path)
-    again = Recording.read(path)
+def test_a_recording_is_the_same_when_it_is_read(recording: Recording, kept: Path) -> None:
+    again = Recording.read(kept)
     assert replace(again, answers=[]) == replace(recording, answers=[])
     for read, written in zip(again.answers, recording.answers, strict=True):
         assert (read.prompt, read.answer, read.queries) == (written.prompt, written.answer, written.queries)
@@ -110,27 +112,26 @@ def test_a_recording_is_the_same_when_it_is_read(recording: Recording, tmp_path:
         np.testing.assert_array_equal(read.top_logprobs, written.top_logprobs)
 
 
+# -- shapes ----------------------------------------------------------------------------------------
+
+
 def test_the_rate_of_a_fixed_shape_is_that_of_a_conversation_on_the_clock(recording: Recording) -> None:
     for shape in (Budget.chain(0, nodes=0), Budget.chain(3), Budget.tree(20, 4, 3)):
-        counting = Counting(FixedShape(shape))
-        seconds = hold(recording, 0, counting, PACE)
-        assert counting.work[0] / seconds == pytest.approx(rate(counting.work, PACE))
-        assert counting.work.tolist() == work_of(recording, 0, shape).tolist()
-
-
-def test_tokens_a_second_by_hand() -> None:
+        seconds, work = hold(recording, 0, FixedShape(shape), PACE)
+        assert work[0] / seconds == pytest.approx(rate(work, PACE))
+        assert work.tolist() == work_of(recording, 0, shape).tolist()
     work = np.array([30, 20, 50, 10, 40, 0.0])
-    seconds = 20 * 0.002 + 50 * 0.0004 + 10 * (0.02 + 0.031) + 40 * 0.001
-    assert rate(work, PACE) == pytest.approx(30 / seconds) == pytest.approx(rate(2 * work, PACE))
+    by_hand = 30 / (20 * 0.002 + 50 * 0.0004 + 10 * (0.02 + 0.031) + 40 * 0.001)
+    assert rate(work, PACE) == pytest.approx(by_hand) == pytest.approx(rate(2 * work, PACE))
 
 
 def test_nothing_drafted_is_a_pass_a_token(recording: Recording) -> None:
-    assert (kind_of(SHAPES[0]), kind_of(SHAPES[1])) == ("nothing", "copies")
+    assert (name_of(SHAPES[0]), name_of(SHAPES[1])) == ("nothing", "copies")
     length = recording.lengths[0]
     assert work_of(recording, 0, SHAPES[0]).tolist() == [length, 0, 0, length, 0, 0]
 
 
-def test_paces_are_drawn_within_their_bounds_and_again_alike() -> None:
+def test_scenarios_are_drawn_within_their_bounds_and_alike_for_the_same_seed() -> None:
     lengths = [90, 60, 120, 80, 100, 70, 110]
     drawn = list(draw_shapes(200, 7, lengths))
     assert drawn == list(draw_shapes(200, 7, lengths)) and drawn != list(draw_shapes(200, 8, lengths))
@@ -142,6 +143,14 @@ def test_paces_are_drawn_within_their_bounds_and_again_alike() -> None:
         assert len(set(answers)) == len(taken) and sum(taken[:-1]) < TOKENS["shapes"] <= sum(taken)
     [(_, few)] = draw_shapes(1, 0, [10, 10])
     assert sorted(few) == [0, 1]
+    lengths = [150, 90, 400]
+    placements = list(draw_placements(300, 7, lengths))
+    assert placements == list(draw_placements(300, 7, lengths)) != list(draw_placements(300, 8, lengths))
+    assert {each.change for each in placements} == set(CHANGES)
+    for each in placements:
+        assert (each.before == each.after) == (each.change == "none") or "free" in each.change
+        assert 0.001 <= each.after.round_trip_s <= 0.3
+        assert sum(lengths[at] for at in each.answers) >= TOKENS["placement"] or len(each.answers) == 3
 
 
 @pytest.mark.parametrize(
@@ -162,20 +171,10 @@ def test_drafts_at_their_price_come_near_the_best_fixed_shape(field: Field, pace
     assert found["ms"]["pass"] == 1000 * pace.pass_s and found["ms"]["trip"] == 1000 * pace.round_trip_s
 
 
-# -- who drafts ------------------------------------------------------------------------------------
+# -- which end drafts ------------------------------------------------------------------------------
 
-TIMES = Times(
-    step_s=0.001,
-    query_s=0.0001,
-    server_step_s=None,
-    server_query_s=0.0,
-    pass_s=0.03,
-    token_s=0.0001,
-    queue_s=0.0,
-    trip_s=0.002,
-    jitter=0.0,
-)
-FAR = replace(TIMES, trip_s=0.3)
+TIMES = Times(step_s=0.001, query_s=0.0001, pass_s=0.03, token_s=0.0001, round_trip_s=0.002)
+FAR = replace(TIMES, round_trip_s=0.3)
 DRAFTING = replace(TIMES, server_step_s=0.001, server_query_s=0.0001)
 
 
@@ -188,30 +187,27 @@ def scenario(before: Times, after: Times | None = None) -> Placement:
     return Placement(0, before, after or before, "none", (0, 1))
 
 
-def test_a_server_that_decodes_alone_takes_a_pass_a_token(long: Recording) -> None:
-    held = hold_placement(long, scenario(TIMES), "server")
-    assert held.pushed == 1.0
-    assert held.seconds / held.tokens == pytest.approx(TIMES.pass_s + TIMES.token_s, rel=0.01)
+def a_token(client: Client) -> float:
+    return client.seconds / (len(client.text) - 2)
 
 
-def test_a_pass_waits_in_the_queue(long: Recording) -> None:
-    held = hold_placement(long, scenario(replace(TIMES, queue_s=0.05)), "server")
-    assert held.seconds / held.tokens == pytest.approx(0.05 + TIMES.pass_s + TIMES.token_s, rel=0.01)
+@pytest.mark.parametrize("queue_s", [0.0, 0.05])
+def test_a_server_that_decodes_alone_takes_a_pass_a_token_and_waits_in_the_queue(long, queue_s: float) -> None:
+    client = hold_placement(long, scenario(replace(TIMES, queue_s=queue_s)), "server")
+    assert client.pushed == len(client.text) - 2
+    assert a_token(client) == pytest.approx(queue_s + TIMES.pass_s + TIMES.token_s, rel=0.01)
 
 
-def test_a_device_pays_the_round_trip_for_each_draft(long: Recording) -> None:
+def test_a_device_pays_the_round_trip_and_a_server_its_own_drafts(long: Recording) -> None:
     near, far = (hold_placement(long, scenario(times), "device") for times in (TIMES, FAR))
-    assert near.text == far.text and near.pushed == far.pushed == 0.0
-    assert near.seconds / near.tokens < TIMES.pass_s < far.seconds / far.tokens
-
-
-def test_a_server_that_drafts_is_faster_for_it(long: Recording) -> None:
+    assert near.text == far.text and near.pushed == far.pushed == 0
+    assert a_token(near) < TIMES.pass_s < a_token(far)
     alone, drafts = (hold_placement(long, scenario(times), "server") for times in (TIMES, DRAFTING))
     assert drafts.text == alone.text and drafts.seconds < 0.8 * alone.seconds
 
 
 @pytest.mark.parametrize(("times", "best"), [(TIMES, "device"), (FAR, "server")])
-def test_auto_finds_out_who_is_faster(long: Recording, times: Times, best: str) -> None:
+def test_auto_finds_the_faster_end(long: Recording, times: Times, best: str) -> None:
     found = compare_placements(long, scenario(times))
     assert found["best"] == found["kind"] == best
     assert found["ratio"] < 1.25
@@ -225,44 +221,29 @@ def test_auto_follows_a_link_that_changes(long: Recording) -> None:
     assert found["kind"] == f"{found['best']}, link slower"
 
 
-def test_placements_are_drawn_alike_for_the_same_seed() -> None:
-    lengths = [150, 90, 400]
-    drawn = list(draw_placements(300, 7, lengths))
-    assert drawn == list(draw_placements(300, 7, lengths)) != list(draw_placements(300, 8, lengths))
-    assert {each.change for each in drawn} == set(CHANGES)
-    assert all((each.before == each.after) == (each.change == "none") or "free" in each.change for each in drawn)
-    assert all(0.001 <= each.after.trip_s <= 0.3 for each in drawn)
-    enough = TOKENS["placement"]
-    assert all(sum(lengths[at] for at in each.answers) >= enough or len(each.answers) == 3 for each in drawn)
-
-
 # -- a fleet ---------------------------------------------------------------------------------------
 
 
 def tokens_per_s(recording: Recording, mode: str, sessions: int, times: Times = DRAFTING) -> float:
-    records, passes = simulate_window(recording, times, mode, sessions, 10.0)
-    tokens = sum(burst.tokens for record in records for burst in record.bursts)
-    assert passes > 0 and all(0 <= record.asked_at <= burst.at <= 10 for record in records for burst in record.bursts)
-    return tokens / 10
+    answers, passes = simulate_window(recording, times, mode, sessions, 10.0)
+    bursts = [burst for answer in answers for burst in answer.bursts]
+    assert passes > 0 and all(0 <= answer.sent <= burst.at <= 10 for answer in answers for burst in answer.bursts)
+    return sum(burst.tokens for burst in bursts) / 10
 
 
 def test_a_stream_of_one_session_takes_a_pass_a_token(recording: Recording) -> None:
-    records, passes = simulate_window(recording, TIMES, "stream", 1, 10.0)
-    latencies = [latency for record in records for latency in token_latencies(record.bursts)]
+    answers, passes = simulate_window(recording, TIMES, "stream", 1, 10.0)
+    latencies = [latency for answer in answers for latency in token_latencies(answer.bursts)]
     assert np.mean(latencies) == pytest.approx(TIMES.pass_s + TIMES.token_s, rel=0.01)
-    assert passes == pytest.approx(sum(len(record.bursts) for record in records), abs=1)
+    assert passes == pytest.approx(sum(len(answer.bursts) for answer in answers), abs=1)
 
 
-def test_many_sessions_share_passes_until_the_target_is_full(recording: Recording) -> None:
+def test_sessions_share_passes_until_the_target_is_full(recording: Recording) -> None:
     full = replace(DRAFTING, token_s=0.01)
     one, eight, many = (tokens_per_s(recording, "stream", sessions, full) for sessions in (1, 8, 32))
     assert one < eight < many < 1 / full.token_s
-
-
-def test_every_mode_serves_several_sessions(recording: Recording) -> None:
     rates = {mode: tokens_per_s(recording, mode, 4) for mode in ("stream", *DRAFTINGS)}
-    assert min(rates.values()) > 0
-    assert rates["server"] > 1.2 * rates["stream"] and rates["device"] > 1.2 * rates["stream"]
+    assert rates["auto"] > 0 and min(rates["server"], rates["device"]) > 1.2 * rates["stream"] > 0
 
 
 # -- on the command line ---------------------------------------------------------------------------
@@ -281,65 +262,68 @@ def kept(recording: Recording, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_shows_scenarios_of_a_recording(kept, few_shapes, tmp_path, capsys) -> None:
-    argv = ["simulate", "shapes", "--recording", str(kept), "--scenarios", "6", "--seed", "3"]
-    assert main([*argv, "--json", "--plot", str(tmp_path / "plot.svg")]) == 0
-    found = json.loads(capsys.readouterr().out)
+@pytest.fixture
+def simulate(kept: Path, few_shapes, capsys):
+    """Runs ``moa-bench simulate`` on a recording."""
+
+    def run(question: str, *more: str) -> Run:
+        return main(["simulate", question, "--recording", str(kept), *more]), *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_shows_shapes(simulate, tmp_path) -> None:
+    more = ("--scenarios", "6", "--seed", "3")
+    status, out, _ = simulate("shapes", *more, "--json", "--plot", str(tmp_path / "plot.svg"))
+    found = json.loads(out)
     shares = [each["share"] for each in found["scenarios"]]
-    assert len(shares) == 6 and all(0.3 < share < 3 and math.isfinite(share) for share in shares)
-    assert found["settings"]["answers"] == 2 and str(tmp_path) not in json.dumps(found)
-    assert (tmp_path / "plot.svg").stat().st_size > 1000
-    assert main(argv) == 0
-    out = capsys.readouterr().out
-    assert "best fixed shape" in out and "The worst" in out and f"{min(shares):.3f}" in out
-    assert found["settings"]["question"] == "shapes" and found["settings"]["seed"] == 3
+    assert status == 0 and len(shares) == 6 and all(0.3 < share < 3 and math.isfinite(share) for share in shares)
+    settings = found["settings"]
+    assert (settings["answers"], settings["question"], settings["seed"]) == (2, "shapes", 3)
+    assert str(tmp_path) not in out and (tmp_path / "plot.svg").stat().st_size > 1000
+    assert f"{min(shares):.3f}" in simulate("shapes", *more)[1]
 
 
-def test_the_command_makes_a_recording_where_there_is_none(tiny, questions, few_shapes, tmp_path, capsys) -> None:
+def test_the_command_makes_a_recording_if_there_is_none(tiny, questions, few_shapes, tmp_path, capsys) -> None:
     target, drafter, bundle, *_ = tiny
-    path = tmp_path / "recording"
     made = ["--questions", questions, "--limit", "1", "--bundle", bundle, "--model", target, "--drafter", drafter]
-    argv = ["simulate", "shapes", "--recording", path, "--scenarios", "1", "--json"]
-    assert main(list(map(str, [*argv, *made, "--max-new-tokens", "4"]))) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert main(list(map(str, argv))) == 0
-    again = json.loads(capsys.readouterr().out)
-    assert first["scenarios"] == again["scenarios"] and first["settings"] == again["settings"]
+    argv = ["simulate", "shapes", "--recording", tmp_path / "recording", "--scenarios", "1", "--json"]
+    found = []
+    for more in ([*made, "--max-new-tokens", "4"], []):
+        assert main(list(map(str, [*argv, *more]))) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["scenarios"] == found[1]["scenarios"] and found[0]["settings"] == found[1]["settings"]
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("question", "argv", "code"),
     [
-        (["--scenarios", "0"], "--scenarios must be at least 1"),
-        (["--limit", "1"], "holds a recording already: leave out --limit"),
-        (["--max-new-tokens", "80"], "holds a recording already: leave out --max-new-tokens"),
-        (["--max-new-tokens", "1"], "--max-new-tokens must be at least 2"),
-        (["--no-ngrams"], "was recorded with an n-gram index: leave out --no-ngrams"),
-        (["--recording", "no-such-folder/recording"], "there is no folder no-such-folder"),
-        (["--recording", __file__], "is damaged, or no recording"),
-        (["--plot", "plot.txt"], "must end with"),
+        ("shapes", ["--scenarios", "0"], "out_of_range"),
+        ("shapes", ["--limit", "1"], "contradiction"),
+        ("shapes", ["--max-new-tokens", "80"], "contradiction"),
+        ("shapes", ["--max-new-tokens", "1"], "out_of_range"),
+        ("shapes", ["--no-ngrams"], "contradiction"),
+        ("shapes", ["--recording", "no-such-folder/recording"], "folder_missing"),
+        ("shapes", ["--recording", __file__], "damaged"),
+        ("shapes", ["--plot", "plot.txt"], "unknown_format"),
+        ("fleet", ["--sessions", "0"], "out_of_range"),
+        ("fleet", ["--seconds", "0.5"], "out_of_range"),
+        ("fleet", ["--times", "1,2"], "out_of_range"),
+        ("fleet", ["--times", "1,2,3,4,5,6,nan"], "out_of_range"),
+        ("fleet", ["--times", "1,2,3,4,-,6,7"], "out_of_range"),
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(kept, argv, said, capsys) -> None:
-    assert main(["simulate", "shapes", "--recording", str(kept), *argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("moa-bench: error: ") and err.count("\n") == 1 and said in err
+def test_bad_input_is_refused_in_one_sentence(simulate, question, argv, code) -> None:
+    refusal(simulate(question, *argv), code)
 
 
-def test_what_a_recording_was_made_with_may_be_said_again(recording, few_shapes, tmp_path, capsys) -> None:
-    for ngrams, same, other in ((True, "--ngrams", "--no-ngrams"), (False, "--no-ngrams", "--ngrams")):
-        replace(recording, ngrams=ngrams).write(tmp_path / "recording")
-        argv = ["simulate", "shapes", "--recording", str(tmp_path / "recording"), "--scenarios", "1", "--json"]
-        assert main([*argv, same]) == 0
-        assert json.loads(capsys.readouterr().out)["settings"]["ngrams"] is ngrams
-        assert main([*argv, other]) == 2
-        assert f"leave out {other}" in capsys.readouterr().err
-
-
-def test_a_damaged_recording_is_refused(kept: Path) -> None:
-    kept.write_bytes(kept.read_bytes()[:2000])
-    with pytest.raises(MoaError, match="is damaged, or no recording"):
-        Recording.read(kept)
+@pytest.mark.parametrize(
+    ("ngrams", "same", "other"), [(True, "--ngrams", "--no-ngrams"), (False, "--no-ngrams", "--ngrams")]
+)
+def test_the_choice_of_a_recording_may_be_repeated(recording, kept, simulate, ngrams, same, other) -> None:
+    replace(recording, ngrams=ngrams).write(kept)
+    assert json.loads(simulate("shapes", "--scenarios", "1", "--json", same)[1])["settings"]["ngrams"] is ngrams
+    assert other in refusal(simulate("shapes", other), "contradiction")
 
 
 def written_anew(path: Path, header: dict[str, Any], **arrays: Any) -> None:
@@ -376,23 +360,23 @@ SOME = np.ones(3, np.int32)
         ({"stop_tokens": []}, {}),
     ],
 )
-def test_a_recording_that_contradicts_itself_is_refused_in_a_sentence(kept, header, arrays, capsys) -> None:
+def test_a_recording_that_contradicts_itself_is_refused(kept, simulate, header, arrays) -> None:
     written_anew(kept, header, **arrays)
-    assert main(["simulate", "shapes", "--recording", str(kept)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("moa-bench: error: ") and err.count("\n") == 1 and "is damaged, or no" in err
+    refusal(simulate("shapes"), "damaged")
 
 
-def test_probabilities_of_a_recording_are_none_above_one(kept: Path, recording: Recording) -> None:
+def test_probabilities_above_one_and_a_file_cut_short_are_refused(kept: Path, recording: Recording) -> None:
     for wrong in (np.nan, 0.5):
         written_anew(kept, {}, **{"top_logprobs-1": np.full_like(recording.answers[1].top_logprobs, wrong)})
-        with pytest.raises(MoaError, match="is damaged, or no recording"):
+        with refused("damaged"):
             Recording.read(kept)
+    kept.write_bytes(kept.read_bytes()[:2000])
+    with refused("damaged"):
+        Recording.read(kept)
 
 
-def test_the_command_compares_placements(kept: Path, capsys) -> None:
-    assert main(["simulate", "placement", "--recording", str(kept), "--scenarios", "4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_command_compares_placements(simulate) -> None:
+    found = json.loads(simulate("placement", "--scenarios", "4", "--json")[1])
     assert (found["benchmark"], found["partial"], len(found["scenarios"])) == ("simulate", False, 4)
     for each in found["scenarios"]:
         assert set(each["ms_per_token"]) == set(DRAFTINGS) and each["best"] in ("device", "server")
@@ -407,20 +391,20 @@ def test_the_command_compares_placements(kept: Path, capsys) -> None:
     assert len(figure.axes) == 2
 
 
-def test_the_command_simulates_a_fleet(kept: Path, capsys, tmp_path: Path) -> None:
-    words = ["simulate", "fleet", "--recording", str(kept), "--sessions", "4,1", "--seconds", "2"]
-    assert main([*words, "--json", "--plot", str(tmp_path / "plot.png")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [list(modes) for modes in found["sessions"].values()] == [["stream", *DRAFTINGS]] * 2
+def test_the_command_simulates_a_fleet(simulate, tmp_path: Path) -> None:
+    words = ("--sessions", "4,1", "--seconds", "2")
+    status, out, _ = simulate("fleet", *words, "--json", "--plot", str(tmp_path / "plot.png"))
+    found = json.loads(out)
+    assert status == 0 and [list(modes) for modes in found["sessions"].values()] == [["stream", *DRAFTINGS]] * 2
     assert list(found["sessions"]) == ["1", "4"] and found["settings"]["ms"]["pass"] == 6
     assert set(found["speedup"]["4"]) == set(DRAFTINGS)
     (table,) = Simulate().tables(found)
     assert len(table.rows) == 8 and "step 8" in table.note
-    assert main([*words, "--times", "8,0.8,-,0,6,0.02,70"]) == 0
-    assert "server step None" in capsys.readouterr().out
+    status, out, _ = simulate("fleet", "--sessions", "1", "--seconds", "1", "--times", "8,0.8,-,0,6,0.02,70")
+    assert status == 0 and "step None" in out
 
 
-def test_a_result_without_scenarios_can_be_shown(recording: Recording) -> None:
+def test_a_result_without_scenarios_can_be_shown() -> None:
     settings = {"question": "shapes", "answers": 2, "drafter": "a", "tokens": 3, "tokens_of_a_scenario": 4, "seed": 0}
     result = {"settings": settings, "scenarios": [], "seconds": 1.0}
     summary, worst = Simulate().tables(result)
@@ -428,22 +412,6 @@ def test_a_result_without_scenarios_can_be_shown(recording: Recording) -> None:
     Simulate().plot(result, Figure())
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--sessions", "0"], "--sessions must be at least 1, not 0"),
-        (["--seconds", "0.5"], "--seconds must be at least 1, not 0.5"),
-        (["--times", "1,2"], "--times must be seven times in ms, such as 8,0.8,0.6,"),
-        (["--times", "1,2,3,4,5,6,nan"], "not '1,2,3,4,5,6,nan'"),
-        (["--times", "1,2,3,4,-,6,7"], "--times must be seven times in ms"),
-    ],
-)
-def test_a_fleet_that_cannot_be_is_refused(kept: Path, argv, said, capsys) -> None:
-    assert main(["simulate", "fleet", "--recording", str(kept), *argv]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_other_commands_do_not_need_what_simulate_does(kept: Path, monkeypatch, capsys) -> None:
+def test_a_package_that_is_missing_is_named(simulate, monkeypatch) -> None:
     monkeypatch.setitem(optional_deps.MODULES, "bench", ("no_such_package",))
-    assert main(["simulate", "shapes", "--recording", str(kept)]) == 2
-    assert 'moa-bench simulate needs no_such_package: pip install "moa-edge[bench]"' in capsys.readouterr().err
+    assert "no_such_package" in refusal(simulate("shapes"))

@@ -37,22 +37,18 @@ class Drawing:
 
     def __init__(self, path: Path) -> None:
         self.events: list[Event] = json.loads(path.read_text())["traceEvents"]
-        self.processes = {e["pid"]: e["args"]["name"] for e in self._named("process_name")}
-        self._tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in self._named("thread_name")}
-
-    def _named(self, kind: str) -> list[Event]:
-        return [event for event in self.events if event["ph"] == "M" and event["name"] == kind]
-
-    @property
-    def tracks(self) -> set[tuple[str, str]]:
-        return {(self.processes[pid], track) for (pid, _), track in self._tracks.items()}
+        self.processes = {e["pid"]: e["args"]["name"] for e in self.events if e["name"] == "process_name"}
+        threads = (e for e in self.events if e["name"] == "thread_name")
+        self.tracks = {(e["pid"], e["tid"]): (self.processes[e["pid"]], e["args"]["name"]) for e in threads}
 
     def on(self, process: str, track: str, kind: str = "X") -> list[Event]:
-        found = [e for e in self.events if e["ph"] == kind and self._place(e) == (process, track)]
+        drawn = (event for event in self.events if event["ph"] == kind)
+        found = [event for event in drawn if self.tracks[event["pid"], event["tid"]] == (process, track)]
         return sorted(found, key=lambda event: (event["ts"], -event.get("dur", 0.0)))
 
-    def _place(self, event: Event) -> tuple[str, str]:
-        return self.processes[event["pid"]], self._tracks[event["pid"], event["tid"]]
+    @property
+    def waits(self) -> list[Event]:
+        return [span for span in self.on("device", "link") if span["name"] == "wait"]
 
 
 def end(span: Event) -> float:
@@ -96,32 +92,26 @@ def drawing(tiny, tmp_path_factory) -> Drawing:
     return Drawing(path)
 
 
-def test_the_file_is_a_trace_of_both_ends(drawing: Drawing) -> None:
-    assert sorted(drawing.processes.values()) == ["device", "verifier"]
-    assert os.getpid() in drawing.processes
+def test_the_file_is_a_trace_of_all_work_of_both_ends(drawing: Drawing) -> None:
+    assert sorted(drawing.processes.values()) == ["device", "verifier"] and os.getpid() in drawing.processes
     for event in drawing.events:
-        assert event["ph"] in ("M", "X", "i") and isinstance(event["name"], str)
-        if event["ph"] != "M":
-            assert isinstance(event["tid"], int) and event["ts"] > 0
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-    assert {("device", "draft"), ("device", "link")} < drawing.tracks
-    assert ("verifier", "session 1, connection 1") in drawing.tracks
-    assert ("verifier", "session 1, connection 2") in drawing.tracks
-
-
-def test_every_kind_of_work_is_there(drawing: Drawing) -> None:
+        assert event["ph"] in ("M", "X", "i") and event.get("dur", 0) >= 0
+        assert event["ph"] == "M" or event["ts"] > 0
+    connections = [("verifier", f"session 1, connection {number}") for number in (1, 2)]
+    assert {("device", "draft"), ("device", "link"), *connections} <= set(drawing.tracks.values())
     assert set(names(drawing.on("device", "draft"))) == {"draft"}
     assert set(names(drawing.on("device", "link"))) == {"send", "wait", "receive"}
-    first = names(drawing.on("verifier", "session 1, connection 1"))
-    # The Welcome, then frame by frame: the verdict, and memory rows behind it.
+    first = names(drawing.on(*connections[0]))
+    # The Welcome, then frame by frame: the verdict, and memory rows after it.
     assert first[:3] == ["send", "verify", "send"] and first[-1] == "send"
     assert all(after == "send" for name, after in pairwise(first) if name == "verify")
     assert first.count("send") > 1 + first.count("verify")
+    marks = names(drawing.on("device", "link", "i"))
+    assert marks[:2] == ["reconnecting", "online"] and "offline" in marks[2:]
 
 
 def test_spans_of_a_track_follow_or_contain_each_other(drawing: Drawing) -> None:
-    for process, track in drawing.tracks:
+    for process, track in drawing.tracks.values():
         open_spans: list[Event] = []
         for span in drawing.on(process, track):
             while open_spans and end(open_spans[-1]) <= span["ts"] + SLACK_US:
@@ -131,10 +121,10 @@ def test_spans_of_a_track_follow_or_contain_each_other(drawing: Drawing) -> None
 
 
 def test_the_verifier_works_while_the_device_waits(drawing: Drawing) -> None:
-    waits = [span for span in drawing.on("device", "link") if span["name"] == "wait"]
+    waits = drawing.waits
     verified = [
         span
-        for process, track in drawing.tracks
+        for process, track in drawing.tracks.values()
         for span in drawing.on(process, track)
         if process == "verifier" and span["name"] == "verify"
     ]
@@ -151,7 +141,7 @@ def test_the_verifier_works_while_the_device_waits(drawing: Drawing) -> None:
 
 
 def test_every_draft_has_its_span(drawing: Drawing) -> None:
-    waits = [span for span in drawing.on("device", "link") if span["name"] == "wait"]
+    waits = drawing.waits
     drafts = drawing.on("device", "draft")
     assert {draft["args"]["origin"] for draft in drafts} <= {"drafted", "offline"}
     assert any(wait["args"]["drafted"] for wait in waits)
@@ -169,19 +159,10 @@ def test_every_draft_has_its_span(drawing: Drawing) -> None:
     assert len(set(positions)) == len(positions) > 2
 
 
-def test_the_links_status_is_marked(drawing: Drawing) -> None:
-    marks = names(drawing.on("device", "link", "i"))
-    assert marks[:2] == ["reconnecting", "online"] and "offline" in marks[2:]
-
-
-def test_without_the_option_nothing_is_recorded() -> None:
+def test_an_interrupted_recording_is_written_and_none_without_the_option(tmp_path: Path) -> None:
     with recording(parsed()) as ends:
         ends.device.mark("here", "track")
-        assert ends.verifier_options == ()
-        assert not [event for event in ends.device.events if event["ph"] != "M"]
-
-
-def test_an_interrupted_recording_is_written(tmp_path: Path) -> None:
+        assert ends.verifier_options == () and not [event for event in ends.device.events if event["ph"] != "M"]
     path = tmp_path / "out.json"
     with pytest.raises(KeyboardInterrupt), recording(parsed("--timeline", str(path)), "both ends") as ends:
         ends.device.mark("here", "track")
