@@ -114,7 +114,7 @@ class BrowserPage:
                 said = self._said.get(timeout=1)
             except queue.Empty:
                 if self._process.poll() is not None:
-                    raise MoaError(f"{self._browser} ended by itself ({self._process.returncode})") from None
+                    raise MoaError(f"{self._browser} has ended ({self._process.returncode})") from None
                 continue
             if "error" in said:
                 raise MoaError(f"the browser failed: {' '.join(str(said['error']).split())}")

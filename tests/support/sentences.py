@@ -60,13 +60,10 @@ def errors_of(tree: ast.Module, classes: set[str]) -> Iterator[tuple[int, str | 
 
 def _sentence(node: ast.expr, scope: ast.AST, line: int) -> str:
     if isinstance(node, ast.Name):
-        given = [
-            n.value
-            for n in ast.walk(scope)
-            if isinstance(n, ast.Assign) and n.lineno <= line and any(_name(t) == node.id for t in n.targets)
-        ]
+        assigned = [n for n in ast.walk(scope) if isinstance(n, ast.Assign) and n.lineno <= line]
+        given = [n for n in assigned if any(_name(target) == node.id for target in n.targets)]
         if given:
-            return _text(given[-1])
+            return _text(max(given, key=lambda n: n.lineno).value)
     return _text(node)
 
 

@@ -11,11 +11,11 @@ from moa_bench.link import with_round_trip
 from moa_bench.link.proxy import background_link
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import ChatError
-from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Origin
 from moa_runtime.session.events import FinishReason, Policy, Sampling
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import ConnectError, Endpoint
+from support.refusals import refused
 from support.server.running import Verifier
 from support.system.asking import QUESTION, ask, chatting, endpoint, own_decoding
 
@@ -141,19 +141,19 @@ def test_a_prompt_longer_than_the_context_is_refused_and_the_chat_goes_on(verifi
 def test_connecting_says_what_is_wrong(verifier: Verifier, bundle: Bundle, engine, unused_port: int) -> None:
     from dataclasses import replace
 
-    async def refusal(where: Endpoint, what: Bundle = bundle) -> str:
-        with pytest.raises(MoaError) as caught:
+    async def refusal(where: Endpoint, code: str, what: Bundle = bundle) -> str:
+        with refused(code) as caught:
             async with chatting(what, where):
                 pass
         return str(caught.value)
 
-    assert "refused the token" in asyncio.run(refusal(Endpoint(f"ws://127.0.0.1:{verifier.port}", "wrong")))
-    assert "no verifier answers" in asyncio.run(refusal(Endpoint(f"ws://127.0.0.1:{unused_port}")))
-    assert "no verifier address" in asyncio.run(refusal(Endpoint("ftp://nowhere")))
+    asyncio.run(refusal(Endpoint(f"ws://127.0.0.1:{verifier.port}", "wrong"), "unauthorized"))
+    asyncio.run(refusal(Endpoint(f"ws://127.0.0.1:{unused_port}"), "unreachable"))
+    asyncio.run(refusal(Endpoint("ftp://nowhere"), "bad_address"))
     other = replace(
         bundle, manifest=replace(bundle.manifest, fingerprints=replace(bundle.manifest.fingerprints, target="f" * 32))
     )
-    text = asyncio.run(refusal(endpoint(verifier), other))
+    text = asyncio.run(refusal(endpoint(verifier), "fingerprint_mismatch", other))
     assert "f" * 32 in text and engine.fingerprints.target in text
 
 

@@ -53,26 +53,26 @@ def _upgraded_and(data: bytes) -> Step:
 @pytest.mark.parametrize(
     ("http", "said"),
     [
-        (_page, "refused: .* answered HTTP 200: is it a moa-edge verifier"),
-        (_sent_to("ws://evil.example/"), "refused: .* sends its clients elsewhere .HTTP 302., which is not followed"),
-        (_sent_to("http://[bad"), "refused: .* sends its clients elsewhere"),
-        (_sent_to("/v1/session"), "refused: .* sends its clients elsewhere"),
-        (lambda peer: asyncio.sleep(60), r"refused: nothing answers at .* within 0\.5 s"),
+        (_page, r"refused: \[http_status\] .* 200"),
+        (_sent_to("ws://evil.example/"), r"refused: \[redirect\] .*HTTP 302"),
+        (_sent_to("http://[bad"), r"refused: \[redirect\]"),
+        (_sent_to("/v1/session"), r"refused: \[redirect\]"),
+        (lambda peer: asyncio.sleep(60), r"refused: \[timeout\] .* 0\.5 s"),
         (
             lambda peer: _slowly(peer, b"HTTP/1.1 101 Switching Protocols\r\nX: "),
-            r"refused: nothing answers .* within 0\.5 s",
+            r"refused: \[timeout\] .* 0\.5 s",
         ),
-        (_endless_headers, "refused: (.* does not speak WebSocket|nothing answers at)"),
-        (lambda peer: peer.raw(b"HTTP/1.1 999999 \x1b[2J\r\n\r\n"), "refused: .* does not speak WebSocket"),
-        (lambda peer: peer.raw(b"\x00" * 100_000), "refused: .* does not speak WebSocket"),
-        (lambda peer: peer.upgrade(accept="bm8="), "refused: .* does not speak WebSocket"),
+        (_endless_headers, r"refused: \[(no_websocket|timeout)\]"),
+        (lambda peer: peer.raw(b"HTTP/1.1 999999 \x1b[2J\r\n\r\n"), r"refused: \[no_websocket\]"),
+        (lambda peer: peer.raw(b"\x00" * 100_000), r"refused: \[no_websocket\]"),
+        (lambda peer: peer.upgrade(accept="bm8="), r"refused: \[no_websocket\]"),
         (
             lambda peer: peer.upgrade("Sec-WebSocket-Extensions: permessage-deflate"),
-            "refused: .* does not speak WebSocket",
+            r"refused: \[no_websocket\]",
         ),
-        (lambda peer: peer.upgrade("Sec-WebSocket-Protocol: evil"), "refused: .* does not speak WebSocket"),
-        (_upgraded_and(b"\x00\xff" * 1000), "refused: the connection was closed"),
-        (_upgraded_and(b""), "refused: the connection was closed"),
+        (lambda peer: peer.upgrade("Sec-WebSocket-Protocol: evil"), r"refused: \[no_websocket\]"),
+        (_upgraded_and(b"\x00\xff" * 1000), r"refused: \[closed\]"),
+        (_upgraded_and(b""), r"refused: \[closed\]"),
     ],
 )
 def test_what_is_no_verifier(http: Step, said: str, small_bundle: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,9 +146,9 @@ _MISUSES: list[Step] = [
 @pytest.mark.parametrize("step", _MISUSES)
 def test_a_connection_that_is_misused(step: Step, small_bundle: Any, caplog: pytest.LogCaptureFixture) -> None:
     heard = outcome(Server(asked=lambda peer, verdict: step(peer)), small_bundle, caplog)
-    assert heard == "offline: the connection was closed"
+    assert heard.startswith("offline: ")
     heard = outcome(Server(greeted=step), small_bundle, caplog)
-    assert re.match(r"refused: (the connection was closed|.* has not answered the Hello within 0\.5 s)", heard), heard
+    assert re.match(r"refused: \[(closed|no_welcome)\]", heard), heard
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_connection_that_is_misused(step: Step, small_bundle: Any, caplog: pyt
 )
 def test_a_verifier_that_welcomes_nobody(step: Step, small_bundle: Any, caplog: pytest.LogCaptureFixture) -> None:
     heard = outcome(Server(greeted=step), small_bundle, caplog)
-    assert re.match(r"refused: .* has not answered the Hello within 0\.5 s: is it a moa-edge verifier\?", heard), heard
+    assert re.match(r"refused: \[no_welcome\] .* 0\.5 s", heard), heard
 
 
 def test_a_flood_waits_at_the_door(

@@ -467,7 +467,7 @@ def test_another_question_before_the_pending_answer_is_heard(kept: Any) -> None:
     async def deed(world: World) -> None:
         await asked(world, 20)
         chat = await reopened(world)
-        with pytest.raises(ChatError, match="is not complete: follow pending\\(\\), or restore\\(\\) other turns"):
+        with refused("pending", ChatError):
             await anext(chat.send("And then?"))
         chat.restore(chat.messages)
         assert chat.pending() is None
@@ -560,7 +560,7 @@ def broken(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (broken("answer.origins", [["drafted", 10**15]]), "16777216"),
         (broken("session.committed", [10**6]), "committed"),
         (broken("session.resume_token", "\ud800"), "resume_token"),
-        (broken("answer.kept", 10**6), "an answer from"),
+        (broken("answer.kept", 10**6), r"from 1000000 on has"),
         (broken("answer.statistics.rounds", 1.5), "1.5"),
         (broken("answer.statistics.seconds", float("nan")), "nan"),
         (broken("answer.statistics.round_trips", ["x"]), "'x'"),
@@ -647,7 +647,7 @@ def test_a_chat_may_be_stored_later(kept: Any, tmp_path: Path) -> None:
         await asked(world, 20)
         chat = await reopened(world)
         assert len(chat.messages) == 2 and chat.pending() is not None
-        with pytest.raises(StoreError, match=r"is kept in .*later\.json already"):
+        with refused("already_stored", StoreError):
             await chat.keep_in(path)  # type: ignore[arg-type]
         await finished(world)
 

@@ -49,7 +49,7 @@ async def ask(
             watch(event)
             if isinstance(event, AnswerFinished):
                 return event
-        raise AssertionError("the answer ended without its last event")
+        raise AssertionError("no AnswerFinished")
 
     return await asyncio.wait_for(follow(), TIMEOUT_S)
 

@@ -226,7 +226,7 @@ class World:
         assert not len(self.verifier.worker), "jobs are left"
         self.loop.jump(SETTINGS.keep_seconds + 1)
         self.verifier.store.sweep()
-        assert not len(self.verifier.store), "conversations are left"
+        assert not len(self.verifier.store), "conversations left"
         if self.drafts is not None:
             assert not len(self.drafts), "drafts are left"
             self.drafts.close()

@@ -211,11 +211,11 @@ async def asked(chat: Chat) -> str:
                     return f"offline: {event.detail}"
     except MoaError as error:
         return f"failed: {error}"
-    raise AssertionError("a chat's last event is AnswerFinished")
+    raise AssertionError("no AnswerFinished")
 
 
 def outcome(server: Server, bundle: Any, caplog: pytest.LogCaptureFixture) -> str:
-    """What a user hears, "refused: why" where the chat does not even open."""
+    """What a user hears, "refused: [code] why" if the chat does not even open."""
     lost: list[str] = []
     rss = psutil.Process().memory_info
     before = most = rss().rss
@@ -240,7 +240,7 @@ def outcome(server: Server, bundle: Any, caplog: pytest.LogCaptureFixture) -> st
             except asyncio.TimeoutError:
                 return "waits"  # as for a verifier that hangs; the user may stop it, or the device write on
             except MoaError as error:
-                return f"refused: {error}"
+                return f"refused: [{error.code}] {error}"
             finally:
                 await asyncio.wait_for(chat.close(), DEADLINE_S)
                 weighing.cancel()

@@ -79,7 +79,7 @@ class VerifierProgram:
     def kill(self, who: str) -> None:
         """SIGKILL, and start it again."""
         process: BaseProcess = getattr(self, who)
-        assert process.is_alive(), f"the {who} ended by itself:\n{self.log}"
+        assert process.is_alive(), f"the {who} ended:\n{self.log}"
         process.kill()
         process.join()
         setattr(self, who, self._start(serve if who == "verifier" else talk))
