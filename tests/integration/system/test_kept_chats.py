@@ -547,7 +547,7 @@ def broken(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         (broken("version", 9), "version 9"),
         (broken("session.version", 999), "version 999"),
-        (broken("session.fingerprints", {"target": "other", "tokenizer": "t"}), "target other"),
+        (broken("session.fingerprints", {"target": "other", "tokenizer": "t"}), "target 'other'"),
         (broken("messages", [{"role": "user"}]), "{'role': 'user'}"),
         (broken("messages", 3), "int"),
         (broken("ends", [[5, 5]]), "ends"),
@@ -560,7 +560,7 @@ def broken(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (broken("answer.origins", [["drafted", 10**15]]), "16777216"),
         (broken("session.committed", [10**6]), "committed"),
         (broken("session.resume_token", "\ud800"), "resume_token"),
-        (broken("answer.kept", 10**6), r"from 1000000 on has"),
+        (broken("answer.kept", 10**6), "tokens where"),
         (broken("answer.statistics.rounds", 1.5), "1.5"),
         (broken("answer.statistics.seconds", float("nan")), "nan"),
         (broken("answer.statistics.round_trips", ["x"]), "'x'"),
@@ -662,7 +662,7 @@ def test_a_new_target_gets_no_old_tokens(kept: Any, toys: Any) -> None:
         )
         other = SimpleNamespace(**vars(toys) | {"manifest": manifest})
         chat = Chat(other, Endpoint("ws://verifier"), drafter=None, store=world.stored, system="Be new.")
-        assert "target target, this bundle is for new" in chat.store_problem
+        assert "'new'" in chat.store_problem
         assert chat.messages == [{"role": "system", "content": "Be new."}] and chat.tokens == []
         await chat.close()
         world.start_program()
