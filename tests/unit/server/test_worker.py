@@ -1,4 +1,4 @@
-"""Jobs on engines of several stopping_rule: what comes out, what is dropped, what fails."""
+"""Jobs on engines of several kinds: results, dropped and failed jobs, deadlines, and steps that wait for drafts."""
 
 from __future__ import annotations
 
@@ -12,26 +12,41 @@ from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Capabilities, new_sequence
 from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
-from moa_server.scheduling.worker import Worker
-from support.toy_engine import STOP, VOCAB, ToyEngine, plain
+from moa_server.scheduling.worker import BatchWindow, Worker
+from support.toy_engine import VOCAB, ToyEngine, plain
 from support.virtual_loop import run_virtually
 
 CHAINS = Capabilities(trees=False, max_draft_tokens=8)
 ITSELF = Capabilities(trees=False, max_draft_tokens=8, schedules_itself=True)
-MANNERS = {
+KINDS = {
     "trees": {},
     "chains, preempting": {"capabilities": CHAINS, "preempts": 0.2},
     "schedules itself, preempting": {"capabilities": ITSELF, "preempts": 0.2},
 }
 
 
-@pytest.fixture(params=MANNERS.values(), ids=MANNERS.keys())
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
 def toy(request) -> ToyEngine:
     return ToyEngine(**request.param)
 
 
-async def answer(worker: Worker, engine: ToyEngine, prompt: list[int], count: int, rng: random.Random) -> list[int]:
-    """Rounds of chains, each token right two times out of three."""
+def with_worker(engine: ToyEngine, scenario) -> None:
+    """Run ``scenario(worker, loop)`` on a virtual clock."""
+
+    async def run(loop) -> None:
+        worker = Worker(engine, Metrics(), clock=loop.time)
+        await scenario(worker, loop)
+        await worker.close()
+
+    run_virtually(run)
+
+
+def job(prefix=(1, 2)) -> Job:
+    return Job(new_sequence(), list(prefix), Sampling())
+
+
+async def answer(worker: Worker, engine: ToyEngine, prompt: list[int], count: int, rng: random.Random) -> None:
+    """Rounds of chains, each token right two times out of three; the text must be the target's."""
     sequence, tokens, seed = new_sequence(), list(prompt), rng.randrange(100)
     while len(tokens) < len(prompt) + count:
         draft: list[int] = []
@@ -46,102 +61,87 @@ async def answer(worker: Worker, engine: ToyEngine, prompt: list[int], count: in
             worker.release(sequence)  # its cache comes back by itself
     worker.release(sequence)
     assert tokens[len(prompt) :][:count] == plain(engine, prompt, count, seed)
-    return tokens
 
 
 def test_many_answers_at_once_are_each_what_the_target_writes(toy):
-    async def scenario() -> None:
-        worker, rng = Worker(toy, Metrics()), random.Random(3)
+    async def scenario(worker, loop) -> None:
+        rng = random.Random(3)
         prompts = [[rng.randrange(1, VOCAB) for _ in range(rng.choice([3, 40, 300]))] for _ in range(12)]
         await asyncio.gather(*(answer(worker, toy, prompt, 20, rng) for prompt in prompts))
-        await worker.close()
         assert not len(worker) and not toy.sequences_open
 
-    asyncio.run(scenario())
+    with_worker(toy, scenario)
 
 
-def test_a_job_that_is_dropped_is_gone_within_two_steps(toy):
-    async def scenario() -> None:
-        worker = Worker(toy, Metrics())
-        sequence = new_sequence()
-        running = asyncio.create_task(worker.run(Job(sequence, [1] * 900, Sampling()), 30))
+def test_a_dropped_job_is_gone_within_two_steps(toy):
+    async def scenario(worker, loop) -> None:
+        dropped = job([1] * 900)
+        running = asyncio.create_task(worker.run(dropped, 30))
         while not toy.steps:
             await asyncio.sleep(0)
         before = len(toy.steps)
         running.cancel()
-        await worker.run(Job(new_sequence(), [2], Sampling()), 30)
-        await worker.run(Job(new_sequence(), [2], Sampling()), 30)
+        for _ in range(2):
+            await worker.run(job(), 30)
         later = [request.sequence for step in toy.steps[before + 1 :] for request in step]
-        assert running.cancelled() and sequence not in later
-        await worker.close()
+        assert running.cancelled() and dropped.sequence not in later
 
-    asyncio.run(scenario())
+    with_worker(toy, scenario)
 
 
-def test_a_job_that_cannot_be_done_harms_no_other(toy, caplog):
-    async def scenario() -> None:
-        worker = Worker(toy, Metrics())
-        bad, good = Job(new_sequence(), [1, 2], Sampling()), Job(new_sequence(), [3, 4], Sampling())
-        toy.broken = {bad.sequence}
+@pytest.mark.parametrize("fails", ["step", "held"])
+def test_a_job_that_fails_harms_no_other(toy, caplog, fails):
+    bad, good, held = job(), job([3, 4]), toy.held
+
+    def failing(sequence, prefix):
+        if sequence == bad.sequence:
+            raise KeyError("lost")
+        return held(sequence, prefix)
+
+    async def scenario(worker, loop) -> None:
+        if fails == "step":
+            toy.broken = {bad.sequence}
+        else:
+            toy.held = failing
         results = await asyncio.gather(worker.run(bad, 30), worker.run(good, 30), return_exceptions=True)
         assert isinstance(results[0], EngineFailedError) and results[1] is None
         assert good.token == toy.choice([3, 4])
-        toy.broken = set()
+        toy.broken, toy.held = set(), held
         await worker.run(again := Job(bad.sequence, [1, 2], Sampling()), 30)
         assert again.token == toy.choice([1, 2])
-        await worker.close()
 
-    asyncio.run(scenario())
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "the engine failed on a draft of 0 tokens after 2: RuntimeError: the toy is broken"
-    ]
-    assert all(record.exc_info is None for record in caplog.records if record.levelname != "DEBUG")
-
-
-def test_a_job_expires(toy):
-    async def scenario() -> None:
-        worker = Worker(toy, Metrics())
-        with pytest.raises(ExpiredError):
-            await worker.run(Job(new_sequence(), [1] * 900, Sampling()), 0)
-        await worker.close()
-
-    asyncio.run(scenario())
+    with_worker(toy, scenario)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ("RuntimeError" if fails == "step" else "KeyError") in record.message and record.exc_info is None
 
 
 def test_a_sequence_is_not_released_in_the_middle_of_its_step():
-    async def scenario() -> None:
-        toy = ToyEngine(delay_s=(0.01, 0))  # which asserts it
-        worker, sequence = Worker(toy, Metrics()), new_sequence()
-        running = asyncio.create_task(worker.run(Job(sequence, [1], Sampling()), 30))
+    toy = ToyEngine(delay_s=(0.01, 0))  # which asserts it
+
+    async def scenario(worker, loop) -> None:
+        released = job()
+        running = asyncio.create_task(worker.run(released, 30))
         while not toy.steps:
             await asyncio.sleep(0)
-        worker.release(sequence)
+        worker.release(released.sequence)
         await running
-        await worker.run(Job(new_sequence(), [1], Sampling()), 30)
+        await worker.run(job(), 30)
         assert toy.sequences_open == 1
-        await worker.close()
 
-    asyncio.run(scenario())
+    with_worker(toy, scenario)
 
 
 def test_jobs_of_several_sequences_share_steps():
-    async def scenario() -> None:
-        toy = ToyEngine(delay_s=(0.005, 0))
-        worker = Worker(toy, Metrics())
-        jobs = [Job(new_sequence(), [1, n], Sampling()) for n in range(1, 9)]
-        await asyncio.gather(*(worker.run(job, 30) for job in jobs))
+    toy = ToyEngine(delay_s=(0.005, 0))
+
+    async def scenario(worker, loop) -> None:
+        await asyncio.gather(*(worker.run(job([1, n]), 30) for n in range(1, 9)))
         assert len(toy.steps) <= 3
-        await worker.close()
 
-    asyncio.run(scenario())
-
-
-def test_the_toy_ends_turns():
-    toy = ToyEngine(stops=[9])
-    assert plain(toy, [1] * 5, 50)[-1] == STOP
+    with_worker(toy, scenario)
 
 
-def test_an_engine_that_cancels_its_step_stalls_nobody(caplog):
+def test_an_engine_that_cancels_its_step_stalls_no_other_job(caplog):
     class Cancelling(ToyEngine):
         async def step(self, requests):
             if not self.steps:
@@ -149,14 +149,12 @@ def test_an_engine_that_cancels_its_step_stalls_nobody(caplog):
                 raise asyncio.CancelledError
             return await super().step(requests)
 
-    async def scenario() -> None:
-        worker = Worker(Cancelling(), Metrics())
+    async def scenario(worker, loop) -> None:
         with pytest.raises(EngineFailedError):
-            await worker.run(Job(new_sequence(), [1], Sampling()), 30)
-        await worker.run(Job(new_sequence(), [1], Sampling()), 30)
-        await worker.close()
+            await worker.run(job(), 30)
+        await worker.run(job(), 30)
 
-    asyncio.run(scenario())
+    with_worker(Cancelling(), scenario)
 
 
 class Stuck(ToyEngine):
@@ -176,10 +174,10 @@ class Stuck(ToyEngine):
         return await super().step(requests)
 
 
-@pytest.mark.parametrize("manner", [{}, {"capabilities": ITSELF}], ids=["scheduled", "schedules itself"])
-def test_a_job_expires_at_its_deadline_whatever_the_engine_does(manner):
+@pytest.mark.parametrize("kind", [{}, {"capabilities": ITSELF}], ids=["scheduled", "schedules itself"])
+def test_a_job_expires_at_its_deadline_whatever_the_engine_does(kind):
     async def scenario(loop) -> None:
-        stuck = Stuck(**manner)
+        stuck = Stuck(**kind)
         worker, began, sequence = Worker(stuck, Metrics(), clock=loop.time), loop.time(), new_sequence()
 
         async def expires(sequence: int, within: float, after: float = 0.0) -> None:
@@ -202,53 +200,69 @@ def test_a_job_expires_at_its_deadline_whatever_the_engine_does(manner):
     run_virtually(scenario)
 
 
-def test_time_waited_for_a_budget_does_not_count():
-    async def scenario(loop) -> None:
-        toy = ToyEngine()
-        worker = Worker(toy, Metrics(), clock=loop.time)
-        await worker.run(job := Job(new_sequence(), [1], Sampling()), 1, after=60)
-        assert job.done
-        await worker.close()
-
-    run_virtually(scenario)
-
-
 @pytest.mark.parametrize("capabilities", [Capabilities(), ITSELF])
-def test_a_job_knows_how_long_its_steps_took_but_not_how_long_it_waited(capabilities):
+def test_a_job_counts_the_time_of_its_steps_but_not_its_wait_for_a_budget(capabilities):
+    async def scenario(worker, loop) -> None:
+        began, waiting = loop.time(), job([1, 2, 3])
+        await worker.run(waiting, 5, after=60.0)
+        assert loop.time() - began == pytest.approx(60.0 + waiting.seconds, abs=0.01)
+        assert waiting.seconds == pytest.approx(0.5 * waiting.steps, abs=0.01)
+
+    with_worker(ToyEngine(capabilities=capabilities, delay_s=(0.5, 0.0)), scenario)
+
+
+# -- steps wait for announced jobs --------------------------------------------------------------------
+
+STEP_S = 0.5
+
+
+async def decode(worker: Worker, number: int, tokens: int, prepare_s: float) -> None:
+    """Decode so many tokens, each prepared for so long."""
+    text, sequence = [number, 2, 3], new_sequence()
+    for _ in range(tokens):
+        with worker.coming():
+            await asyncio.sleep(prepare_s)
+        job = Job(sequence, text, Sampling())
+        await worker.run(job, 60)
+        text.append(job.token)
+
+
+@pytest.mark.parametrize(("prepare_s", "together"), [(0.05, True), (0.4, False)])
+def test_announced_jobs_share_steps_if_preparing_takes_little_of_a_step(prepare_s, together):
+    engine = ToyEngine(delay_s=(STEP_S, 0.0))
+
+    async def scenario(worker, loop) -> None:
+        await asyncio.gather(*(decode(worker, number, 12, prepare_s * number) for number in (1, 2)))
+        shared = [len(step) for step in engine.steps].count(2)
+        assert shared >= 10 if together else shared <= 2
+
+    with_worker(engine, scenario)
+
+
+def test_a_step_waits_a_quarter_of_a_step_at_most_and_not_for_jobs_that_usually_come_late():
     async def scenario(loop) -> None:
-        worker = Worker(ToyEngine(capabilities=capabilities, delay_s=(0.5, 0.0)), Metrics(), clock=loop.time)
-        job = Job(new_sequence(), [1, 2, 3], Sampling())
+        window, done = BatchWindow(loop.time), asyncio.Event()
+
+        async def prepare() -> None:
+            with window.coming():
+                await done.wait()
+
+        assert not await window.wait(STEP_S)
+        preparing = asyncio.create_task(prepare())
+        await asyncio.sleep(0)
         began = loop.time()
-        await worker.run(job, 30, 10.0)
-        assert loop.time() - began == pytest.approx(10.0 + job.seconds, abs=0.01) and job.seconds == pytest.approx(
-            0.5 * job.steps, abs=0.01
-        )
-        await worker.close()
+        assert await window.wait(STEP_S)
+        assert loop.time() - began == pytest.approx(0.25 * STEP_S, abs=0.01)
+        await asyncio.sleep(20 * STEP_S)
+        done.set()
+        await preparing
+        done.clear()
+        preparing = asyncio.create_task(prepare())
+        await asyncio.sleep(0)
+        began = loop.time()
+        assert not await window.wait(STEP_S) and loop.time() == began
+        preparing.cancel()
+        await asyncio.gather(preparing, return_exceptions=True)
+        assert not await window.wait(100 * STEP_S), "a job that left is not waited for"
 
     run_virtually(scenario)
-
-
-def test_what_an_engine_cannot_say_of_one_sequence_harms_no_other(toy, caplog):
-    held = toy.held
-    bad, good = Job(new_sequence(), [1, 2], Sampling()), Job(new_sequence(), [3, 4], Sampling())
-
-    def failing(sequence, prefix):
-        if sequence == bad.sequence:
-            raise KeyError("lost")
-        return held(sequence, prefix)
-
-    async def scenario() -> None:
-        toy.held = failing
-        worker = Worker(toy, Metrics())
-        results = await asyncio.gather(worker.run(bad, 30), worker.run(good, 30), return_exceptions=True)
-        assert isinstance(results[0], EngineFailedError) and results[1] is None
-        assert good.token == toy.choice([3, 4])
-        toy.held = held
-        await worker.run(again := Job(bad.sequence, [1, 2], Sampling()), 30)
-        assert again.token == toy.choice([1, 2])
-        await worker.close()
-
-    asyncio.run(scenario())
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "the engine failed on a draft of 0 tokens after 2: KeyError: 'lost'"
-    ]
