@@ -164,15 +164,17 @@ def in_served(
     settings: Settings = SETTINGS,
     budget: Budget = NO_BUDGET,
     drafts: Callable[[], ServerDrafting | None] = lambda: None,
-) -> None:
-    """Run ``scenario(served)`` on a virtual clock."""
+) -> Any:
+    """Run ``scenario(served)`` on a virtual clock; return its result."""
+    results = []
 
     async def run(loop: object) -> None:
         served = Served(settings, budget, drafts())
-        await asyncio.wait_for(scenario(served), 600)
+        results.append(await asyncio.wait_for(scenario(served), 600))
         await served.end()
 
     run_virtually(run)
+    return results[0]
 
 
 def with_served(*options: Any, **named: Any) -> Callable[[Any], Callable[..., None]]:

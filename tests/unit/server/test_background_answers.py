@@ -10,6 +10,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafting
 from moa_server.settings import Settings
+from support.memory_link import ClientEnd
 from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of, with_served
 from support.server.raw import draft, prompt
 from support.toy_engine import STOP, ToyEngine, plain
@@ -24,7 +25,7 @@ def asked(most: int, *, while_away: bool = True) -> wire.ClientMessage:
 
 
 def own(most: int) -> list[int]:
-    """What the toy writes behind the prompt, with it."""
+    """The prompt and the toy's answer."""
     return [*PROMPT, *plain(ToyEngine(), PROMPT, most)]
 
 
@@ -38,15 +39,26 @@ async def left(served: Served, most: int, **options: bool) -> tuple[str, list[in
     return token, tokens
 
 
-@with_served()
-async def test_the_whole_answer_comes_behind_the_welcome(served: Served):
-    token, tokens = await left(served, 40)
-    while len(served.verifier.background_answers):
-        await asyncio.sleep(0.1)
-    steps = len(served.engine.steps)
+async def back(served: Served, token: str, tokens: list[int]) -> tuple[ClientEnd, wire.Welcome]:
+    """The client reconnects with these tokens."""
     end = await served.link.connect("")
     await send(end, resumed(token, tokens))
-    welcome, verdict = (await receive(end)).welcome, await verdict_of(end)
+    return end, (await receive(end)).welcome
+
+
+async def until_none(served: Served) -> None:
+    """Wait until no answer is continued any more."""
+    while len(served.verifier.background_answers):
+        await asyncio.sleep(0.1)
+
+
+@with_served()
+async def test_the_whole_answer_comes_after_the_welcome(served: Served):
+    token, tokens = await left(served, 40)
+    await until_none(served)
+    steps = len(served.engine.steps)
+    end, welcome = await back(served, token, tokens)
+    verdict = await verdict_of(end)
     assert welcome.verdict_follows and welcome.committed_length == len(tokens)
     assert welcome.limits.away_seconds == SETTINGS.away_seconds
     assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and verdict.base_len == len(tokens)
@@ -54,9 +66,8 @@ async def test_the_whole_answer_comes_behind_the_welcome(served: Served):
 
 
 @with_served()
-async def test_the_answer_of_a_client_that_says_nothing_goes_on_too(served: Served):
-    """Its link may hang, and nobody knows yet. A draft at what it has is answered without a step."""
-
+async def test_the_answer_of_a_silent_client_continues_too(served: Served):
+    """Its link may hang. A draft at its position is then answered without a step."""
     end, _ = await served.session()
     await send(end, asked(40))
     tokens = [*PROMPT, *(await verdict_of(end)).tokens]
@@ -70,12 +81,11 @@ async def test_the_answer_of_a_client_that_says_nothing_goes_on_too(served: Serv
 
 
 @with_served()
-async def test_who_comes_back_in_the_middle_goes_on_there(served: Served):
+async def test_a_client_that_reconnects_in_the_middle_continues_there(served: Served):
     token, tokens = await left(served, 40)
     await served.steps(10)
-    end = await served.link.connect("")
-    await send(end, resumed(token, tokens))
-    assert (await receive(end)).welcome.verdict_follows
+    end, welcome = await back(served, token, tokens)
+    assert welcome.verdict_follows
     tokens += (await verdict_of(end)).tokens
     assert 10 <= len(tokens) < 20 and not len(served.verifier.background_answers)
     while len(tokens) < len(own(40)):
@@ -94,14 +104,12 @@ async def test_who_comes_back_in_the_middle_goes_on_there(served: Served):
     ],
     ids=["the client does not want it", "the server does not", "tokens", "seconds"],
 )
-def test_it_ends_where_client_or_server_want(settings, options, most):
+def test_a_background_answer_ends_at_the_limits_of_client_and_server(settings, options, most):
     async def scenario(served: Served) -> None:
         token, tokens = await left(served, 200, **options)
         await asyncio.sleep(10)
         assert not len(served.verifier.background_answers)
-        end = await served.link.connect("")
-        await send(end, resumed(token, tokens))
-        welcome = (await receive(end)).welcome
+        end, welcome = await back(served, token, tokens)
         assert welcome.limits.away_seconds == int(settings.away_seconds)
         written = len((await verdict_of(end)).tokens) if welcome.verdict_follows else 0
         assert written < most <= written + 15
@@ -110,7 +118,7 @@ def test_it_ends_where_client_or_server_want(settings, options, most):
 
 
 @with_served()
-async def test_it_takes_no_step_from_who_is_there(served: Served):
+async def test_a_background_answer_takes_no_step_from_connected_clients(served: Served):
     await left(served, 100)
     stream = served.stream([5, 6], 60)
     await served.steps(5)
@@ -124,44 +132,36 @@ async def test_it_takes_no_step_from_who_is_there(served: Served):
 
 
 @with_served()
-async def test_a_question_that_nobody_has_read_yet_is_answered(served: Served):
+async def test_a_question_whose_client_left_at_once_is_answered(served: Served):
     end, token = await served.session()
     await send(end, asked(10))
     await served.steps(1)
     served.link.cut()
     await served.link.closed()
-    while len(served.verifier.background_answers):
-        await asyncio.sleep(0.1)
-    end = await served.link.connect("")
-    await send(end, resumed(token, PROMPT))
-    assert (await receive(end)).welcome.verdict_follows
-    assert [*PROMPT, *(await verdict_of(end)).tokens] == own(10)
+    await until_none(served)
+    end, welcome = await back(served, token, PROMPT)
+    assert welcome.verdict_follows and [*PROMPT, *(await verdict_of(end)).tokens] == own(10)
 
 
 @with_served()
-async def test_an_engine_that_fails_ends_it(served: Served):
+async def test_a_failing_engine_ends_a_background_answer(served: Served):
     token, tokens = await left(served, 40)
     served.engine.broken.update(each.sequence for each in served.verifier.store._conversations.values())
-    while len(served.verifier.background_answers):
-        await asyncio.sleep(0.1)
+    await until_none(served)
     served.engine.broken.clear()
-    end = await served.link.connect("")
-    await send(end, resumed(token, tokens))
-    assert (await receive(end)).welcome.committed_length == len(tokens)
+    _, welcome = await back(served, token, tokens)
+    assert welcome.committed_length == len(tokens)
 
 
 @with_served(Settings(keep_seconds=0.05))
-async def test_a_conversation_that_is_forgotten_is_not_written_on(served: Served):
+async def test_a_forgotten_conversation_is_not_continued(served: Served):
     await left(served, 200)
     assert len(served.verifier.background_answers) == 1
     await asyncio.sleep(0.1)
     served.verifier.store.sweep()
     await asyncio.sleep(0.1)
-    assert (
-        not len(served.verifier.store)
-        and not len(served.verifier.background_answers)
-        and not served.engine.sequences_open
-    )
+    assert not len(served.verifier.store) and not len(served.verifier.background_answers)
+    assert not served.engine.sequences_open
 
 
 class Slow(ServerDrafting):
@@ -176,7 +176,7 @@ class Slow(ServerDrafting):
 
 
 @with_served(drafts=Slow)
-async def test_it_takes_no_step_while_the_server_drafts_for_who_is_there(served: Served):
+async def test_a_background_answer_takes_no_step_while_the_server_drafts(served: Served):
     for _ in range(5):
         await left(served, 900)
     end, _ = await served.session()
@@ -191,7 +191,7 @@ async def test_it_takes_no_step_while_the_server_drafts_for_who_is_there(served:
 
 
 @with_served()
-async def test_who_drafts_himself_waits_for_a_short_step_at_most(served: Served):
+async def test_a_drafting_client_waits_for_a_short_step_at_most(served: Served):
     for _ in range(30):
         await left(served, 900)
     end, _ = await served.session()
@@ -205,4 +205,4 @@ async def test_who_drafts_himself_waits_for_a_short_step_at_most(served: Served)
     sizes = [len(step) for step in served.lengths_since(before)]
     assert len(sizes) > 40 and max(sizes) <= 6
     await asyncio.sleep(3)
-    assert len(served.lengths_since(before)[-1]) > 30  # he says nothing any more
+    assert len(served.lengths_since(before)[-1]) > 30  # the client is silent now
