@@ -166,15 +166,14 @@ def in_served(
     drafts: Callable[[], ServerDrafting | None] = lambda: None,
 ) -> Any:
     """Run ``scenario(served)`` on a virtual clock; return its result."""
-    results = []
 
-    async def run(loop: object) -> None:
+    async def run(loop: object) -> Any:
         served = Served(settings, budget, drafts())
-        results.append(await asyncio.wait_for(scenario(served), 600))
+        result = await asyncio.wait_for(scenario(served), 600)
         await served.end()
+        return result
 
-    run_virtually(run)
-    return results[0]
+    return run_virtually(run)
 
 
 def with_served(*options: Any, **named: Any) -> Callable[[Any], Callable[..., None]]:
