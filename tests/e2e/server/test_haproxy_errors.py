@@ -1,4 +1,4 @@
-"""What HAProxy answers in a verifier's place has the form of a verifier's refusals."""
+"""HAProxy's own errors have the form of a verifier's refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verifier says last arrives, whatever its client still writes and however late it reads."""
+"""The verifier's last frames arrive, whatever its client still writes and however late it reads."""
 
 from __future__ import annotations
 
@@ -83,19 +83,12 @@ class Writer:
             pass
         return messages[0]
 
-    def rest(self) -> tuple[list[bytes], int | None]:
-        """All messages that still come, and the code of the close frame after them; then close."""
+    def rest(self, *, to_end: bool = False) -> tuple[list[bytes], int | None]:
+        """Return all messages that still come, and the code of the close frame after them; then close, or before that
+        wait until the server has closed."""
         with self.socket:
             messages = []
-            while not (self.protocol.close_rcvd or self.ended):
-                messages += self._messages()
-            return messages, self.protocol.close_rcvd.code if self.protocol.close_rcvd else None
-
-    def read_to_end(self) -> tuple[list[bytes], int | None]:
-        """The same, but for that the server has to close first."""
-        with self.socket:
-            messages = []
-            while not self.ended:
+            while not (self.ended or (self.protocol.close_rcvd and not to_end)):
                 messages += self._messages()
             return messages, self.protocol.close_rcvd.code if self.protocol.close_rcvd else None
 
@@ -143,19 +136,23 @@ def refusal(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     eventually(lambda: "moa_refusals_total" in verifier.parts.metrics.text().decode())
 
 
-def silence(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+def idle(verifier: Verifier) -> None:
     eventually(lambda: not verifier.server.slots.busy)
+
+
+def silence(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+    idle(verifier)
 
 
 def pings(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     for _ in range(300):
         writer.ping()
-    eventually(lambda: not verifier.server.slots.busy)
+    idle(verifier)
 
 
 def goodbye(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     writer.write(wire.ClientMessage(bye=wire.Bye()).SerializeToString())
-    eventually(lambda: not verifier.server.slots.busy)
+    idle(verifier)
 
 
 ENDINGS = {
@@ -210,7 +207,7 @@ def test_over_tls_a_connection_ends_once_its_client_has_closed(tls):
         writer.write(b"close")
         eventually(lambda: running.ended)
         writer.write(b"a message after it")
-        assert writer.read_to_end() == ([], 4000)
+        assert writer.rest(to_end=True) == ([], 4000)
         eventually(lambda: len(running.slots) == 0)
         assert not running.complaints()
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ import pytest
 from moa_runtime.session.events import Sampling
 from moa_server.settings import Settings
 from support.server.edge_running import eventually
-from support.server.running import TIMEOUT_S, Client, Verifier, serving
+from support.server.running import TIMEOUT_S, Client, Verifier, moa_serve, serving
 from support.toy_engine import ToyEngine
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
@@ -58,17 +55,11 @@ def test_chats_that_have_finished_their_answers_are_not_waited_for(streamed):
         eventually(lambda: verifier.server.should_exit)
 
 
-def started() -> subprocess.Popen:
-    command = [sys.executable, "-c", PROGRAM, "--json", "--port", "0", "--no-drafts", "--drain-seconds", "1000"]
-    beside_toys = Path(__file__).parents[2]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=beside_toys)
-
-
 def test_python_does_not_take_apart_what_has_served():
-    with started() as process:
-        port = json.loads(process.stdout.readline())["port"]
-        verifier = Verifier(None, port, "")
-        assert verifier.decode([5], 3, Sampling())
+    beside_toys = Path(__file__).parents[2]
+    options = ("--no-drafts", "--drain-seconds", 1000)
+    with moa_serve(*options, program=PROGRAM, cwd=beside_toys) as (process, ready):
+        assert Verifier(None, ready["port"], "").decode([5], 3, Sampling())
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=2 * TIMEOUT_S)
     assert (process.returncode, out, err) == (0, "in order", "")

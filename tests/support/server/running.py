@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +82,22 @@ def serving(engine, settings, *, host: str = "127.0.0.1", **options: Any) -> Ite
         finally:
             server.should_exit = True
             thread.join(TIMEOUT_S)
+
+
+#: The program ``moa-serve``.
+MOA_SERVE = "import sys; from moa_server.cli import main; sys.exit(main())"
+
+
+@contextlib.contextmanager
+def moa_serve(*options: Any, program: str = MOA_SERVE, **popen: Any) -> Iterator[tuple[subprocess.Popen, dict]]:
+    """A process of ``moa-serve`` on a free port, and its ready line; killed after the block."""
+    command = [sys.executable, "-c", program, "--json", "--port", "0", "--threads", "1", *map(str, options)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **popen}
+    with subprocess.Popen(command, **pipes) as running:
+        try:
+            yield running, json.loads(running.stdout.readline() or "{}")
+        finally:
+            running.kill()
 
 
 class Client:
