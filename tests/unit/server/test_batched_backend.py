@@ -1,4 +1,4 @@
-"""Steps of several threads as one: who waits for whom, and who for nobody."""
+"""Steps of several drafting threads run as one: which of them wait, and for which others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_server.drafting.batcher import BatchedBackend
 
-PATIENCE_S = 60  # what would wait for ever fails after it
+PATIENCE_S = 60  # a thread that waits for ever fails after it
 BROKEN = 13
 
 
@@ -30,29 +30,32 @@ class Half:
         return [StepResult(np.array([[token]]), np.zeros((1, 1), np.float32), nothing, nothing) for token in tokens]
 
 
-def of(token: int) -> StepInputs:
-    nothing = np.zeros((0, 1, 2), np.float32)
-    return StepInputs.chain([token], (nothing, nothing), (nothing, nothing))
-
-
 @pytest.fixture
 def half() -> Half:
     return Half()
 
 
 @pytest.fixture
-def backend(half):
+def step(half):
+    """A function that runs one step and returns its token."""
     backend = BatchedBackend(half.steps, top_k=1, kv_shape=(1, 2))
-    yield backend
+
+    def stepping(token: int) -> int:
+        nothing = np.zeros((0, 1, 2), np.float32)
+        inputs = StepInputs.chain([token], (nothing, nothing), (nothing, nothing))
+        return int(backend.step(inputs).top_tokens[0, 0])
+
+    stepping.drafting = backend.drafting
+    yield stepping
     backend.close()
 
 
-def together(backend: BatchedBackend, *drafts: Callable[[], None]) -> None:
+def together(step, *drafts: Callable[[], None]) -> None:
     """Run each in a thread; none begins before all of them are drafting."""
     ready = threading.Barrier(len(drafts))
 
     def run(draft: Callable[[], None]) -> None:
-        with backend.drafting():
+        with step.drafting():
             ready.wait(PATIENCE_S)
             draft()
 
@@ -64,58 +67,35 @@ def together(backend: BatchedBackend, *drafts: Callable[[], None]) -> None:
         assert not thread.is_alive()
 
 
-def test_steps_of_all_that_draft_are_one(backend, half):
+def test_steps_of_all_drafts_are_one(step, half):
     heard: dict[int, list[int]] = {number: [] for number in range(4)}
 
     def draft(number: int) -> None:
-        for step in range(3):
-            result = backend.step(of(100 * number + step))
-            heard[number].append(int(result.top_tokens[0, 0]))
+        heard[number] += [step(100 * number + index) for index in range(3)]
 
-    together(backend, *(lambda number=number: draft(number) for number in heard))
-    assert [sorted(batch) for batch in half.batches] == [[step + 100 * n for n in range(4)] for step in range(3)]
-    assert heard == {number: [100 * number + step for step in range(3)] for number in range(4)}
+    together(step, *(lambda number=number: draft(number) for number in heard))
+    assert [sorted(batch) for batch in half.batches] == [[index + 100 * n for n in range(4)] for index in range(3)]
+    assert heard == {number: [100 * number + index for index in range(3)] for number in range(4)}
 
 
-def test_who_ends_sooner_or_never_steps_holds_nobody_up(backend, half):
+def test_a_draft_that_ends_sooner_or_fails_holds_no_other_up(step, half):
     counts = [5, 1, 0, 3]
 
-    def draft(count: int) -> None:
-        for step in range(count):
-            backend.step(of(step))
-
-    together(backend, *(lambda count=count: draft(count) for count in counts))
-    assert sum(map(len, half.batches)) == sum(counts)
-    assert len(half.batches) <= sum(counts)
-
-
-def test_who_raises_holds_nobody_up(backend):
-    done = []
-
     def fail() -> None:
-        with pytest.raises(ValueError), backend.drafting():
+        with pytest.raises(ValueError), step.drafting():
             raise ValueError("a drafter's mistake")
-        done.append("failed")
 
-    def draft() -> None:
-        for step in range(3):
-            backend.step(of(step))
-        done.append("drafted")
-
-    together(backend, draft, fail, draft)
-    assert sorted(done) == ["drafted", "drafted", "failed"]
+    together(step, fail, *(lambda count=count: [step(index) for index in range(count)] for count in counts))
+    assert sum(map(len, half.batches)) == sum(counts) >= len(half.batches)
 
 
-def test_a_step_that_cannot_be_done_harms_no_other(backend):
+def test_a_failing_step_harms_no_other(step):
     heard = []
-
-    def good(token: int) -> None:
-        heard.append(int(backend.step(of(token)).top_tokens[0, 0]))
 
     def bad() -> None:
         with pytest.raises(RuntimeError, match="thirteen"):
-            backend.step(of(BROKEN))
-        heard.append(int(backend.step(of(3)).top_tokens[0, 0]))
+            step(BROKEN)
+        heard.append(step(3))
 
-    together(backend, lambda: good(1), bad, lambda: good(2))
+    together(step, lambda: heard.append(step(1)), bad, lambda: heard.append(step(2)))
     assert sorted(heard) == [1, 2, 3]
