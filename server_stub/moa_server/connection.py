@@ -121,11 +121,6 @@ class Connection:
         event = message.WhichOneof("event")
         return event == "bye" or (event in ("prompt", "cancel") and getattr(message, event).epoch > self._epoch)
 
-    @property
-    def _needless(self) -> bool:
-        """Whether the verdict on the present frame is unwanted even before work on it begins."""
-        return self._reader.over or any(map(self._overrules, self._reader.waiting))
-
     async def _watch(self, claim: asyncio.Event) -> None:
         await claim.wait()
         self._reader.end(CloseReason.REPLACED)
@@ -198,7 +193,9 @@ class Connection:
                 self._stamped = stamp, self._reader.taken_at
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
-                answer = None if self._needless else await self._work.do(conversation, answer)
+                # The verdict may be unwanted even before work on it begins.
+                needless = self._reader.over or any(map(self._overrules, self._reader.waiting))
+                answer = None if needless else await self._work.do(conversation, answer)
         await self._say(answer)
 
     async def _go_on(self, conversation: Conversation, claim: asyncio.Event) -> bool:

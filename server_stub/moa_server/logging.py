@@ -32,6 +32,7 @@ _COMPLAINTS, _EVENTS = 10, 1000
 _LONGEST, _LAST = 1000, 200
 _MOST_LINES = 100
 _MOST_KEYS = 1000
+_SPAN_S = 60.0
 
 _FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("log_fields", default=None)
 
@@ -156,22 +157,16 @@ def _place(error: BaseException) -> str:
 
 
 class LogLimit(logging.Filter):
-    """Lets through ``lines`` records of each message in ``seconds``, or ``events`` of a message below WARNING; the next
+    """Lets through ``lines`` records of each message in a minute, or ``events`` of a message below WARNING; the next
     one after tells how many were left out.
 
     A message is a logger, a level, a format string and the type of the exception, so arguments make no new one. As a
     filter of a handler it limits every logger that the handler serves.
     """
 
-    def __init__(
-        self,
-        lines: int,
-        seconds: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-        events: int | None = None,
-    ) -> None:
+    def __init__(self, lines: int, events: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._lines, self._seconds, self._clock = lines, seconds, clock
+        self._lines, self._clock = lines, clock
         self._events = lines if events is None else events
         self._spans: dict[object, list[float]] = {}  # each: when it began, lines let through, lines left out
         self._lock = threading.Lock()
@@ -183,7 +178,7 @@ class LogLimit(logging.Filter):
             now = self._clock()
             span = self._spans.get(key)
             left_out = 0
-            if span is None or now - span[0] >= self._seconds:
+            if span is None or now - span[0] >= _SPAN_S:
                 left_out = int(span[2]) if span else 0
                 if span is None and len(self._spans) >= _MOST_KEYS:  # of messages that are no format strings
                     self._spans.pop(next(iter(self._spans)))

@@ -54,8 +54,6 @@ class Settings:
         return Limits(max_context, drafted, self.max_frame_bytes, idle, engine.trees, *kept)
 
 
-DEFAULT_PORT = 8765
-DEFAULT_CACHE_TOKENS = 32768
 DTYPES = ("auto", "float32", "bfloat16")
 ENGINES = ("transformers", "vllm")
 
@@ -95,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--device", default="cpu", help="torch device of the target (default: %(default)s)")
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    p.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for any free one (default: %(default)s)")
+    p.add_argument("--port", type=int, default=8765, help="0 for any free one (default: %(default)s)")
     p.add_argument("--token", help="bearer token that clients must send; safer in the variable MOA_TOKEN")
     p.add_argument("--insecure", action="store_true", help="allow other hosts than loopback without a token")
     p.add_argument(
@@ -161,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--cache-tokens",
         type=int,
-        default=DEFAULT_CACHE_TOKENS,
+        default=32768,
         metavar="N",
         help="tokens of all conversations whose keys and values are kept; beyond, the least recently used are "
         "computed again when they return (default: %(default)s)",

@@ -48,11 +48,6 @@ class EdgeLimits:
     fragments: int = 1024  # frames of one WebSocket message
     first_message_bytes: int = 8 << 10  # that a WebSocket may send until its first message is whole
 
-    @property
-    def sweep_seconds(self) -> float:
-        """Seconds between two checks of the deadlines."""
-        return min(1.0, min(self.header_seconds, self.body_seconds, self.send_seconds, self.close_seconds) / 4)
-
 
 class ConnectionSlot:
     """One connection, from its acceptance until its descriptor is free.

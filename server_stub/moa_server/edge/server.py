@@ -1,9 +1,7 @@
 """The edge of the verifier: a uvicorn server with limits on connections, deadlines and buffers.
 
 uvicorn serves the app; this package bounds what uvicorn leaves unbounded. :class:`EdgeServer` accepts the connections
-itself, to keep their number below the descriptor limit; :mod:`moa_server.edge.http` and
-:mod:`moa_server.edge.websocket` are its protocols; :mod:`moa_server.edge.connection_limits` decides which connection is
-ended.
+itself, to keep their number below the descriptor limit.
 """
 
 from __future__ import annotations
@@ -118,8 +116,10 @@ class _Acceptor:
         task.add_done_callback(self._tasks.discard)
 
     async def _sweep(self) -> None:
+        limits = self._slots.limits
+        shortest_s = min(limits.header_seconds, limits.body_seconds, limits.send_seconds, limits.close_seconds)
         while True:
-            await asyncio.sleep(self._slots.limits.sweep_seconds)
+            await asyncio.sleep(min(1.0, shortest_s / 4))
             self._slots.sweep()
 
     async def _accept(self, listening: socket.socket) -> None:

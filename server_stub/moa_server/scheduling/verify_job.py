@@ -56,12 +56,10 @@ class Job:
         parents: Sequence[int] = (),
         rows_from: int | None = None,
     ) -> None:
-        self.sequence = sequence
-        self.sampling = sampling
+        self.sequence, self.sampling = sequence, sampling
         self.path: tuple[int, ...] = ()
         self.token: int | None = None
-        self.steps = 0
-        self.seconds = 0.0
+        self.steps, self.seconds = 0, 0.0
         self._prefix = list(prefix)  # grows by what pieces of the draft were accepted
         self._draft, self._parents = list(draft), list(parents)
         self._nodes = list(range(len(draft)))  # their indices in the whole draft
@@ -70,6 +68,7 @@ class Job:
 
     @property
     def done(self) -> bool:
+        """Whether nothing is left to do."""
         if self.sampling is None:
             return self._rows_next is None or self._rows_next >= len(self._prefix)
         return self.token is not None

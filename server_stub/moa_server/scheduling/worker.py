@@ -17,6 +17,8 @@ from moa_server.scheduling.scheduler import Piece, Scheduler, Step, Waiting
 from moa_server.scheduling.step_cost import Load, StepCost
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
 
+_log = logging.getLogger(__name__)
+
 #: Fraction of the last step's time that the next step may wait.
 _PATIENCE = 0.25
 _MEMORY = 0.9  # weight of the old mean of preparation times
@@ -26,13 +28,8 @@ class BatchWindow:
     """Announced jobs that the next step waits for. Without the wait, each conversation whose draft is made while the
     step of the others runs would end up with a pass of its own.
 
-    The next step waits at most a quarter of a step time, and only if drafts usually finish within it.
-
-    Args:
-        clock: seconds, monotonic.
-
-    Attributes:
-        count: number of jobs that are being prepared.
+    The next step waits at most a quarter of a step time, and only if drafts usually finish within it. ``count`` is the
+    number of jobs that are being prepared.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -56,11 +53,8 @@ class BatchWindow:
                 self._none.set()
 
     async def wait(self, step_s: float) -> bool:
-        """Wait until no job is being prepared any more; return whether there was anything to wait for.
-
-        Args:
-            step_s: seconds that a step takes.
-        """
+        """Wait until no job is being prepared any more; return whether there was anything to wait for. A step takes
+        ``step_s`` seconds."""
         most_s = _PATIENCE * step_s
         if not self.count or self._usual_s > most_s:
             return False
@@ -68,9 +62,6 @@ class BatchWindow:
         await asyncio.wait({none}, timeout=most_s)
         none.cancel()
         return True
-
-
-_log = logging.getLogger(__name__)
 
 
 class _PendingJobs:
@@ -201,7 +192,10 @@ class Worker:
             if self._engine.capabilities.schedules_itself:
                 unscheduled = asyncio.create_task(self._run_unscheduled(waiting))
             else:
-                self._schedule(waiting)
+                self._scheduler.add(waiting)
+                self._more.set()
+                if self._loop is None:  # in no session's context
+                    self._loop = contextvars.Context().run(asyncio.create_task, self._run())
             if not (await asyncio.wait({result}, timeout=within))[0]:
                 raise ExpiredError
             result.result()
@@ -250,12 +244,6 @@ class Worker:
         await asyncio.gather(*filter(None, ending), return_exceptions=True)
 
     # -- an engine that we schedule ----------------------------------------------------------------
-
-    def _schedule(self, waiting: Waiting) -> None:
-        self._scheduler.add(waiting)
-        self._more.set()
-        if self._loop is None:
-            self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # in no session's context
 
     async def _run(self) -> None:
         while True:

@@ -30,6 +30,8 @@ _AUTHORITY_LIFE, _SERVER_LIFE = timedelta(days=3650), timedelta(days=397)
 _RENEWED_BEFORE = timedelta(days=60)
 _CLOCKS_DIFFER = timedelta(days=1)
 
+_CRITICAL = (x509.BasicConstraints, x509.KeyUsage, x509.NameConstraints)
+
 #: Private networks: RFC 1918, 6598, 3927, 4193, 4291.
 _PRIVATE = (
     *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8"),
@@ -104,29 +106,25 @@ def _new_authority(hosts: Sequence[str], now: datetime) -> _Pair:
                 name = x509.IPAddress(ipaddress.ip_network(name.value))
             permitted.append(name)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    critical = (x509.BasicConstraints(ca=True, path_length=0), usage, x509.NameConstraints(permitted, None))
-    return _new(f"moa-serve on {mine}", None, now, _AUTHORITY_LIFE, critical, ())
+    extensions = (x509.BasicConstraints(ca=True, path_length=0), usage, x509.NameConstraints(permitted, None))
+    return _new(f"moa-serve on {mine}", None, now, _AUTHORITY_LIFE, extensions)
 
 
 def _new_server(authority: _Pair, hosts: Sequence[str], now: datetime) -> _Pair:
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
     signer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    others = (
+    extensions = (
+        x509.BasicConstraints(ca=False, path_length=None),
+        usage,
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.SubjectAlternativeName([_general_name(host) for host in hosts]),
         x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer),
     )
-    critical = (x509.BasicConstraints(ca=False, path_length=None), usage)
-    return _new("moa-serve", authority, now, _SERVER_LIFE, critical, others)
+    return _new("moa-serve", authority, now, _SERVER_LIFE, extensions)
 
 
 def _new(
-    subject: str,
-    authority: _Pair | None,
-    now: datetime,
-    life: timedelta,
-    critical: Iterable[x509.ExtensionType],
-    others: Iterable[x509.ExtensionType],
+    subject: str, authority: _Pair | None, now: datetime, life: timedelta, extensions: Iterable[x509.ExtensionType]
 ) -> _Pair:
     """Make a key and its certificate with these extensions, signed by ``authority``; None for a self-signed one."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -134,10 +132,8 @@ def _new(
     builder = x509.CertificateBuilder().subject_name(name).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - _CLOCKS_DIFFER).not_valid_after(now + life).public_key(key.public_key())
     builder = builder.issuer_name(name if authority is None else authority.certificate.subject)
-    for extension in critical:
-        builder = builder.add_extension(extension, critical=True)
-    for extension in (*others, x509.SubjectKeyIdentifier.from_public_key(key.public_key())):
-        builder = builder.add_extension(extension, critical=False)
+    for extension in (*extensions, x509.SubjectKeyIdentifier.from_public_key(key.public_key())):
+        builder = builder.add_extension(extension, isinstance(extension, _CRITICAL))
     return _Pair(builder.sign(key if authority is None else authority.key, hashes.SHA256()), key)
 
 

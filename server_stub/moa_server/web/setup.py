@@ -39,20 +39,10 @@ HASHED = "assets/"
 
 #: Content Security Policy of the page: its own files, WebAssembly compiled from them, and its verifier. ``'self'`` of
 #: ``connect-src`` includes ws and wss of the same host and port (CSP 3).
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self' 'wasm-unsafe-eval'",
-        "worker-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data: blob:",
-        "font-src 'self'",
-        "connect-src 'self'",
-        "manifest-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
+    "img-src 'self' data: blob:; font-src 'self'; connect-src 'self'; manifest-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 #: Headers of all responses: pages of other origins cannot embed them; those of --allow-origin may fetch them.
@@ -206,6 +196,7 @@ class WebSetup:
     Attributes:
         settings: those given, with the kept token if other machines can connect and no token was given.
         tls: certificate and key that were made; None without ``--tls-cert auto``.
+        fingerprint: SHA-256 of the authority that a phone must trust; None if none was made.
 
     Raises:
         MoaError: the page is not built, or nothing can be kept in the data folder.
@@ -224,11 +215,9 @@ class WebSetup:
             self.settings = dataclasses.replace(settings, token=kept_token(file))
             self._token_from = f"the one that is kept in {file}"
         self._own = self.renew() if options.tls_cert == AUTO else None
+        self.tls = None if self._own is None else (self._own.file, self._own.file)
+        self.fingerprint = None if self._own is None else self._own.fingerprint
         self._bundle: Path | None = None
-
-    @property
-    def tls(self) -> tuple[Path, Path] | None:
-        return None if self._own is None else (self._own.file, self._own.file)
 
     def renew(self) -> OwnCertificate:
         """Return the certificate of ``--tls-cert auto``, renewed if it is about to expire.
@@ -269,11 +258,6 @@ class WebSetup:
         """Return the URLs of the page, the best one first."""
         scheme = "https" if self._options.tls_cert else "http"
         return page_urls(scheme, hosts_of(self._options.host), port)
-
-    @property
-    def fingerprint(self) -> str | None:
-        """SHA-256 fingerprint of the authority that a phone must trust; None if none was made."""
-        return None if self._own is None else self._own.fingerprint
 
     def invitation(self, port: int) -> str:
         """Return the message to the operator, with a QR code if stdout is a terminal that can show one."""
