@@ -141,22 +141,6 @@ async def test_a_new_epoch_ends_the_credit_and_its_work(served: Served, how):
     assert session_of(served).committed == kept and not len(served.verifier.worker)
 
 
-@with_served()
-async def test_a_credit_in_the_hello_continues_after_the_lost_verdicts(served: Served):
-    followed = await begun(served, 30)
-    await followed.pushed_until(12)
-    served.link.cut()
-    await served.link.closed()
-    followed = Followed(await served.link.connect(""), followed.tokens[:10])
-    await send(followed.end, resumed(token_of(served), followed.tokens, credit=30))
-    welcome = (await followed.take()).welcome
-    assert welcome.verdict_follows and welcome.committed_length == 10
-    assert not (await followed.until("verdict")).pushed
-    await followed.pushed_until(30)
-    assert followed.tokens == own(27)
-    await followed.rows_until(29)
-
-
 async def hung(served: Served, most: int) -> Followed:
     """A client that is silent at its tenth token, as on a link that hangs; its answer continues meanwhile."""
     end, _ = await served.session()
@@ -333,20 +317,6 @@ async def test_rows_on_which_the_engine_fails_while_text_is_pushed_are_one_fault
         await followed.until("verdict")
     await followed.rows_until(229)
     assert followed.tokens == own(30, LONG)
-
-
-@with_served(replace(SETTINGS, answer_seconds=5.0, idle_seconds=1000.0))
-async def test_a_verifier_that_is_too_busy_says_so_once(served: Served):
-    followed = await begun(served, 40)
-    await followed.pushed_until(6)
-    served.engine.slow_s = 100.0
-    fault = await followed.until("fault")
-    assert fault.code == wire.FAULT_CODE_BUSY and fault.retry_after_ms > 0
-    assert await silent(followed.end, 300)
-    served.engine.slow_s = 0.0
-    await send(followed.end, credit(40))
-    await followed.pushed_until(40)
-    assert followed.tokens == own(37)
 
 
 # -- the verifier ends -------------------------------------------------------------------------------

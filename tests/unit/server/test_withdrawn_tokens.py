@@ -105,15 +105,57 @@ async def answered_and_cut(served: Served, most: int, **options: bool) -> str:
 # -- sessions ----------------------------------------------------------------------------------------
 
 
-@alices
-async def test_a_stream_on_credit_ends(served: Served):
+async def stream_on_credit(served: Served) -> ClientEnd:
     end, _ = await served.session()
     await send(end, asked(900), CREDIT)
     for _ in range(5):
         await verdict_of(end)
+    return end
+
+
+async def silent_answer(served: Served) -> ClientEnd:
+    end = await answer(served)
+    while not len(served.verifier.background_answers):
+        await asyncio.sleep(0.1)
+    return end
+
+
+async def answer(served: Served) -> ClientEnd:
+    end, _ = await served.session()
+    await send(end, asked(900, while_away=True))
+    await verdict_of(end)
+    return end
+
+
+async def silent_connection(served: Served) -> ClientEnd:
+    end = await served.link.connect("")
+    await asyncio.sleep(1)
+    return end
+
+
+async def greeted_connection(served: Served) -> ClientEnd:
+    return (await served.session())[0]
+
+
+async def prompt_in_prefill(served: Served) -> ClientEnd:
+    served.engine.slow_s = 50.0
+    end, _ = await served.session()
+    await send(end, prompt(1, 0, [7] * 900))
+    await served.steps(1)
+    return end
+
+
+UNDER_WAY = (stream_on_credit, silent_answer, answer, silent_connection, greeted_connection, prompt_in_prefill)
+
+
+@alices
+@pytest.mark.parametrize("begin", UNDER_WAY, ids=lambda begin: begin.__name__)
+async def test_a_connection_ends_with_all_its_work(served: Served, begin):
+    end = await begin(served)
     began = withdraw(served)
     late = await ended(served, end)
     assert at_once(began) and len(late) <= 2  # what was under way to the client
+    served.engine.slow_s = 0.0
     await nothing_is_left(served)
 
 
@@ -127,46 +169,11 @@ async def test_the_answer_of_a_disconnected_client_ends(served: Served):
 
 
 @alices
-@pytest.mark.parametrize("silent", [True, False])
-async def test_an_answer_does_not_continue_after_its_connection_ends_with_its_token(served: Served, silent):
-    end, _ = await served.session()
-    await send(end, asked(900, while_away=True))
-    await verdict_of(end)
-    while silent and not len(served.verifier.background_answers):
-        await asyncio.sleep(0.1)
-    withdraw(served)
-    await ended(served, end)
-    await nothing_is_left(served)
-
-
-@alices
-@pytest.mark.parametrize("greeted", [True, False])
-async def test_a_silent_connection_ends(served: Served, greeted):
-    end = (await served.session())[0] if greeted else await served.link.connect("")
-    await asyncio.sleep(1)
-    began = withdraw(served)
-    assert not await ended(served, end) and at_once(began)
-    await nothing_is_left(served)
-
-
-@alices
 async def test_a_connection_whose_upgrade_was_allowed_before_ends(served: Served):
     withdraw(served)
     end = await served.link.connect("")
     await send(end, CLIENT.hello())
     assert not await ended(served, end)
-    await nothing_is_left(served)
-
-
-@alices
-async def test_a_prompt_in_prefill_is_dropped(served: Served):
-    served.engine.slow_s = 50.0
-    end, _ = await served.session()
-    await send(end, prompt(1, 0, [7] * 900))
-    await served.steps(1)
-    began = withdraw(served)
-    assert not await ended(served, end) and at_once(began) and not len(served.verifier.worker)
-    served.engine.slow_s = 0.0
     await nothing_is_left(served)
 
 

@@ -131,16 +131,6 @@ def test_a_sequence_is_not_released_in_the_middle_of_its_step():
     with_worker(toy, scenario)
 
 
-def test_jobs_of_several_sequences_share_steps():
-    toy = ToyEngine(delay_s=(0.005, 0))
-
-    async def scenario(worker, loop) -> None:
-        await asyncio.gather(*(worker.run(job([1, n]), 30) for n in range(1, 9)))
-        assert len(toy.steps) <= 3
-
-    with_worker(toy, scenario)
-
-
 def test_an_engine_that_cancels_its_step_stalls_no_other_job(caplog):
     class Cancelling(ToyEngine):
         async def step(self, requests):
