@@ -110,60 +110,39 @@ def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None, graceful_s: i
         code = None
         try:
             while code is None:
-                code = await exchange(ws)
+                await until(running.take)
+                message = await ws.receive()
+                data = message.get("bytes") or (message.get("text") or "").encode()
+                if message["type"] == "websocket.disconnect":
+                    code = message["code"]
+                elif FULL_KEY in message:
+                    await ws.close(1013)
+                elif data == b"close":
+                    await ws.close(4000)
+                elif data.startswith(b"flood"):
+                    await ws.send_bytes(b"y" * int(data[5:]))
+                else:
+                    await ws.send_bytes(data)
         except WebSocketDisconnect as left:
             code = left.code
             raise
         finally:
             running.ended.append(code)
 
-    async def exchange(ws: WebSocket) -> int | None:
-        """Answer one message; the code once the client has left."""
-        await until(running.take)
-        message = await ws.receive()
-        if message["type"] == "websocket.disconnect":
-            return message["code"]
-        if FULL_KEY in message:
-            await ws.close(1013)
-            return None
-        data = message.get("bytes") or (message.get("text") or "").encode()
-        if data == b"close":
-            await ws.close(4000)
-        elif data.startswith(b"flood"):
-            await ws.send_bytes(b"y" * int(data[5:]))
-        else:
-            await ws.send_bytes(data)
-        return None
-
-    app = Starlette(
-        routes=[
-            Route("/", home),
-            Route("/echo", echo, methods=["POST"]),
-            Route("/refusing", refusing, methods=["POST"]),
-            Route("/hold", hold),
-            Route("/endless", endless),
-            WebSocketRoute("/ws", websocket),
-        ]
-    )
+    routes = [Route("/", home), Route("/echo", echo, methods=["POST"]), Route("/hold", hold)]
+    routes += [Route("/refusing", refusing, methods=["POST"]), Route("/endless", endless)]
+    app = Starlette(routes=[*routes, WebSocketRoute("/ws", websocket)])
 
     class Server(EdgeServer):
         async def startup(self, sockets=None) -> None:
             await super().startup(sockets)
             started.set()
 
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        ws_max_size=MAX_MESSAGE,
-        ws_per_message_deflate=False,
-        timeout_keep_alive=TIMEOUT_S,
-        timeout_graceful_shutdown=graceful_s,
-        ssl_certfile=tls[0] if tls else None,
-        ssl_keyfile=tls[1] if tls else None,
-    )
+    quiet = {"log_config": None, "log_level": "warning", "access_log": False}
+    secure = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
+    times = {"timeout_keep_alive": TIMEOUT_S, "timeout_graceful_shutdown": graceful_s}
+    messages = {"ws_max_size": MAX_MESSAGE, "ws_per_message_deflate": False}
+    config = uvicorn.Config(app, loop="asyncio", **quiet, **secure, **times, **messages)
     running.server = Server(config, limits)
     handler = logging.Handler(logging.WARNING)
     handler.emit = running.records.append  # type: ignore[method-assign]

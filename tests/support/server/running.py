@@ -57,13 +57,8 @@ class Verifier:
         return httpx.request(method, f"http://{self.host}:{self.port}{path}", timeout=TIMEOUT_S, **options)
 
     def decode(self, tokens: Sequence[int], count: int, sampling: Sampling) -> list[int]:
-        body = {
-            "tokens": list(tokens),
-            "max_new_tokens": count,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": sampling.seed,
-        }
+        body = {"tokens": list(tokens), "max_new_tokens": count, "temperature": sampling.temperature}
+        body |= {"top_p": sampling.top_p, "seed": sampling.seed}
         return self.http("POST", "/v1/decode", json=body).json()["tokens"]
 
 
