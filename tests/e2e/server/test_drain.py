@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
-import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -70,6 +71,23 @@ class Leaver(Client):
         self.session.disconnected()
 
 
+@contextlib.contextmanager
+def asking(verifier: Verifier, engine, answers: list[list[int]]) -> Iterator[list[Leaver]]:
+    """Clients that draft their answers in threads; after the block, all connections must end."""
+    clients = [Leaver(verifier, engine) for _ in PROMPTS]
+    for client, prompt in zip(clients, PROMPTS, strict=True):
+        client.begin(prompt)
+    threads = [
+        threading.Thread(target=client.until_closed, args=(answer,))
+        for client, answer in zip(clients, answers, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    yield clients
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+
+
 def rest_of(clients: list[Leaver], elsewhere: Verifier, answers: list[list[int]]) -> None:
     """Let everybody finish at another verifier; the texts must be the target's own."""
     for client, answer in zip(clients, answers, strict=True):
@@ -98,23 +116,13 @@ def model(tiny_target, tiny_drafter) -> tuple[str, ...]:
 
 
 def test_sigterm_under_load_loses_no_token(transformers_engine, model, answers):
-    with moa_serve(*model, "--drain-seconds", 60) as (running, ready):
-        verifier = Verifier(None, ready["port"], "")
-        clients = [Leaver(verifier, transformers_engine) for _ in range(CLIENTS)]
-        for client, prompt in zip(clients, PROMPTS, strict=True):
-            client.begin(prompt)
-        threads = [
-            threading.Thread(target=client.until_closed, args=(answer,))
-            for client, answer in zip(clients, answers, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        while not clients[-1].session.committed[len(PROMPTS[-1]) :]:  # all of them have begun
-            time.sleep(0.001)
+    with (
+        moa_serve(*model, "--drain-seconds", 60) as (running, ready),
+        asking(Verifier(None, ready["port"], ""), transformers_engine, answers) as clients,
+    ):
+        eventually(lambda: clients[-1].session.committed[len(PROMPTS[-1]) :])  # all of them have begun
         running.send_signal(signal.SIGTERM)
         out, err = running.communicate(timeout=60 + TIMEOUT_S)
-        for thread in threads:
-            thread.join(TIMEOUT_S)
     assert (running.returncode, out, err) == (0, "", "")
     assert [client.code for client in clients] == [GOING_AWAY] * CLIENTS
     with serving(transformers_engine, Settings()) as elsewhere:
@@ -173,29 +181,20 @@ def toy_answers() -> list[list[int]]:
     return [[*prompt, *toy_plain(ToyEngine(), prompt, COUNT)] for prompt in PROMPTS]
 
 
-def test_every_frame_that_was_received_gets_its_verdict(toy_answers):
+@pytest.mark.parametrize("in_time", [True, False])
+def test_received_frames_get_their_verdicts_or_are_given_up(toy_answers, caplog, in_time):
     engine = Held()
-    with serving(engine, Settings(), drain_seconds=2 * TIMEOUT_S) as verifier:
+    with serving(engine, Settings(), drain_seconds=2 * TIMEOUT_S if in_time else 0.3) as verifier:
         clients = begun(verifier, engine)
         verifier.server.handle_exit(signal.SIGTERM, None)
-        eventually(lambda: verifier.http("GET", "/readyz").status_code != 200)
-        with pytest.raises(InvalidStatus) as refused:
-            verifier.connect().__enter__()
-        assert refused.value.response.status_code == 503
-        engine.go.set()
+        if in_time:
+            eventually(lambda: verifier.http("GET", "/readyz").status_code != 200)
+            with pytest.raises(InvalidStatus) as refused:
+                verifier.connect().__enter__()
+            assert refused.value.response.status_code == 503
+            engine.go.set()
         assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
-        assert [client.unanswered for client in clients] == [0] * CLIENTS
-    with serving(ToyEngine(), Settings()) as elsewhere:
-        rest_of(clients, elsewhere, toy_answers)
-
-
-def test_frames_that_do_not_fit_into_the_time_are_given_up(toy_answers, caplog):
-    engine = Held()
-    with serving(engine, Settings(), drain_seconds=0.3) as verifier:
-        clients = begun(verifier, engine)
-        verifier.server.handle_exit(signal.SIGTERM, None)
-        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
-        assert [client.unanswered for client in clients] == [1] * CLIENTS
+        assert [client.unanswered for client in clients] == [0 if in_time else 1] * CLIENTS
         engine.go.set()  # a step is never broken off
     assert engine.steps and not caplog.records
     with serving(ToyEngine(), Settings()) as elsewhere:

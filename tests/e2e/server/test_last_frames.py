@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from websockets.frames import Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from e2e.server.test_drain import CLIENTS, COUNT, PROMPTS, Leaver
+from e2e.server.test_drain import CLIENTS, COUNT, PROMPTS, asking
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Sampling
@@ -275,21 +274,12 @@ def test_every_client_of_processes_that_end_gets_its_last_verdict_and_the_close_
     codes: list[int | None] = []
     lost = 0
     for _ in range(processes):
-        with python("verifier_process.py", PATIENT.close_seconds) as running:
-            verifier = Verifier(None, int(running.stdout.readline()), "")
-            clients = [Leaver(verifier, ToyEngine()) for _ in PROMPTS]
-            for client, prompt in zip(clients, PROMPTS, strict=True):
-                client.begin(prompt)
-            threads = [
-                threading.Thread(target=client.until_closed, args=(answer,))
-                for client, answer in zip(clients, answers, strict=True)
-            ]
-            for thread in threads:
-                thread.start()
+        with (
+            python("verifier_process.py", PATIENT.close_seconds) as running,
+            asking(Verifier(None, int(running.stdout.readline()), ""), ToyEngine(), answers) as clients,
+        ):
             running.send_signal(signal.SIGTERM)
             committed, faults = running.communicate(timeout=60 + TIMEOUT_S)
-            for thread in threads:
-                thread.join(TIMEOUT_S)
         assert (faults, running.returncode) == ("", 0)
         codes += [client.code for client in clients]
         told = sum(len(each.session.committed) for each in clients) - sum(map(len, PROMPTS))

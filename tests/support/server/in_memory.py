@@ -20,13 +20,14 @@ from moa_server.edge.rate_limits import Budget
 from moa_server.engine.base import Outcome, StepRequest
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd, MemoryLink, ServerEnd
-from support.server.raw import Target
-from support.toy_engine import ToyEngine
+from support.server.raw import Target, prompt
+from support.toy_engine import ToyEngine, plain
 from support.virtual_loop import run_virtually
 
 CLIENT = Target(0, ("target", "tokenizer", "drafter"), 50, 1000)
 SETTINGS = Settings(max_waiting_frames=8)
 NO_BUDGET = Budget()
+PROMPT = [7, 8, 9]
 
 
 class Timed(ToyEngine):
@@ -113,6 +114,26 @@ class Stream:
             event = json.loads(line.removeprefix("data: ") or "{}")
             self.tokens += [event["token"]] if "token" in event else []
             self.error += event.get("error", "")
+
+
+def asked(
+    most: int = 0, tokens: Sequence[int] = PROMPT, *, while_away: bool = False, stamp: int = 0
+) -> wire.ClientMessage:
+    """The first question of a session; at most so many tokens of answer."""
+    message = prompt(1, 0, list(tokens), most=most)
+    message.prompt.while_away, message.prompt.stamp = while_away, stamp
+    return message
+
+
+def own(most: int, tokens: Sequence[int] = PROMPT) -> list[int]:
+    """The prompt and the toy's answer."""
+    return [*tokens, *plain(ToyEngine(), tokens, most)]
+
+
+def credit(position: int, serial: int = 1, round_trip_us: int = 0) -> wire.ClientMessage:
+    return wire.ClientMessage(
+        credit=wire.Credit(epoch=1, position=position, serial=serial, round_trip_us=round_trip_us)
+    )
 
 
 async def send(end: ClientEnd, *messages: wire.ClientMessage) -> None:

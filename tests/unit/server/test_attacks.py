@@ -42,24 +42,6 @@ async def test_a_stream_gets_a_token_in_every_step_while_long_prompts_are_read(s
     assert lengths.count(LONG) >= 3  # all were read to their end
 
 
-@with_served()
-async def test_a_drafting_session_waits_for_one_piece_of_a_prompt_at_most(served: Served):
-    end, _ = await served.session()
-    await send(end, prompt(1, 0, [7] * 4))
-    other, _ = await served.session()
-    await send(other, prompt(1, 0, [8] * LONG, most=1))
-    rounds = 0
-    while LONG not in [size for step in served.lengths_since(0) for size in step]:
-        rounds += 1
-        verdict = (await receive(end)).verdict
-        begun = len(served.engine.steps)
-        await send(end, draft(1, verdict.base_len + len(verdict.tokens), [3, 4, 5]))
-        while not any(len(request.prefix) < LONG // 2 and request.draft for request in served.engine.steps[-1]):
-            await asyncio.sleep(0.001)
-        assert len(served.engine.steps) <= begun + 2
-    assert rounds >= 10
-
-
 # -- work that nobody waits for ----------------------------------------------------------------------
 
 CANCEL = wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=0))
@@ -136,14 +118,3 @@ async def test_memory_rows_are_sent_once_however_often_they_are_requested(served
         await send(end, draft(1, 219 + 1, []), prompt(1, 0, [8] * 200))
         assert (await receive(end)).verdict.base_len == 220 and (await receive(end)).verdict.base_len == 200
     assert await silent(end, 10) and len(served.engine.steps) == before
-
-
-@with_served()
-async def test_a_rewind_brings_back_only_the_rows_after_it(served: Served):
-    end, _ = await served.session()
-    await send(end, prompt(1, 0, [8] * 200))
-    await receive(end)
-    await rows_of(end, 200)
-    await send(end, prompt(2, 190, [9] * 10))
-    assert (await receive(end)).verdict.base_len == 200
-    assert await rows_of(end, 10) == [(190, 10)] and await silent(end, 10)

@@ -11,28 +11,28 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafting
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
-from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of, with_served
-from support.server.raw import draft, prompt
-from support.toy_engine import STOP, ToyEngine, plain
+from support.server.in_memory import (
+    PROMPT,
+    SETTINGS,
+    Served,
+    asked,
+    credit,
+    in_served,
+    own,
+    receive,
+    resumed,
+    send,
+    verdict_of,
+    with_served,
+)
+from support.server.raw import draft
+from support.toy_engine import STOP
 
-PROMPT = [7, 8, 9]
 
-
-def asked(most: int, *, while_away: bool = True) -> wire.ClientMessage:
-    message = prompt(1, 0, PROMPT, most=most)
-    message.prompt.while_away = while_away
-    return message
-
-
-def own(most: int) -> list[int]:
-    """The prompt and the toy's answer."""
-    return [*PROMPT, *plain(ToyEngine(), PROMPT, most)]
-
-
-async def left(served: Served, most: int, **options: bool) -> tuple[str, list[int]]:
-    """A client asks, has its first token, and is gone: its resume token, and what it has."""
+async def left(served: Served, most: int, while_away: bool = True) -> tuple[str, list[int]]:
+    """A client asks, has its first token, and is gone: its resume token, and its tokens."""
     end, token = await served.session()
-    await send(end, asked(most, **options))
+    await send(end, asked(most, while_away=while_away))
     tokens = [*PROMPT, *(await verdict_of(end)).tokens]
     served.link.cut()
     await served.link.closed()
@@ -69,7 +69,7 @@ async def test_the_whole_answer_comes_after_the_welcome(served: Served):
 async def test_the_answer_of_a_silent_client_continues_too(served: Served):
     """Its link may hang. A draft at its position is then answered without a step."""
     end, _ = await served.session()
-    await send(end, asked(40))
+    await send(end, asked(40, while_away=True))
     tokens = [*PROMPT, *(await verdict_of(end)).tokens]
     await asyncio.sleep(1)
     assert not len(served.verifier.background_answers)
@@ -132,18 +132,6 @@ async def test_a_background_answer_takes_no_step_from_connected_clients(served: 
 
 
 @with_served()
-async def test_a_question_whose_client_left_at_once_is_answered(served: Served):
-    end, token = await served.session()
-    await send(end, asked(10))
-    await served.steps(1)
-    served.link.cut()
-    await served.link.closed()
-    await until_none(served)
-    end, welcome = await back(served, token, PROMPT)
-    assert welcome.verdict_follows and [*PROMPT, *(await verdict_of(end)).tokens] == own(10)
-
-
-@with_served()
 async def test_a_failing_engine_ends_a_background_answer(served: Served):
     token, tokens = await left(served, 40)
     served.engine.broken.update(each.sequence for each in served.verifier.store._conversations.values())
@@ -180,7 +168,7 @@ async def test_a_background_answer_takes_no_step_while_the_server_drafts(served:
     for _ in range(5):
         await left(served, 900)
     end, _ = await served.session()
-    await send(end, asked(60), wire.ClientMessage(credit=wire.Credit(epoch=1, position=100, serial=1)))
+    await send(end, asked(60, while_away=True), credit(100))
     tokens = [*PROMPT, *(await verdict_of(end)).tokens]
     before = len(served.engine.steps)
     while len(tokens) < 50:
@@ -195,7 +183,7 @@ async def test_a_drafting_client_waits_for_a_short_step_at_most(served: Served):
     for _ in range(30):
         await left(served, 900)
     end, _ = await served.session()
-    await send(end, asked(60))
+    await send(end, asked(60, while_away=True))
     tokens = [*PROMPT, *(await verdict_of(end)).tokens]
     before = len(served.engine.steps)
     while len(tokens) < 20:

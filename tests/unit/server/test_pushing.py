@@ -17,27 +17,24 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import Proposal, ServerDrafting
 from moa_server.edge.rate_limits import Budget
 from support.memory_link import ClientEnd
-from support.server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, silent, with_served
+from support.server.in_memory import (
+    PROMPT,
+    SETTINGS,
+    Served,
+    asked,
+    credit,
+    in_served,
+    own,
+    receive,
+    resumed,
+    send,
+    silent,
+    with_served,
+)
 from support.server.raw import draft, prompt
 from support.toy_engine import STOP, ToyEngine, plain
 
-PROMPT = [7, 8, 9]
 LONG = [8] * 200
-
-
-def credit(position: int, serial: int = 1, epoch: int = 1) -> wire.ClientMessage:
-    return wire.ClientMessage(credit=wire.Credit(epoch=epoch, position=position, serial=serial))
-
-
-def asked(most: int = 0, tokens: list[int] = PROMPT) -> wire.ClientMessage:
-    message = prompt(1, 0, tokens, most=most)
-    message.prompt.while_away = False
-    return message
-
-
-def own(most: int, tokens: list[int] = PROMPT) -> list[int]:
-    """What the toy writes behind the prompt, with it."""
-    return [*tokens, *plain(ToyEngine(), tokens, most)]
 
 
 class Followed:
@@ -144,9 +141,7 @@ async def test_a_new_epoch_ends_the_credit_and_its_work(served: Served, how):
 async def hung(served: Served, most: int) -> Followed:
     """A client that is silent at its tenth token, as on a link that hangs; its answer continues meanwhile."""
     end, _ = await served.session()
-    question = asked(most)
-    question.prompt.while_away = True
-    await send(end, question, credit(10))
+    await send(end, asked(most, while_away=True), credit(10))
     followed = Followed(end, PROMPT)
     while len(followed.tokens) < 10:
         await followed.until("verdict")

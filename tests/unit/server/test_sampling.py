@@ -49,18 +49,6 @@ def test_sampled_shares_are_the_exact_distribution(sampling, exact):
         assert chi_square(chosen, np.array(exact)) < 4.5
 
 
-def test_sampled_shares_of_a_large_vocabulary():
-    """Of 3,000 tokens, most of which are hopeless: the hundred likeliest, and all others in one bin."""
-    logits = np.random.default_rng(8).standard_normal(3000).astype(np.float32) * 3
-    exact = np.exp(logits.astype(float) - logits.max())
-    exact /= exact.sum()
-    frequent = np.argsort(-exact)[:100]
-    place = np.full(3000, 100)
-    place[frequent] = np.arange(100)
-    chosen = [int(place[choose(logits, Sampling(1.0, 1.0, 5), position)]) for position in range(6000)]
-    assert chi_square(chosen, np.append(exact[frequent], 1 - exact[frequent].sum())) < 4.5
-
-
 @pytest.mark.parametrize("temperature", [0.2, 0.7, 1.0, 4.0, 50.0])
 def test_the_choice_is_the_largest_of_logit_by_temperature_and_noise(temperature):
     """What is left out for speed could not have won."""

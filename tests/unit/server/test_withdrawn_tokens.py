@@ -15,13 +15,25 @@ from moa_server.auth import digest
 from moa_server.connection import CloseReason
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
-from support.server.in_memory import CLIENT, Served, Stream, in_served, like, receive, resumed, send, verdict_of
+from support.server.in_memory import (
+    CLIENT,
+    PROMPT,
+    Served,
+    Stream,
+    asked,
+    credit,
+    in_served,
+    like,
+    own,
+    receive,
+    resumed,
+    send,
+    verdict_of,
+)
 from support.server.raw import prompt
 from support.toy_engine import ToyEngine, plain
 
-PROMPT = [7, 8, 9]
 WITHDRAWN = CloseReason.WITHDRAWN.value
-CREDIT = wire.ClientMessage(credit=wire.Credit(epoch=1, position=900, serial=1))
 
 
 def alices(scenario: Any) -> Callable[..., None]:
@@ -86,12 +98,6 @@ def at_once(began: float) -> bool:
     return asyncio.get_running_loop().time() - began < 0.1
 
 
-def asked(most: int, *, while_away: bool = False) -> wire.ClientMessage:
-    message = prompt(1, 0, PROMPT, most=most)
-    message.prompt.while_away = while_away
-    return message
-
-
 async def answered_and_cut(served: Served, most: int, **options: bool) -> str:
     """A session whose answer has begun, and whose connection is lost; return its resume token."""
     end, token = await served.session()
@@ -107,7 +113,7 @@ async def answered_and_cut(served: Served, most: int, **options: bool) -> str:
 
 async def stream_on_credit(served: Served) -> ClientEnd:
     end, _ = await served.session()
-    await send(end, asked(900), CREDIT)
+    await send(end, asked(900), credit(900))
     for _ in range(5):
         await verdict_of(end)
     return end
@@ -207,7 +213,7 @@ async def test_conversations_of_others_are_kept(served: Served):
 async def test_the_work_of_others_continues(served: Served):
     be(served, "bob")
     bobs, _ = await served.session()
-    await send(bobs, asked(30), CREDIT)
+    await send(bobs, asked(30), credit(900))
     stream = served.stream([5], 30)
     be(served, "alice")
     end, _ = await served.session()
@@ -218,7 +224,7 @@ async def test_the_work_of_others_continues(served: Served):
     tokens: list[int] = []
     while not (verdict := await verdict_of(bobs)).finish:
         tokens += verdict.tokens
-    assert [*tokens, *verdict.tokens] == plain(ToyEngine(), PROMPT, 30)
+    assert [*PROMPT, *tokens, *verdict.tokens] == own(30)
 
 
 @alices

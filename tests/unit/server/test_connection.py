@@ -1,0 +1,127 @@
+"""Pings, and what verdicts tell of a busy verifier, on a toy target and a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from starlette.websockets import WebSocketDisconnect
+
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.connection import CloseReason
+from support.memory_link import ClientEnd, ServerEnd
+from support.server.in_memory import (
+    CLIENT,
+    PROMPT,
+    SETTINGS,
+    Served,
+    asked,
+    credit,
+    receive,
+    send,
+    verdict_of,
+    with_served,
+)
+
+
+def ping(stamp: int = 0) -> wire.ClientMessage:
+    return wire.ClientMessage(ping=wire.Ping(stamp=stamp))
+
+
+@with_served()
+async def test_a_ping_is_answered_before_the_verdict_and_further_ones_wait(served: Served):
+    served.engine.slow_s = 60.0
+    end, _ = await served.session()
+    began = asyncio.get_running_loop().time()
+    await send(end, asked(stamp=4), *(ping(stamp) for stamp in (5, 6, 7)))
+    assert (await receive(end)).pong.echo == wire.Echo(stamp=5)
+    assert asyncio.get_running_loop().time() - began < 1
+    verdict = (await receive(end)).verdict
+    assert verdict.echo.stamp == 4 and verdict.echo.held_us > 60e6
+    assert [(await receive(end)).WhichOneof("event") for _ in range(2)] == ["pong", "pong"]
+
+
+@with_served(replace(SETTINGS, idle_seconds=10.0))
+async def test_pings_alone_are_silence(served: Served):
+    end, _ = await served.session()
+    for _ in range(2):
+        await asyncio.sleep(4)
+        await send(end, ping())
+        assert (await receive(end)).HasField("pong")
+    await asyncio.sleep(4)
+    assert (await receive(end)).fault.code == wire.FAULT_CODE_IDLE
+
+
+@with_served()
+async def test_a_pong_to_a_client_that_left_ends_the_session_without_a_failure(served: Served, caplog, monkeypatch):
+    async def gone(end: ServerEnd, data: bytes) -> None:
+        """Raise like Starlette: the first call learns that the client left, further ones are errors."""
+        if end._closed:
+            raise RuntimeError("send after close")
+        end._closed = True
+        raise WebSocketDisconnect(1006)
+
+    caplog.set_level(logging.INFO, logger="moa_server")
+    served.engine.slow_s = 1.0
+    end, _ = await served.session()
+    monkeypatch.setattr(ServerEnd, "send_bytes", gone)
+    await send(end, asked(stamp=4), ping(stamp=5))
+    await asyncio.sleep(10)
+    await served.link.closed()
+    assert not [record.levelname for record in caplog.records if record.levelno > logging.INFO]
+    assert any(getattr(record, "data", {}).get("why") == CloseReason.LEFT.value for record in caplog.records)
+
+
+# -- sharing the target ------------------------------------------------------------------------------
+
+
+async def begun(served: Served, most: int, row_encoding: int = wire.ROW_ENCODING_INT8) -> ClientEnd:
+    """A session with a question whose answer has at most so many tokens."""
+    end = await served.link.connect("")
+    await send(end, CLIENT.hello(row_encoding=row_encoding), asked(most))
+    await receive(end)
+    return end
+
+
+@with_served()
+async def test_a_verdict_tells_how_many_conversations_share_the_target(served: Served):
+    ends = []
+    for count in (1, 2, 3):
+        ends.append(await begun(served, 2))
+        assert (await verdict_of(ends[-1])).sharing == count == served.verifier.worker.serving
+    for count, end in zip((3, 2, 1), ends, strict=True):  # each answer ends
+        await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(PROMPT) + 1)))
+        verdict = await verdict_of(end)
+        assert verdict.finish and verdict.sharing == count
+
+
+async def streaming(served: Served, round_trip_us: int, row_encoding: int = wire.ROW_ENCODING_INT8) -> ClientEnd:
+    """A session whose answer is pushed."""
+    end = await begun(served, 800, row_encoding)
+    await send(end, credit(800, round_trip_us=round_trip_us))
+    return end
+
+
+async def asked_to_draft(end: ClientEnd) -> bool:
+    """Whether the newest verdict asks the client to draft."""
+    await asyncio.sleep(1)
+    verdicts = [wire.ServerMessage.FromString(frame).verdict for frame in end.down.take_all()]
+    return [verdict for verdict in verdicts if verdict.tokens][-1].drafts_wanted
+
+
+@with_served(replace(SETTINGS, ask_from=2))
+async def test_clients_with_short_round_trips_are_asked_to_draft_first(served: Served):
+    ends = [await streaming(served, trip) for trip in (30_000, 5_000)]
+    assert [await asked_to_draft(end) for end in ends] == [False, False]
+    ends += [await streaming(served, trip) for trip in (90_000, 1_000, 60_000)]
+    assert [await asked_to_draft(end) for end in ends] == [True, True, False, True, False]
+    await send(ends[3], wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=0)))
+    assert [await asked_to_draft(end) for end in ends[:3]] == [True, True, False]
+
+
+@with_served(replace(SETTINGS, ask_from=1))
+async def test_clients_that_cannot_draft_or_tell_no_round_trip_are_not_asked(served: Served):
+    ends = [await streaming(served, 1_000, wire.ROW_ENCODING_UNSPECIFIED), await streaming(served, 0)]
+    ends.append(await streaming(served, 50_000))
+    assert [await asked_to_draft(end) for end in ends] == [False, False, True]
