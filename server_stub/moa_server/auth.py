@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import hmac
 import json
@@ -83,7 +84,7 @@ class Authenticator:
         """Whether an authenticated bearer still is valid: a reload may have removed or changed its token."""
         return self.open or any(each.name == bearer.name and each.sha256 == bearer.sha256 for each in self._all())
 
-    def watch(self, bearer: Bearer, withdrawn: Callable[[], None]) -> Callable[[], None]:
+    def watch(self, bearer: Bearer, withdrawn: Callable[[], None]) -> Callable[[], object]:
         """Call ``withdrawn`` when a reload withdraws the bearer's token, or now if one has. Long-running work has a
         watch.
 
@@ -94,11 +95,7 @@ class Authenticator:
         self._watches[key] = bearer, withdrawn
         if not self.valid(bearer):
             withdrawn()
-
-        def end() -> None:
-            self._watches.pop(key, None)
-
-        return end
+        return functools.partial(self._watches.pop, key, None)
 
     def budgets(self, bearer: Bearer) -> Budgets:
         """Return the usage of a bearer: one object for each name, kept across :meth:`reload`."""

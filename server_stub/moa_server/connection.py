@@ -178,8 +178,7 @@ class Connection:
         """Process one frame and send its verdict or fault, if any."""
         await self._reader.pause(self._budgets.wait_s(Kind.FRAMES, 1))
         if isinstance(message, wire.ServerMessage):
-            self._note_fault(message)
-            await self._send(message)
+            await self._say(message)
             return
         event = message.WhichOneof("event")
         if event == "bye":
@@ -256,17 +255,14 @@ class Connection:
         if message is None:
             return
         if message.HasField("fault"):
-            self._note_fault(message)
+            self._metrics.refused(_code(message))
+            _log.info("a frame was refused: %s", message.fault.text, extra={"data": {"reason": _code(message)}})
         event = message.WhichOneof("event")
         if self._stamped is not None and event in ("verdict", "standing", "pong"):
             (stamp, came), self._stamped = self._stamped, None
             held_us = min(int(1e6 * (time.monotonic() - came)), MOST_US)
             getattr(message, event).echo.CopyFrom(wire.Echo(stamp=stamp, held_us=held_us))
         await self._send(message)
-
-    def _note_fault(self, message: wire.ServerMessage) -> None:
-        self._metrics.refused(_code(message))
-        _log.info("a frame was refused: %s", message.fault.text, extra={"data": {"reason": _code(message)}})
 
     async def _refuse(self, message: wire.ServerMessage, code: int) -> NoReturn:
         """Send a fault and close."""

@@ -52,7 +52,7 @@ class Conversation:
     taken_over: asyncio.Event | None = None  # of its connection, None without one; set when another one took over
     connections: int = 0  # number of connections so far
     last_used: float = 0.0  # clock reading in seconds
-    unwatch: Callable[[], None] = lambda: None  # ends the watch of the bearer's token
+    unwatch: Callable[[], object] = lambda: None  # ends the watch of the bearer's token
 
 
 class SessionStore:

@@ -62,14 +62,13 @@ class Load:
 
     def __init__(self) -> None:
         self._queue_s = self._step_s = 0.0
-        self._begun = False
+        self._newest = 1.0  # weight of the next step
 
     def stepped(self, queue_s: float, step_s: float) -> None:
         """Record one step: how long its oldest piece had waited, and how long the step took."""
-        newest = _NEWEST if self._begun else 1.0
-        self._begun = True
-        self._queue_s += newest * (max(0.0, queue_s) - self._queue_s)
-        self._step_s += newest * (max(0.0, step_s) - self._step_s)
+        self._queue_s += self._newest * (max(0.0, queue_s) - self._queue_s)
+        self._step_s += self._newest * (max(0.0, step_s) - self._step_s)
+        self._newest = _NEWEST
 
     def message(self, answers: int) -> wire.Load:
         """Build the wire message.
