@@ -5,11 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import http.server
-import queue
 import subprocess
-import threading
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -23,51 +19,36 @@ from integration.server.test_pages import TOKEN, bearer, hello
 from moa_server.settings import Settings
 from moa_server.web.certificate import own_certificate
 from moa_server.web.pairing import link_with_token, page_urls
+from moa_server.web.site import WebFile
 from support.server.edge_running import eventually
 from support.server.running import serving
 from support.server.web_site import SCRIPT, site
 from support.toy_engine import ToyEngine
 
+#: Tells another server what its connection came to, by requesting a path that is missing.
 PAGE = """<!doctype html><script>
-const told = (text) => fetch("REPORT", {method: "POST", mode: "no-cors", body: text});
+const told = (text) => fetch("REPORT/said/" + text, {mode: "no-cors"});
 const socket = new WebSocket("VERIFIER", ["moa.v1", "BEARER"]);
 socket.binaryType = "arraybuffer";
 socket.onopen = () => socket.send(Uint8Array.from(HELLO));
-socket.onmessage = (message) => told(`${location.protocol} ${socket.protocol} ${message.data.byteLength > 0}`);
-socket.onclose = () => told(`${location.protocol} refused`);
+socket.onmessage = (message) => told(`${socket.protocol}/${message.data.byteLength > 0}`);
+socket.onclose = () => told("refused");
 </script>"""
 
 
-@contextlib.contextmanager
-def reports(page: str) -> Iterator[tuple[str, queue.Queue[str]]]:
-    """Serve the page; yield its URL and its reports."""
-    told: queue.Queue[str] = queue.Queue()
+class Watched(dict):
+    """Files, and the requested paths."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = page.replace("REPORT", "/").encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def __init__(self, *files) -> None:
+        super().__init__(*files)
+        self.asked: list[str] = []
 
-        def do_POST(self) -> None:
-            told.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.send_response(204)
-            self.end_headers()
+    def __contains__(self, path: object) -> bool:
+        self.asked.append(str(path))
+        return super().__contains__(path)
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", told
-        finally:
-            server.shutdown()
-            thread.join()
+    def said(self) -> list[str]:
+        return next((path.split("/")[2:] for path in self.asked if path.startswith("/said/")), [])
 
 
 @pytest.fixture
@@ -90,18 +71,21 @@ def shown(browser, tmp_path):
 
 @pytest.mark.parametrize("of", ["file:", "http:"])
 def test_pages_of_allowed_origins_connect(shown, tmp_path, of):
-    with serving(ToyEngine(), Settings(token=TOKEN)) as verifier:
-        page = PAGE.replace("VERIFIER", verifier.url).replace("BEARER", bearer()).replace("HELLO", str([*hello()]))
-        with reports(page) as (url, told):
-            file = tmp_path / "page.html"
-            file.write_text(page.replace("REPORT", url))
-            address, origin = (file.as_uri(), "null") if of == "file:" else (f"{url}/", url)
-            for origins, said in [((), f"{of} refused"), ((origin,), f"{of} moa.v1 true")]:
-                verifier.parts.settings = Settings(token=TOKEN, origins=origins)
-                process = shown(address)
-                assert told.get(timeout=120) == said
-                process.kill()
-                process.wait()
+    files = Watched()
+    with serving(ToyEngine(), Settings(token=TOKEN)) as verifier, serving(ToyEngine(), Settings(), files=files) as site:
+        url = f"http://127.0.0.1:{site.port}"
+        page = PAGE.replace("VERIFIER", verifier.url).replace("BEARER", bearer()).replace("REPORT", url)
+        file = tmp_path / "page.html"
+        file.write_text(page.replace("HELLO", str([*hello()])))
+        files["/page.html"] = WebFile(file, "text/html", "1", {})
+        address, origin = (file.as_uri(), "null") if of == "file:" else (f"{url}/page.html", url)
+        for origins, said in [((), ["refused"]), ((origin,), ["moa.v1", "true"])]:
+            verifier.parts.settings = Settings(token=TOKEN, origins=origins)
+            files.asked.clear()
+            process = shown(address)
+            assert eventually(files.said, seconds=120) == said
+            process.kill()
+            process.wait()
 
 
 #: Tells what it may do by requesting a path that is missing.
@@ -125,19 +109,6 @@ socket.onclose = () => fetch("/said/" + [...said, "refused"].join("/"));
 """
 
 
-class Watched(dict):
-    """Files, and the requested paths."""
-
-    asked: list[str]
-
-    def __contains__(self, path: object) -> bool:
-        self.asked.append(str(path))
-        return super().__contains__(path)
-
-    def said(self) -> list[str]:
-        return next((path.split("/")[2:] for path in self.asked if path.startswith("/said/")), [])
-
-
 def trusted(certificate: bytes) -> str:
     """The option with which Chromium trusts one certificate, as if its authority were installed."""
     key = x509.load_pem_x509_certificate(certificate).public_key()
@@ -149,7 +120,6 @@ def trusted(certificate: bytes) -> str:
 def test_the_page_may_do_what_its_policy_and_tls_allow(shown, tmp_path, outer_address, secure):
     program = PROGRAM.replace("HELLO", str([*hello()]))
     files = Watched(site(tmp_path, **{SCRIPT: program}))
-    files.asked = []
     made = own_certificate(tmp_path / "web", [outer_address])
     tls = (made.file, made.file) if secure else None
     settings = Settings(token=TOKEN, loopback=False)

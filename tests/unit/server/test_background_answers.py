@@ -80,20 +80,6 @@ async def test_the_answer_of_a_silent_client_continues_too(served: Served):
     assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and len(served.engine.steps) == steps
 
 
-@with_served()
-async def test_a_client_that_reconnects_in_the_middle_continues_there(served: Served):
-    token, tokens = await left(served, 40)
-    await served.steps(10)
-    end, welcome = await back(served, token, tokens)
-    assert welcome.verdict_follows
-    tokens += (await verdict_of(end)).tokens
-    assert 10 <= len(tokens) < 20 and not len(served.verifier.background_answers)
-    while len(tokens) < len(own(40)):
-        await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
-        tokens += (await verdict_of(end)).tokens
-    assert tokens == own(40)
-
-
 @pytest.mark.parametrize(
     ("settings", "options", "most"),
     [

@@ -31,7 +31,7 @@ from support.server.in_memory import (
     silent,
     with_served,
 )
-from support.server.raw import draft, prompt
+from support.server.raw import draft
 from support.toy_engine import STOP, ToyEngine, plain
 
 LONG = [8] * 200
@@ -106,36 +106,6 @@ async def test_the_verifier_continues_up_to_the_position_of_the_credit(served: S
     await send(followed.end, draft(1, 25, [own(23)[25]]))
     verdict = await followed.until("verdict")
     assert (verdict.pushed, verdict.accepted) == (False, 1) and followed.tokens == own(24)
-
-
-@with_served()
-async def test_a_credit_is_revoked_in_the_middle_and_granted_again(served: Served):
-    followed = await begun(served, 500)
-    await followed.pushed_until(8)
-    await send(followed.end, credit(0, 2))
-    standing = await followed.until("standing")
-    stands = len(followed.tokens)
-    assert (standing.epoch, standing.serial) == (1, 2) and stands <= 8 + 2
-    await asyncio.sleep(5)
-    assert len(session_of(served).committed) == stands
-    await send(followed.end, draft(1, stands, own(stands)[stands : stands + 3]))
-    verdict = await followed.until("verdict")
-    assert (verdict.pushed, verdict.accepted) == (False, 3)
-    await send(followed.end, credit(40, 3))
-    await followed.pushed_until(40)
-    assert followed.tokens == own(37)
-
-
-@pytest.mark.parametrize("how", ["cancel", "another prompt"])
-@with_served()
-async def test_a_new_epoch_ends_the_credit_and_its_work(served: Served, how):
-    followed = await begun(served, 500)
-    await followed.pushed_until(8)
-    over = wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=6))
-    await send(followed.end, over if how == "cancel" else prompt(2, 6, [5]))
-    await asyncio.sleep(5)
-    kept = own(8)[:6] if how == "cancel" else [*own(8)[:6], 5, served.engine.choice([*own(8)[:6], 5])]
-    assert session_of(served).committed == kept and not len(served.verifier.worker)
 
 
 async def hung(served: Served, most: int) -> Followed:
