@@ -1,4 +1,4 @@
-"""A verifier with the toy engine in a process of its own, until a signal comes.
+"""A verifier with the toy engine in a process of its own, until a signal comes; no client floods it.
 
 Usage: ``python verifier_process.py CLOSE_SECONDS [CERTIFICATE KEY]``. Prints a line with its port when clients may
 connect, and one with the number of tokens that it has committed when it ends.
@@ -21,7 +21,7 @@ from support.toy_engine import ToyEngine
 def main(close_seconds: str, *tls: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = VerifierServer(
-            Verifier(ToyEngine(delay_s=(0.001, 0.0)), Settings(away_seconds=0)),
+            Verifier(ToyEngine(delay_s=(0.001, 0.0)), Settings(away_seconds=0, max_waiting_frames=1 << 20)),
             limits=EdgeLimits(close_seconds=float(close_seconds)),
             drain_seconds=60.0,
             tls=(Path(tls[0]), Path(tls[1])) if tls else None,
