@@ -233,10 +233,8 @@ class Connection:
             self._verifier.background_answers.end(conversation)
 
     async def _next_frame(self, seconds: float, silent_before: float = 0.0) -> wire.ClientMessage | wire.ServerMessage:
-        """Receive the next frame, or the fault that answers an invalid one.
-
-        Args:
-            silent_before: seconds of silence before this call.
+        """Receive the next frame, or the fault that answers an invalid one; ``silent_before`` are earlier seconds of
+        silence.
 
         Raises:
             _CloseError: the connection ends.
@@ -346,11 +344,8 @@ NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1011, 1
 
 
 def refusal_of(end: CloseReason, seconds: float, settings: Settings) -> tuple[wire.ServerMessage, int] | None:
-    """Return the last message of a connection that is closed for ``end``, and the close code; None to send nothing.
-
-    Args:
-        seconds: of silence, if that is the reason.
-    """
+    """Return the last message of a connection that is closed for ``end``, such as ``seconds`` of silence, and the close
+    code; None to send nothing."""
     if end in (CloseReason.LEFT, CloseReason.LEAVING):
         return None
     if end is CloseReason.FULL:

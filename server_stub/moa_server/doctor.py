@@ -204,11 +204,7 @@ def this_machine() -> Machine:
 
 
 def facts(engine: EngineFacts, connections: int, max_sessions: int) -> Facts:
-    """Return the facts about a loaded engine.
-
-    Args:
-        connections: wanted limit of connections.
-    """
+    """Return the facts about a loaded engine; ``connections`` is the wanted limit."""
     descriptors = raise_descriptor_limit()
     return Facts(
         **asdict(engine),

@@ -157,9 +157,7 @@ class ProcessExit:
     """Ends the process with status 0 right after the exit handlers, once the verifier has served.
 
     Otherwise Python would collect garbage several times and clear every module, which takes seconds after importing
-    torch or vLLM (up to nine on a busy machine).
-
-    Make one before importing these: exit handlers run in reverse order, so theirs run first.
+    torch or vLLM. Make one before importing these: exit handlers run in reverse order, so theirs run first.
 
     Attributes:
         served: set it when everything is closed; otherwise the process ends in the ordinary way.

@@ -137,8 +137,7 @@ def parser() -> argparse.ArgumentParser:
         "--bundle",
         type=Path,
         metavar="FOLDER",
-        help="what the page loads, with a graph for browsers (default: the default bundle if it has one, else one that "
-        "is made at the first start)",
+        help="what the page loads (default: the default bundle if it has a graph for browsers, else one made at first)",
     )
 
     engine = p.add_argument_group("the engine")
@@ -161,8 +160,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=32768,
         metavar="N",
-        help="tokens of all conversations whose keys and values are kept; beyond, the least recently used are "
-        "computed again when they return (default: %(default)s)",
+        help="tokens of all caches; beyond, the least recently used ones are computed again (default: %(default)s)",
     )
     step_help = "most tokens of a step while others are served (default: as many as their next tokens can wait for)"
     engine.add_argument("--step-tokens", type=int, metavar="N", help=step_help)
@@ -189,8 +187,7 @@ def parser() -> argparse.ArgumentParser:
     operation.add_argument(
         "--until-stdin-ends",
         action="store_true",
-        help="end at once when standard input does: for a program that starts a verifier with a pipe there, so "
-        "that the verifier never outlives it",
+        help="end at once when standard input does: a verifier never outlives the program that started it",
     )
     operation.add_argument("--json", action="store_true", help="print the ready line, or the report, as JSON")
     format_help = "json: one object a line (default: %(default)s)"

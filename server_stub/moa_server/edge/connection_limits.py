@@ -64,8 +64,7 @@ class ConnectionSlot:
         self.slots, self._socket, self.network = slots, connected, network
         self.limits = slots.limits
         self.transport: asyncio.Transport | None = None
-        self.busy = False
-        self.ending = False
+        self.busy = self.ending = False
         self.deadline: float | None = None
         self.on_deadline: Callable[[], None] = self.end
         self._largest = 0

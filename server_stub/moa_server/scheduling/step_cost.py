@@ -71,10 +71,6 @@ class Load:
         self._newest = _NEWEST
 
     def message(self, answers: int) -> wire.Load:
-        """Build the wire message.
-
-        Args:
-            answers: conversations that are being served.
-        """
+        """Build the wire message; ``answers`` is the number of conversations that are being served."""
         queue_s, step_s = (min(seconds, _MOST_S) for seconds in (self._queue_s, self._step_s))
         return wire.Load(answers=answers, queue_us=int(1e6 * queue_s), step_us=int(1e6 * step_s))

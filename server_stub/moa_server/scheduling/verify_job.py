@@ -101,15 +101,9 @@ class Job:
         if lacking > most:
             return self._prefill(held + most)
         # The first nodes of a tree are a tree: parents come first.
-        most_drafted = max(0, most - lacking) if self._draft else 0
-        return StepRequest(
-            self.sequence,
-            self._prefix,
-            self._draft[:most_drafted],
-            self._parents[:most_drafted],
-            self.sampling,
-            self._rows_next,
-        )
+        count = max(0, most - lacking) if self._draft else 0
+        draft, parents = self._draft[:count], self._parents[:count]
+        return StepRequest(self.sequence, self._prefix, draft, parents, self.sampling, self._rows_next)
 
     def take(self, request: StepRequest, outcome: Outcome) -> None:
         """Take the outcome of a request."""
@@ -125,14 +119,9 @@ class Job:
             return
         self.path += tuple(self._nodes[index] for index in outcome.path)
         node = outcome.path[-1] + 1 if outcome.path else 0
-        child = next(
-            (
-                index
-                for index in range(len(request.draft), len(self._draft))
-                if self._parents[index] == node and self._draft[index] == outcome.token
-            ),
-            None,
-        )
+        unseen = range(len(request.draft), len(self._draft))
+        matching = (i for i in unseen if self._parents[i] == node and self._draft[i] == outcome.token)
+        child = next(matching, None)
         if child is None:
             self.token = outcome.token
             return

@@ -45,13 +45,6 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-#: Headers of all responses: pages of other origins cannot embed them; those of --allow-origin may fetch them.
-SECURITY_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-}
-
 IMMUTABLE, REVALIDATE, NO_STORE = "public, max-age=31536000, immutable", "no-cache", "no-store"
 
 _MEDIA_TYPES = {
@@ -81,8 +74,7 @@ def small_file(path: Path, headers: Mapping[str, str]) -> WebFile:
     """
     data = path.read_bytes()
     small = None if path.suffix.lower() in _PACKED else zipped(data)
-    digest = hashlib.sha256(data).hexdigest()
-    return WebFile(path, media_type(path.name), digest, {**SECURITY_HEADERS, **headers}, small)
+    return WebFile(path, media_type(path.name), hashlib.sha256(data).hexdigest(), headers, small)
 
 
 def page_files(folder: Path) -> dict[str, WebFile]:
@@ -143,12 +135,9 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
 def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
     """Return the bundle's files for browsers by URL path: manifest, tokenizer, template and graphs.
 
-    Args:
-        served: of the verifier.
-
     Raises:
         BundleError: it is damaged.
-        MoaError: it belongs to another target or drafter.
+        MoaError: it belongs to another target or drafter than ``served``, the verifier's.
     """
     bundle = Bundle.open(folder)  # a phone would find out what is damaged after a hundred megabytes
     manifest = bundle.manifest
@@ -167,8 +156,7 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
         for entry in (manifest.targets[_TARGET], manifest.web_writer):
             if entry is not None:
                 # The page keeps them in a store of its own: a browser's cache would hold the same once more.
-                headers = {**SECURITY_HEADERS, "cache-control": NO_STORE}
-                digest = manifest.files[entry.file].sha256
+                digest, headers = manifest.files[entry.file].sha256, {"cache-control": NO_STORE}
                 graph = WebFile(folder / entry.file, media_type(entry.file), digest, headers)
                 files[BUNDLE_PATH + entry.file] = graph
     except OSError as error:
@@ -249,9 +237,8 @@ class WebSetup:
         assert self._bundle is not None
         files = {**self._page, **bundle_files(self._bundle, served)}
         if self._own is not None:
-            data, headers = self._own.authority, {**SECURITY_HEADERS, "cache-control": REVALIDATE}
-            digest = hashlib.sha256(data).hexdigest()
-            files[AUTHORITY_PATH] = WebFile(data, "application/x-x509-ca-cert", digest, headers)
+            digest, headers = hashlib.sha256(self._own.authority).hexdigest(), {"cache-control": REVALIDATE}
+            files[AUTHORITY_PATH] = WebFile(self._own.authority, "application/x-x509-ca-cert", digest, headers)
         return files
 
     def urls(self, port: int) -> list[str]:
@@ -262,22 +249,13 @@ class WebSetup:
     def invitation(self, port: int) -> str:
         """Return the message to the operator, with a QR code if stdout is a terminal that can show one."""
         encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
-        return invitation(
-            self.urls(port),
-            token=self.settings.token,
-            token_from=self._token_from,
-            fingerprint=self.fingerprint,
-            secure=bool(self._options.tls_cert),
-            drawn=sys.stdout.isatty() and encoding == "utf8",
-        )
+        drawn, secure = sys.stdout.isatty() and encoding == "utf8", bool(self._options.tls_cert)
+        token = {"token": self.settings.token, "token_from": self._token_from}
+        return invitation(self.urls(port), **token, fingerprint=self.fingerprint, secure=secure, drawn=drawn)
 
 
 def check_web_options(options: argparse.Namespace) -> None:
-    """Refuse options of ``--web`` without it.
-
-    Raises:
-        ServeError: the message names the option.
-    """
+    """Raise ServeError for options of ``--web`` without it, and options that exclude each other."""
     if options.tls_cert == AUTO and options.tls_key:
         raise ServeError("--tls-cert auto makes its own key: leave --tls-key out", code="options_conflict")
     if not options.web and options.tls_cert == AUTO:

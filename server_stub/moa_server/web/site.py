@@ -31,6 +31,14 @@ _WORTH_BYTES, _WORTH_PART = 1024, 0.9  # below that size, and above that part of
 _STATIC = StaticFiles()  # for its conditions: a table says which files there are
 
 
+#: Headers of all files: pages of other origins cannot embed them; those of --allow-origin may fetch them.
+SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
 class ChangedError(MoaError):
     """A file has changed since the verifier started."""
 
@@ -46,7 +54,7 @@ class WebFile:
     content: Path | bytes  # its path, or its bytes
     media_type: str
     digest: str  # of its bytes, in letters, digits and dashes, for its ETag
-    headers: Mapping[str, str] = field(default_factory=dict)  # of every response; names in lower case
+    headers: Mapping[str, str] = field(default_factory=dict)  # besides SECURITY_HEADERS; names in lower case
     zipped: bytes | None = None  # its content in gzip; None if that saves too little
     _stat: os.stat_result | None = field(init=False, default=None)
 
@@ -60,7 +68,7 @@ class WebFile:
         Raises:
             ChangedError: see :meth:`check`.
         """
-        headers, sent = {**self.headers, "etag": f'"{self.digest}"'}, self.content
+        headers, sent = {**SECURITY_HEADERS, **self.headers, "etag": f'"{self.digest}"'}, self.content
         if self.zipped is not None:
             headers["vary"] = "accept-encoding"
             if "range" not in request and "gzip" in request.get("accept-encoding", ""):
@@ -107,11 +115,7 @@ _SPAN_S, _SLOW = 10.0, 32 << 10
 
 
 class Download:
-    """A download under way.
-
-    Args:
-        end: closes its connection.
-    """
+    """A download under way; ``end`` closes its connection."""
 
     def __init__(self, network: str, began: float, end: Callable[[], None]) -> None:
         self.network, self.end = network, end
