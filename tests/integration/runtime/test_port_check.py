@@ -1,4 +1,4 @@
-"""The worked example of ``docs/bundle.md``: what is stored is what every engine computes.
+"""The worked example of ``docs/bundle.md``: every engine computes the stored numbers.
 
 To make the file again after a change of the tiny drafter: ``python tests/integration/runtime/test_port_check.py``.
 """
@@ -19,12 +19,12 @@ from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import SharedBackend
 
 STORED = Path(__file__).with_name("port_check.json")
-#: What 8 bits of weights, and of activations where an engine rounds them, change by in nats and in cache entries.
+#: Error of 8 bits of weights, and of activations if an engine rounds them, in nats and in cache entries.
 TOLERANCES = {"onnx": 0.1, "executorch": 0.15, "web": 0.05, "coreml": 0.15}
 
 
 def check(backend: Backend, tolerance: float) -> int:
-    """Compare with what is stored, step by step, until the drafted token differs; returns the steps compared."""
+    """Compare with the stored steps as long as their inputs are equal; return the number of steps compared."""
     stored, got = json.loads(STORED.read_text()), worked_example(backend)
     assert got["kv_shape"] == stored["kv_shape"]
     compared = 0

@@ -1,4 +1,4 @@
-"""The client's link: what came before a write failed is read."""
+"""The client's link reads what came before a write failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 40  # messages: more than websockets reads ahead
 
 
 class Resetting:
-    """A server for one connection that says all it has to say once ``go`` is set, and resets the connection."""
+    """A server for one connection that sends its messages when ``go`` is set, and resets the connection."""
 
     def __init__(self, tls: tuple | None) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What a backend says of its memory rows, and how the drafter keeps its caches accordingly."""
+"""Memory rows of a backend, and the caches of its drafter."""
 
 from __future__ import annotations
 
