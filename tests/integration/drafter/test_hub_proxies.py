@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +13,14 @@ from support.refusals import refused
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_proxy(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
 
 
-def test_a_hub_that_only_a_proxy_leads_to_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_only_a_proxy_leads_to_answers(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "https://127.0.0.1:1")
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         address = f"127.0.0.1:{proxy.getsockname()[1]}"
@@ -35,7 +34,7 @@ def test_a_hub_that_only_a_proxy_leads_to_answers(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "http://127.0.0.1:none", "http://[::1"])
-def test_an_unusable_proxy_is_refused(proxy: str, answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_proxy_is_refused(proxy, answers, monkeypatch):
     """Also by the packages that use it, which raise errors of their own."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", proxy)

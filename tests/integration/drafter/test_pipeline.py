@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from safetensors.torch import load_file
 
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import Target
 from moa_drafter.target_features import Reads
 from moa_drafter.training import distributed as processes
 from moa_drafter.training.batch import FutureLengths, make_batch
@@ -23,49 +21,26 @@ from moa_drafter.training.optimizers import WeightAverage, share_out
 from moa_drafter.training.settings import RunSettings, TrainSettings
 from moa_drafter.training.train import start_drafter
 from moa_drafter.training.trainer import Trainer
-from support.drafter.training_data import moa_train, small, write_store
+from support.drafter.training_data import assert_close, moa_train, small, weights
 from support.refusals import refused
 from support.said import is_progress
 
 WEIGHTS = "drafter/model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("store") / "tokens.jsonl", 40)
-
-
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    """The trained weights themselves, in float32."""
-    return torch.load(out / "training.pt", weights_only=True)["drafter"]
-
-
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
-    for name, tensor in one.items():
-        torch.testing.assert_close(tensor, other[name], rtol=0, atol=tolerance, msg=lambda text, name=name: name + text)
-
-
-# -- configuration ---------------------------------------------------------------------------------
-
-
-def test_flags_go_before_the_file_and_the_record_repeats_the_run(
-    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_override_the_file_and_the_record_repeats_the_run(tiny_target, store, tmp_path, train):
     config = tmp_path / "run.yaml"
     config.write_text(
         f"model: {tiny_target}\ndata: [{store}]\nsteps: 50\nstep_tokens: 128\ndraft_vocab: 384\nlsa_layers: 2\n"
         "held_out: 3\nlearning_rate: 1e-3\nema_decay: 0.9\ndtype: float32\n"
     )
-    assert moa_train(tmp_path / "one", "--config", config, "--steps", 4, "--json") == 0
-    first = json.loads(capsys.readouterr().out)
+    first = train("one", "--config", config, "--steps", 4)
     record = yaml.safe_load((tmp_path / "one/drafter/training.yaml").read_text())
     assert record["settings"]["steps"] == 4 and record["settings"]["learning_rate"] == 1e-3
     assert record["settings"]["data"] == ["tokens.jsonl"], "no folders of this machine beside the weights"
     assert record["data"]["files"][0]["conversations"] == 40 and len(record["data"]["files"][0]["sha256"]) == 64
     assert record["target"]["fingerprint"] == load_checkpoint(tmp_path / "one/drafter").config.target_fingerprint
-
-    assert moa_train(tmp_path / "two", "--config", tmp_path / "one/training.yaml", "--json") == 0
-    again = json.loads(capsys.readouterr().out)
+    again = train("two", "--config", tmp_path / "one/training.yaml")
     assert {**again, "checkpoint": None} == {**first, "checkpoint": None}
     assert (tmp_path / "one" / WEIGHTS).read_bytes() == (tmp_path / "two" / WEIGHTS).read_bytes()
 
@@ -98,49 +73,23 @@ def test_flags_go_before_the_file_and_the_record_repeats_the_run(
         ("init: nowhere\ndata: STORE", "unknown_drafter"),
     ],
 )
-def test_bad_settings_are_refused(
-    tiny_target: Path,
-    store: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch,
-    text: str,
-    code: str,
-) -> None:
+def test_bad_settings_are_refused(tiny_target, store, tmp_path, train, monkeypatch, text, code):
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "run.yaml"
     config.write_text(text.replace("STORE", str(store)) + "\n")
-    assert moa_train(tmp_path / "run", "--config", config, "--model", tiny_target, "--dtype", "float32") == 2
-    printed = capsys.readouterr()
-    *before, last = printed.err.splitlines()
-    assert f"[{code}]" in last and all(is_progress(line) for line in before) and printed.out == ""
+    *before, _ = train("run", "--config", config, "--model", tiny_target, "--dtype", "float32", code=code)
+    assert all(is_progress(line) for line in before)
 
 
-def test_a_dry_run_counts_and_writes_nothing(
-    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert moa_train(tmp_path / "run", *small(tiny_target, store), "--dry-run", "--json") == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["data"]["trained_on"] == 37 and plan["data"]["answer_tokens"] == 37 * 23
-    assert plan["settings"]["steps"] == 6 and plan["parameters"] > 10_000
-    assert not (tmp_path / "run").exists()
-
-
-# -- the loop --------------------------------------------------------------------------------------
-
-
-def test_micro_batches_add_up_to_one_large_step(tiny_target: Path, store: Path, tmp_path: Path) -> None:
+def test_micro_batches_add_up_to_one_large_step(flags, tmp_path, train):
     # All conversations have 32 tokens, so 4 of them are one step or 4 micro-batches; in the curriculum's first
     # stage nothing is drawn.
-    flags = [*small(tiny_target, store, steps=200), "--save-every", "3", "--pause-after"]
-    assert moa_train(tmp_path / "whole", *flags, 1e-9) == 0
-    assert moa_train(tmp_path / "cut", *flags, 1e-9, "--accumulate", 4) == 0
-    for out in (tmp_path / "whole", tmp_path / "cut"):
-        assert torch.load(out / "training.pt", weights_only=True)["step"] == 1
+    flags = [*flags, "--steps", 200, "--pause-after", 1e-9]
+    assert train("whole", *flags)["step"] == train("cut", *flags, "--accumulate", 4)["step"] == 1
     assert_close(weights(tmp_path / "whole"), weights(tmp_path / "cut"), 2e-6)
 
 
-def test_the_average_of_the_weights_is_saved(tiny_target: Path, store: Path, tmp_path: Path) -> None:
+def test_the_average_of_the_weights_is_saved(flags, tmp_path, train):
     model = torch.nn.Linear(2, 1, bias=False)
     model.weight.data.fill_(0.0)
     average = WeightAverage(model, 0.5)
@@ -150,7 +99,7 @@ def test_the_average_of_the_weights_is_saved(tiny_target: Path, store: Path, tmp
         torch.testing.assert_close(model.weight.data, torch.full((1, 2), 9 / 11))
     assert model.weight.data.tolist() == [[1.0, 1.0]]
 
-    assert moa_train(tmp_path / "run", *small(tiny_target, store), "--ema-decay", 0.9) == 0
+    train("run", *flags, "--ema-decay", 0.9)
     state = torch.load(tmp_path / "run/training.pt", weights_only=True)
     saved = load_file(tmp_path / "run" / WEIGHTS)
     names = [name for name, _ in load_checkpoint(tmp_path / "run/drafter").named_parameters()]
@@ -159,72 +108,41 @@ def test_the_average_of_the_weights_is_saved(tiny_target: Path, store: Path, tmp
     assert not torch.equal(saved["Ekv2E.weight"], state["drafter"]["Ekv2E.weight"].to(torch.bfloat16))
 
 
-def test_a_paused_run_continues_exactly_with_its_own_settings(
-    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [*small(tiny_target, store), "--ema-decay", "0.9", "--accumulate", "2"]
-    assert moa_train(tmp_path / "whole", *flags, "--json") == 0
-    whole = json.loads(capsys.readouterr().out)
-    cut = tmp_path / "cut"
-    assert moa_train(cut, *flags, "--pause-after", 1e-9, "--json") == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["finished"] is False and "--resume" in printed.err
-    parts = 1
-    while not (result := json.loads(printed.out))["finished"]:
-        assert moa_train(cut, "--resume", "--pause-after", 1e-9, "--json") == 0
-        printed, parts = capsys.readouterr(), parts + 1
+def test_a_paused_run_continues_exactly_with_its_own_settings(flags, tmp_path, train):
+    flags = [*flags, "--ema-decay", "0.9", "--accumulate", "2"]
+    whole = train("whole", *flags)
+    result, parts = train("cut", *flags, "--pause-after", 1e-9), 1
+    while not result["finished"]:
+        result, parts = train("cut", "--resume", "--pause-after", 1e-9), parts + 1
     assert parts == 6 and {**result, "checkpoint": None} == {**whole, "checkpoint": None}
-    assert (cut / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
-    one, other = (torch.load(out / "training.pt", weights_only=True) for out in (cut, tmp_path / "whole"))
+    assert (tmp_path / "cut" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
+    one, other = (torch.load(tmp_path / run / "training.pt", weights_only=True) for run in ("cut", "whole"))
     assert all(torch.equal(a, b) for a, b in zip(one["average"], other["average"], strict=True))
 
 
-def test_minutes_become_steps_that_a_resumed_run_keeps(
-    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text("minutes: 0.001\n")
-    flags = [*small(tiny_target, store)[:4], *small(tiny_target, store)[6:]]
-    assert moa_train(tmp_path / "run", "--config", config, *flags, "--pause-after", 1e-9, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 10, "fewer would not be worth a probe"
-    assert moa_train(tmp_path / "run", "--resume", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["step"] == 10
-
-
-def test_minutes_without_data_are_for_writing_too(
-    tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_minutes_without_data_are_for_writing_too(tiny_target, tmp_path, train):
     sizes = ["--step-tokens", 128, "--draft-vocab", 384, "--lsa-layers", 2, "--write-batch", 32, "--answer-tokens", 16]
-    flags = ["--model", tiny_target, "--minutes", 0.05, "--dtype", "float32", *sizes, "--prompt-tokens", 12, "--json"]
-    assert moa_train(tmp_path / "run", *flags) == 0
-    result = json.loads(capsys.readouterr().out)
+    flags = ["--model", tiny_target, "--minutes", 0.05, "--dtype", "float32", *sizes, "--prompt-tokens", 12]
+    result = train("run", *flags)
     assert result["finished"] and result["step"] == result["steps"] >= 10
     written = (tmp_path / "run/conversations.jsonl").read_bytes().count(b"\n")
     settings = yaml.safe_load((tmp_path / "run/training.yaml").read_text())["settings"]
     assert settings["conversations"] == written < 2000
-    assert moa_train(tmp_path / "run", "--resume", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["tau"] == result["tau"], "nothing more is written or trained"
+    assert train("run", "--resume")["tau"] == result["tau"], "nothing more is written or trained"
 
 
-def test_a_flag_against_the_run_is_refused(
-    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, flags = tmp_path / "run", small(tiny_target, store)
-    for arguments, code in (
-        (["--resume"], "nothing_to_resume"),
-        ([*flags, "--pause-after", 1e-9], None),
-        (["--resume", "--learning-rate", 0.1], "settings_differ"),
-        (flags, "run_exists"),
-        (["--resume", "--learning-rate", 5e-4], None),
-    ):
-        assert moa_train(out, *arguments) == (2 if code else 0)
-        assert not code or f"[{code}]" in capsys.readouterr().err
+def test_a_flag_against_the_run_is_refused(flags, train):
+    train("run", "--resume", code="nothing_to_resume")
+    train("run", *flags, "--pause-after", 1e-9)
+    train("run", "--resume", "--learning-rate", 0.1, code="settings_differ")
+    train("run", *flags, code="run_exists")
+    train("run", "--resume", "--learning-rate", 5e-4)
 
 
 @pytest.mark.parametrize("arch", ["eagle", "early-exit", "independent"])
-def test_every_architecture_is_trained_by_the_same_loop(target: Target, store: Path, tmp_path: Path, arch: str) -> None:
+def test_every_architecture_is_trained_by_the_same_loop(target, store, tmp_path, train, arch):
     flags = [*small(target.folder, store, steps=25), "--learning-rate", "3e-3", "--future-high", "4"]
-    assert moa_train(tmp_path / "run", *flags, "--long-share", 0, "--arch", arch, "--evaluate-every", 5) == 0
+    train("run", *flags, "--long-share", 0, "--arch", arch, "--evaluate-every", 5)
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < log[0]["loss"]
     assert load_checkpoint(tmp_path / "run/drafter").config.architecture == arch
@@ -232,7 +150,7 @@ def test_every_architecture_is_trained_by_the_same_loop(target: Target, store: P
         start_drafter(target, [], RunSettings(init=tmp_path / "run/drafter"))
 
 
-def test_work_is_shared_out_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_shared_out_evenly(tmp_path, monkeypatch):
     assert share_out([1, 4, 3], 2) == [1, 0, 1]
     costs = [7, 6, 5, 4, 3, 2, 1]
     owned = list(zip(costs, share_out(costs, 3), strict=True))
@@ -243,44 +161,28 @@ def test_work_is_shared_out_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Trainer(MoADrafter.__new__(MoADrafter), [], [], TrainSettings(steps=1, accumulate=3), tmp_path, [])
 
 
-def test_the_self_check_passes_and_measures_parts(
-    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert moa_train(tmp_path / "run", *small(tiny_target, store), "--self-check", "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+def test_the_self_check_passes_and_measures_parts(flags, tmp_path, train):
+    result = train("run", *flags, "--self-check")
     assert result["loss_after"] < result["loss_before"] and result["tokens_per_second"] > 0
     parts = {"target forward", "layer self-attention", "drafter forward", "backward", "optimiser", "data"}
     assert set(result["shares"]) == parts and sum(result["shares"].values()) == pytest.approx(1)
     assert not (tmp_path / "run").exists()
 
 
-def test_the_self_check_writes_its_own_text_without_data(
-    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"the river {n}"}) + "\n" for n in range(30)))
-    flags = [*small(tiny_target, store)[:2], *small(tiny_target, store)[4:], "--prompts", prompts]
-    assert moa_train(tmp_path / "run", *flags, "--held-out", 40, "--self-check", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 10
-    assert moa_train(tmp_path / "run", *small(tiny_target, tmp_path / "gone.jsonl"), "--self-check") == 2
-    assert "[file_missing]" in capsys.readouterr().err
+def test_the_self_check_writes_its_own_text_without_data(flags, tiny_target, tmp_path, train, prompts):
+    assert train("run", *flags[:2], *flags[4:], "--prompts", prompts, "--held-out", 40, "--self-check")["steps"] == 10
+    train("run", *small(tiny_target, tmp_path / "gone.jsonl"), "--self-check", code="file_missing")
 
 
-def test_a_self_check_that_fails_exits_1(
-    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_self_check_that_fails_exits_1(flags, tmp_path, capsys):
     # Steps of a million times the usual size destroy the weights.
-    flags = [*small(tiny_target, store), "--self-check", "--learning-rate", "500", "--json"]
-    assert moa_train(tmp_path / "run", *flags) == 1
+    assert moa_train(tmp_path / "run", *flags, "--self-check", "--learning-rate", "500", "--json") == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out)["failed"] in printed.err
 
 
-# -- data ------------------------------------------------------------------------------------------
-
-
-def test_every_answer_of_a_conversation_is_learnt(target: Target) -> None:
-    # The docstring's example, and what the server knows: rows of everything before an answer.
+def test_every_answer_of_a_conversation_is_learnt(target):
+    # The docstring's example; the server knows the rows of everything before an answer.
     conversation = Conversation(tuple(range(5, 8)), tuple(range(10, 19)), ((4, 6),))
     assert conversation.answers == [(3, 7), (9, 12)] and conversation.learnt == 5
     features = LiveFeatures(target, [conversation], Reads(kv_layers=(0,)))

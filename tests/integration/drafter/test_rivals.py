@@ -5,17 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from moa_bench.accept import AcceptSettings, Results, count_rounds
-from moa_bench.harness import checkpoint_pair, drafting
-from moa_bench.questions import Question
+from moa_bench.harness import drafting
 from moa_drafter.architectures.early_exit import EarlyExitConfig
 from moa_drafter.architectures.registry import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, load_for_device, save_checkpoint
@@ -25,16 +21,12 @@ from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates, target_states
 from moa_drafter.training.batch import Batch, FutureLengths, make_batch
 from moa_drafter.training.data import Conversation
-from moa_drafter.training.losses import forward_kl
 from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.session.events import Sampling
-from moa_server.engine.baseline import decode
 from support.drafted import draft_of
 from support.refusals import refused
 from support.tiny import make_tiny_rival, tiny_with_layers
 
-RIVALS = tuple(ARCHITECTURES)[1:]
 DEPTH = 4
 
 
@@ -54,9 +46,7 @@ class Known:
 
 
 @pytest.fixture(scope="module", params=[*ARCHITECTURES, "1", "3", "2,trained"])
-def drafter(
-    request: pytest.FixtureRequest, target: Target, tiny_target: Path, tiny_drafter: Path, tmp_path_factory
-) -> Drafter:
+def drafter(request, target, tiny_target, tiny_drafter, tmp_path_factory):
     """Random weights, a draft vocabulary with gaps; numbers are layers of the target at the end of MoA."""
     if request.param in ARCHITECTURES:
         return load_bound(make_tiny_rival(request.param, tiny_target, tmp_path_factory.mktemp("drafter")), target)
@@ -83,7 +73,7 @@ def assert_same(ours: list[DraftToken], theirs: list[DraftToken]) -> None:
     assert [drafted.logprob for drafted in ours] == pytest.approx([drafted.logprob for drafted in theirs], abs=1e-4)
 
 
-def test_training_predicts_what_drafting_computes(target: Target, drafter: Drafter) -> None:
+def test_training_predicts_what_drafting_computes(target, drafter):
     known = Known(target, drafter)
     batch = known.batch(FutureLengths(DEPTH, DEPTH))
     with torch.no_grad():
@@ -104,7 +94,7 @@ def test_training_predicts_what_drafting_computes(target: Target, drafter: Draft
     assert seen[: DEPTH + 1] == [1, 2, 3, 4, 1]
 
 
-def test_a_trees_paths_are_chains(target: Target, drafter: Drafter) -> None:
+def test_a_trees_paths_are_chains(target, drafter):
     known = Known(target, drafter)
     prefix = list(known.conversations[0].tokens[:12])
     loop = device(drafter, known.states[0], 11)
@@ -121,7 +111,7 @@ def test_a_trees_paths_are_chains(target: Target, drafter: Drafter) -> None:
         scores.append(score)
 
 
-def test_rows_that_come_later_replace_estimates(target: Target, drafter: Drafter) -> None:
+def test_rows_that_come_later_replace_estimates(target, drafter):
     known = Known(target, drafter)
     tokens, states = list(known.conversations[0].tokens), known.states[0]
     loop = device(drafter, states, 6)
@@ -132,57 +122,10 @@ def test_rows_that_come_later_replace_estimates(target: Target, drafter: Drafter
     assert_same(draft_of(loop, tokens[:10], 2), draft_of(device(drafter, states, 7), tokens[:10], 2))
 
 
-def test_without_any_row_it_still_drafts(target: Target, drafter: Drafter) -> None:
+def test_without_any_row_it_still_drafts(target, drafter):
     known = Known(target, drafter)
     drafted = draft_of(device(drafter, known.states[0], 0), list(known.conversations[0].tokens[:5]), 3)
     assert len(drafted) == 3 and all(token.logprob < 0 for token in drafted)
-
-
-def test_a_checkpoint_comes_back(target: Target, drafter: Drafter, tmp_path: Path) -> None:
-    save_checkpoint(drafter, tmp_path, dtype=torch.float32)
-    again = load_bound(tmp_path, target)
-    assert type(again) is type(drafter) and again.config == drafter.config
-    assert again.frozen_parameters == drafter.frozen_parameters
-    batch = Known(target, drafter).batch(FutureLengths(2, 2))
-    with torch.no_grad():
-        torch.testing.assert_close(again.predict(batch), drafter.predict(batch))
-
-
-@pytest.mark.parametrize("architecture", RIVALS)
-def test_learnt_text_is_accepted(architecture: str, target: Target, tmp_path: Path) -> None:
-    """Learns one answer by heart, and is measured on its question."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drafter = new_drafter(architecture, target, draft_vocab_size=512)
-    save_checkpoint(drafter, tmp_path / "before")
-    device_before, engine = checkpoint_pair(tmp_path / "before", target, ngrams=False)
-    question = device_before.tokenizer.encode_chat([{"role": "user", "content": "Why?"}])
-    answer = [step.token for step in decode(engine, question, Sampling(), 25)]
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    text = Conversation(tuple(question), tuple(answer))
-    states = [target_states(target, text.tokens, drafter.reads)]
-    lengths, cpu = FutureLengths(1, DEPTH), torch.device("cpu")
-    train(drafter, (make_batch([text], states, [0], lengths, random.Random(step), cpu) for step in range(50)))
-    assert all(parameter.grad is not None for parameter in drafter.parameters())
-    save_checkpoint(drafter, tmp_path / "after")
-    taus = []
-    for name in ("before", "after"):
-        results = Results(DEPTH)
-        settings = AcceptSettings(draft_length=DEPTH, max_new_tokens=25)
-        asked, ends = [Question(1, "qa", ("Why?",))], checkpoint_pair(tmp_path / name, target, ngrams=False)
-        list(count_rounds(asked, *ends, settings, results))
-        taus.append(results.tau or 0.0)
-    assert taus[1] > 2.5 > taus[0]
-
-
-def train(drafter: Drafter, batches: Iterable[Batch]) -> None:
-    """Take one step for each batch."""
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
-    for batch in batches:
-        loss = forward_kl(drafter.logits(drafter.predict(batch)), drafter.logits(batch.states.last[batch.queries]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
 
 
 def started(architecture: str, target: Target) -> tuple[Drafter, Known]:
@@ -194,7 +137,7 @@ def started(architecture: str, target: Target) -> tuple[Drafter, Known]:
     return drafter, known
 
 
-def test_eagle_starts_as_the_linear_estimate(target: Target) -> None:
+def test_eagle_starts_as_the_linear_estimate(target):
     drafter, known = started("eagle", target)
     batch = known.batch(FutureLengths(1, 1))
     with torch.no_grad():
@@ -203,7 +146,7 @@ def test_eagle_starts_as_the_linear_estimate(target: Target) -> None:
     torch.testing.assert_close(estimate, batch.states.last[batch.queries], atol=0.1, rtol=0.1)
 
 
-def test_the_others_start_with_layers_of_the_target(target: Target) -> None:
+def test_the_others_start_with_layers_of_the_target(target):
     """The layers below an exit are no part of its checkpoint."""
     first, last = target.layers[0].state_dict(), target.layers[-1].state_dict()
     early_exit, independent = (started(name, target)[0] for name in ("early-exit", "independent"))
@@ -216,7 +159,7 @@ def test_the_others_start_with_layers_of_the_target(target: Target) -> None:
     assert not any(name.startswith("below") for name in early_exit.state_dict())
 
 
-def test_an_exit_needs_the_targets_layers(target: Target) -> None:
+def test_an_exit_needs_the_targets_layers(target):
     drafter = new_drafter("early-exit", target, draft_vocab_size=384)
     with refused("layers_missing", FitError):
         drafter.bind_target(target.embedding, target.head)
@@ -230,16 +173,7 @@ def test_an_exit_needs_the_targets_layers(target: Target) -> None:
         new_drafter("early-exit", replace(target, model=SimpleNamespace(config=other)), draft_vocab_size=384)
 
 
-def test_rows_of_eagle_are_features(target: Target) -> None:
-    moa, eagle, early_exit, independent = (new_drafter(a, target, draft_vocab_size=384) for a in ARCHITECTURES)
-    states = TargetStates(torch.empty(0), torch.empty(0), torch.arange(3 * 64.0).view(3, 64))
-    first, second = eagle.rows(states, torch.arange(3))
-    assert first.shape == second.shape == (3, 2, 16)
-    torch.testing.assert_close(torch.cat((first.flatten(1), second.flatten(1)), dim=1), states.last)
-    assert moa.row_reads and not early_exit.row_reads and not independent.row_reads
-
-
-def test_impossible_drafters_are_refused(target: Target, tmp_path: Path) -> None:
+def test_impossible_drafters_are_refused(target, tmp_path):
     with refused("unknown_arch", ConfigError):
         new_drafter("hydra", target, draft_vocab_size=384)
     with refused("wrong_architecture", ConfigError):

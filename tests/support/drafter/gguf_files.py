@@ -7,26 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 from safetensors.numpy import load_file
 
-#: Names of GGUF's tensors by those of transformers, in a layer and outside.
-_LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-_ENDS = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
 Tensors = dict[str, np.ndarray]
 
 
@@ -46,7 +29,9 @@ def write_gguf(
         add: adds metadata.
     """
     config = json.loads((target / "config.json").read_text())
-    tensors = {_gguf_name(name): tensor for name, tensor in load_file(target / "model.safetensors").items()}
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    state = load_file(target / "model.safetensors")
+    tensors = {f"{names.get_name(name.removesuffix('.weight'))}.weight": tensor for name, tensor in state.items()}
     for name, tensor in tensors.items():
         if "attn_q." in name or "attn_k." in name:
             heads = config["num_attention_heads" if "attn_q." in name else "num_key_value_heads"]
@@ -81,10 +66,3 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return sorted(file.parent.glob(f"{file.stem}*.gguf"))
-
-
-def _gguf_name(name: str) -> str:
-    if name in _ENDS:
-        return _ENDS[name]
-    _, _, layer, part = name.split(".", 3)
-    return f"blk.{layer}.{_LAYER[part.removesuffix('.weight')]}.weight"

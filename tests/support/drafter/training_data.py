@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from moa_drafter.cli import main
 from moa_drafter.target import Target
@@ -29,21 +30,10 @@ def moa_train(out: Path, *arguments: str | Path | float) -> int:
     return main(["--out", str(out), *map(str, arguments)])
 
 
-def small(target: Path, store: Path, steps: int = 6) -> Sequence[str]:
-    """Flags of a run of seconds."""
-    sizes = [
-        "--step-tokens",
-        "128",
-        "--draft-vocab",
-        "384",
-        "--lsa-layers",
-        "2",
-        "--held-out",
-        "3",
-        "--warmup-steps",
-        "2",
-    ]
-    return ["--model", str(target), "--data", str(store), "--steps", str(steps), "--dtype", "float32", *sizes]
+def small(target: Path, store: Path, steps: int = 6) -> list[str]:
+    """Return flags of a run of seconds."""
+    sizes = "--dtype float32 --step-tokens 128 --draft-vocab 384 --lsa-layers 2 --held-out 3 --warmup-steps 2"
+    return ["--model", str(target), "--data", str(store), "--steps", str(steps), *sizes.split()]
 
 
 def write_tokens(target: Target, folder: Path) -> Path:
@@ -56,3 +46,13 @@ def write_tokens(target: Target, folder: Path) -> Path:
     settings = GenerateSettings(conversations=40, write_batch=16, answer_tokens=32, sampled_share=0.5)
     generate_conversations(TransformersDecoder(target), store, settings, prompts=prompts, report=lambda held: None)
     return store
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """Load the trained weights of a run in float32."""
+    return torch.load(out / "training.pt", weights_only=True)["drafter"]
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=0, atol=tolerance, msg=lambda text, name=name: name + text)

@@ -1,1 +1,1 @@
-from support.drafter.fixtures import no_vllm  # noqa: F401  a fixture of every test here
+from support.drafter.fixtures import flags, no_vllm, prompts, store, tokens, train  # noqa: F401

