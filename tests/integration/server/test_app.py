@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
-import time
 
 import numpy as np
 import pytest
@@ -13,12 +14,16 @@ from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.events import Resumed, Sampling, Welcomed
 from moa_runtime.session.handshake import PROTOCOL_VERSION
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.connection import MAX_HELLO_BYTES
+from moa_server.edge.connection_limits import ALL_BUSY, EdgeLimits
 from moa_server.engine.base import Capabilities, new_sequence
 from moa_server.engine.baseline import BlockingEngine, decode
 from moa_server.scheduling.verify_job import Job
 from moa_server.settings import Settings
+from support.server.edge_running import eventually
+from support.server.raw import Target
 from support.server.running import TIMEOUT_S, Client, serving
-from support.toy_engine import ToyEngine
+from support.toy_engine import PRINTS, VOCAB, ToyEngine
 
 PROMPT = random.Random(8).sample(range(3, 512), 16)
 SEEDED = Sampling(1.0, 0.95, 6)
@@ -31,7 +36,6 @@ def plain(engine, prefix, sampling=SEEDED, count=COUNT) -> list[int]:
 
 @pytest.fixture(scope="module", params=["transformers", "toy", "toy that schedules itself"])
 def engine(request):
-    """What the verifier does with an engine, it does with every engine."""
     if request.param == "transformers":
         return request.getfixturevalue("transformers_engine")
     itself = request.param != "toy"
@@ -93,15 +97,20 @@ def start(verifier, engine, **options) -> Client:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
-def test_the_answer_is_plain_decodings(verifier, engine, writer, sampling):
+def test_answers_are_those_of_plain_decoding_turn_after_turn(verifier, engine, writer, sampling):
     client = Client(verifier, engine)
     client.connect()
-    client.session.prompt(PROMPT, sampling, COUNT)
-    client.rounds(writer)
+    history = [*PROMPT, *plain(engine, PROMPT, sampling)]
+    for turn, expected, write in (
+        (PROMPT, history, writer),
+        ([5, 6, 7], [*history, 5, 6, 7, *plain(engine, [*history, 5, 6, 7], sampling)], lambda tokens: []),
+    ):
+        client.session.prompt(turn, sampling, COUNT)
+        client.rounds(write)
+        assert client.session.committed == expected
     client.socket.close()
-    assert client.session.committed == [*PROMPT, *plain(engine, PROMPT, sampling)]
-    assert client.session.committed == [*PROMPT, *verifier.decode(PROMPT, COUNT, sampling)]
-    assert len(client.finished) == 1
+    assert history == [*PROMPT, *verifier.decode(PROMPT, COUNT, sampling)]
+    assert len(client.finished) == 2
 
 
 def test_memory_rows_are_those_of_the_committed_tokens(verifier, engine, writer):
@@ -117,93 +126,31 @@ def test_memory_rows_are_those_of_the_committed_tokens(verifier, engine, writer)
     rows = blocking.run(Job(new_sequence(), tokens[:-1], None, rows_from=0)).rows
     blocking.close()
     assert rows.start == 0
-    keys, values = rows.keys, rows.values
-    got_keys, got_values = np.zeros_like(keys), np.zeros_like(values)
-    for event in client.rows:
-        got_keys[event.start : event.start + len(event.keys)] = event.keys
-        got_values[event.start : event.start + len(event.keys)] = event.values
-    np.testing.assert_allclose(got_keys, keys, rtol=2e-3, atol=2e-3)
-    np.testing.assert_allclose(got_values, values, rtol=2e-3, atol=2e-3)
-
-
-def test_a_second_turn_goes_on_from_the_first(verifier, engine, writer, answer):
-    client = start(verifier, engine)
-    client.rounds(writer)
-    client.session.prompt([5, 6, 7], SEEDED, 10)
-    client.rounds(lambda tokens: [])
-    client.socket.close()
-    history = [*PROMPT, *answer, 5, 6, 7]
-    assert client.session.committed == [*history, *plain(engine, history, SEEDED, 10)]
-
-
-def test_several_sessions_at_once(verifier, engine, writer, answer):
-    clients = [start(verifier, engine) for _ in range(3)]
-    while any(client.session.answering for client in clients):
-        for client in clients:
-            client.rounds(writer, 2)
-    for client in clients:
-        client.socket.close()
-        assert client.session.committed == [*PROMPT, *answer]
+    for half, expected in (("keys", rows.keys), ("values", rows.values)):
+        got = np.concatenate([getattr(event, half) for event in client.rows])
+        np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-3)
 
 
 # -- connections -------------------------------------------------------------------------------
 
 
-def test_a_session_outlives_its_connection(verifier, engine, writer, answer):
+@pytest.mark.parametrize("lost", ["connection", "cache", "verifier"])
+def test_a_session_outlives_what_is_lost(verifier, engine, writer, answer, lost):
     client = start(verifier, engine)
     client.rounds(writer, 3)
     client.drop()
-    client.connect()
-    client.rounds(writer)
-    client.socket.close()
-    assert [e.resumed for e in client.events if isinstance(e, Welcomed)] == [False, True]
-    assert client.session.committed == [*PROMPT, *answer]
-
-
-def test_a_session_outlives_its_cache(verifier, engine, writer, answer):
-    client = start(verifier, engine)
-    client.rounds(writer, 3)
-    client.drop()
-    while len(verifier.parts.worker):  # the last frame's work is dropped with its connection
-        time.sleep(0.01)
-    for conversation in verifier.parts.store._conversations.values():
-        engine.release(conversation.sequence)
-    client.connect()
-    client.rounds(writer)
-    client.socket.close()
-    assert client.session.committed == [*PROMPT, *answer]
-
-
-def test_a_forgotten_session_is_replayed(verifier, engine, writer, answer):
-    client = start(verifier, engine)
-    client.rounds(writer, 3)
-    client.drop()
-    with serving(engine, Settings()) as restarted:
-        client.connect(restarted)
+    if lost == "cache":
+        eventually(lambda: not len(verifier.parts.worker))  # the last frame's work is dropped with its connection
+        for conversation in verifier.parts.store._conversations.values():
+            engine.release(conversation.sequence)
+    restarted = serving(engine, Settings()) if lost == "verifier" else contextlib.nullcontext(verifier)
+    with restarted as other:
+        client.connect(other)
         client.rounds(writer)
         client.socket.close()
+    assert [e.resumed for e in client.events if isinstance(e, Welcomed)] == [False, lost != "verifier"]
     replays = [event.replayed for event in client.events if isinstance(event, Resumed)]
-    assert len(replays) == 1 and replays[0] > len(PROMPT)
-    assert client.session.committed == [*PROMPT, *answer]
-
-
-def test_an_unknown_resume_token_begins_a_conversation(verifier, engine):
-    with verifier.connect() as socket:
-        socket.send(hello(engine, resume=wire.Resume(token="guessed")))
-        welcome = receive(socket).welcome
-    assert welcome.committed_length == 0
-    assert len(welcome.resume_token) >= 32 and welcome.resume_token != "guessed"
-
-
-def test_a_second_connection_takes_over(verifier, engine, writer, answer):
-    client = start(verifier, engine)
-    client.rounds(writer, 3)
-    first = client.socket
-    client.session.disconnected()
-    client.connect()
-    assert fault_code(receive_last(first)) == "FAULT_CODE_REPLACED"
-    client.rounds(writer)
-    client.socket.close()
+    assert lost != "verifier" or (len(replays) == 1 and replays[0] > len(PROMPT))
     assert client.session.committed == [*PROMPT, *answer]
 
 
@@ -216,8 +163,7 @@ def test_a_hello_that_was_under_way_for_long_takes_nothing_over(verifier, engine
     client.connect()
     with verifier.connect() as socket:
         socket.send(late)
-        refused = receive_last(socket)
-        assert fault_code(refused) == "FAULT_CODE_REPLACED" and "newer connection" in refused.fault.text
+        assert fault_code(receive_last(socket)) == "FAULT_CODE_REPLACED"
     client.rounds(writer)
     client.socket.close()
     assert client.session.committed == [*PROMPT, *answer]
@@ -225,12 +171,11 @@ def test_a_hello_that_was_under_way_for_long_takes_nothing_over(verifier, engine
 
 def receive_last(socket) -> wire.ServerMessage:
     """The last message before the other side closes."""
-    last = None
-    while True:
-        try:
-            last = receive(socket)
-        except ConnectionClosed:
-            return last
+    last = b""
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            last = socket.recv(TIMEOUT_S)
+    return wire.ServerMessage.FromString(last)
 
 
 # -- refusals ----------------------------------------------------------------------------------
@@ -239,104 +184,42 @@ def receive_last(socket) -> wire.ServerMessage:
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer secret2"}])
 def test_a_wrong_token_is_refused_before_the_upgrade(verifier, headers, monkeypatch):
     monkeypatch.setattr(type(verifier), "headers", headers)
-    with pytest.raises(InvalidStatus) as refused:
+    with pytest.raises(InvalidStatus, match="401"):
         verifier.connect()
-    assert refused.value.response.status_code == 401
     assert verifier.http("POST", "/v1/decode", json={"tokens": [1]}).status_code == 401
 
 
-def test_web_pages_are_refused_unless_they_are_named(engine):
-    ours, other = "http://localhost:3000", "https://page.example"
-    with serving(engine, Settings(origins=(ours,))) as running:
-        with pytest.raises(InvalidStatus) as refused:
-            running.connect(origin=other)
-        assert refused.value.response.status_code == 403
-        assert f"--allow-origin {other}".encode() in refused.value.response.body
-        decoding = {"json": {"tokens": PROMPT, "max_new_tokens": 2}}
-        assert running.http("POST", "/v1/decode", headers={"Origin": other}, **decoding).status_code == 403
-
-        with running.connect(origin=ours) as socket:
-            socket.send(hello(engine))
-            assert receive(socket).WhichOneof("event") == "welcome"
-        let_in = running.http("POST", "/v1/decode", headers={"Origin": ours}, **decoding)
-        assert let_in.status_code == 200
-        assert let_in.headers["access-control-allow-origin"] == ours
-
-
-def test_no_web_page_is_let_in_by_itself(verifier):
-    with pytest.raises(InvalidStatus) as refused:
-        verifier.connect(origin=f"http://127.0.0.1:{verifier.port}")  # with the right token
-    assert refused.value.response.status_code == 403
-
-
-def test_other_fingerprints_are_refused_with_both_named(verifier, engine):
-    own = engine.fingerprints
-    with verifier.connect() as socket:
-        socket.send(hello(engine, fingerprints=Fingerprints("feed" * 8, own.tokenizer, own.drafter)))
-        refused = receive(socket)
-        with pytest.raises(ConnectionClosed):
-            socket.recv(TIMEOUT_S)
-    assert fault_code(refused) == "FAULT_CODE_FINGERPRINT_MISMATCH"
-    assert "feed" * 8 in refused.fault.text and own.target in refused.fault.text
-
-
 @pytest.mark.parametrize(
-    "first", [b"\x0c\xff", b"", "text", wire.ClientMessage(bye=wire.Bye()).SerializeToString()], ids=repr
+    ("first", "code"),
+    [
+        (b"\x0c\xff", "PROTOCOL"),
+        (b"", "PROTOCOL"),
+        ("text", "PROTOCOL"),
+        (wire.ClientMessage(bye=wire.Bye()).SerializeToString(), "PROTOCOL"),
+        ({"protocol_version": 99}, "VERSION_MISMATCH"),
+        ({"fingerprints": Fingerprints("feed" * 8, "", "")}, "FINGERPRINT_MISMATCH"),
+    ],
+    ids=repr,
 )
-def test_a_connection_must_begin_with_hello(verifier, first):
+def test_a_connection_must_begin_with_a_fitting_hello(verifier, engine, first, code):
     with verifier.connect() as socket:
-        socket.send(first)
-        assert fault_code(receive(socket)) == "FAULT_CODE_PROTOCOL"
-        with pytest.raises(ConnectionClosed):
-            socket.recv(TIMEOUT_S)
-
-
-def test_another_protocol_version_is_refused(verifier, engine):
-    with verifier.connect() as socket:
-        socket.send(hello(engine, protocol_version=99))
-        assert fault_code(receive(socket)) == "FAULT_CODE_VERSION_MISMATCH"
+        socket.send(hello(engine, **first) if isinstance(first, dict) else first)
+        refused = receive_last(socket)
+    assert fault_code(refused) == f"FAULT_CODE_{code}"
+    if code == "FINGERPRINT_MISMATCH":
+        assert "feed" * 8 in refused.fault.text and engine.fingerprints.target in refused.fault.text
 
 
 def test_broken_frames_are_faults_and_the_session_goes_on(verifier, engine, writer, answer):
     client = start(verifier, engine)
     client.rounds(writer, 2)
     client.settle()
-    for frame, code in (
-        ("text", "PROTOCOL"),
-        (b"\x0c\xff\x00", "PROTOCOL"),
-        (bytes(5000), "TOO_LARGE"),
-        (hello(engine), "PROTOCOL"),
-        (wire.ClientMessage(draft=wire.Draft(epoch=9, base_len=400)).SerializeToString(), "OUT_OF_SYNC"),
-        (wire.ClientMessage(prompt=wire.Prompt(epoch=9, tokens=[512])).SerializeToString(), "PROTOCOL"),
-    ):
+    ahead = wire.ClientMessage(draft=wire.Draft(epoch=9, base_len=400)).SerializeToString()
+    unknown = wire.ClientMessage(prompt=wire.Prompt(epoch=9, tokens=[512])).SerializeToString()
+    bad = [("text", "PROTOCOL"), (b"\x0c\xff\x00", "PROTOCOL"), (bytes(5000), "TOO_LARGE")]
+    for frame, code in [*bad, (hello(engine), "PROTOCOL"), (ahead, "OUT_OF_SYNC"), (unknown, "PROTOCOL")]:
         client.socket.send(frame)
         assert fault_code(receive(client.socket)) == f"FAULT_CODE_{code}", frame
-    client.rounds(writer)
-    client.socket.close()
-    assert client.session.committed == [*PROMPT, *answer]
-
-
-def test_a_frame_far_too_large_closes_the_connection(verifier, engine):
-    with verifier.connect() as socket:
-        socket.send(hello(engine))
-        receive(socket)
-        with pytest.raises(ConnectionClosed):
-            socket.send(bytes(100_000))
-            socket.recv(TIMEOUT_S)
-            raise AssertionError("the frame was answered")
-
-
-def test_a_prompt_longer_than_the_context_is_refused(verifier, engine, writer, answer):
-    client = Client(verifier, engine)
-    client.connect()
-    client.session.prompt([7] * 600, SEEDED, COUNT)
-    client.rounds(writer)
-    assert [fault.code for fault in client.faults] == ["CONTEXT_FULL"]
-    assert "600" in client.faults[0].text and "512" in client.faults[0].text
-    # The connection serves a shorter one.
-    client.events.clear()
-    client.session.cancel()
-    client.session.prompt(PROMPT, SEEDED, COUNT)
     client.rounds(writer)
     client.socket.close()
     assert client.session.committed == [*PROMPT, *answer]
@@ -360,93 +243,138 @@ def test_a_failing_engine_is_a_fault_and_the_session_goes_on(verifier, engine, w
 
 def test_more_sessions_than_allowed_are_told_to_wait(engine):
     with serving(engine, Settings(max_sessions=1)) as verifier, verifier.connect() as first:
+
+        def greeted() -> wire.ServerMessage:
+            with verifier.connect() as socket:
+                socket.send(hello(engine))
+                return receive(socket)
+
         first.send(hello(engine))
         welcome = receive(first).welcome
-        with verifier.connect() as second:
-            second.send(hello(engine))
-            busy = receive(second)
-        assert fault_code(busy) == "FAULT_CODE_BUSY"
-        assert busy.fault.retry_after_ms > 0
+        busy = greeted()
+        assert fault_code(busy) == "FAULT_CODE_BUSY" and busy.fault.retry_after_ms > 0
         first.close()
         # A conversation without a connection makes room.
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            with verifier.connect() as third:
-                third.send(hello(engine))
-                answered = receive(third)
-            if answered.WhichOneof("event") == "welcome":
-                break
+        answered = eventually(lambda: (it := greeted()).WhichOneof("event") == "welcome" and it)
         assert answered.welcome.resume_token != welcome.resume_token
 
 
-def test_a_silent_connection_is_closed(engine):
-    with serving(engine, Settings(idle_seconds=0.2)) as verifier, verifier.connect() as socket:
-        socket.send(hello(engine))
-        receive(socket)
-        assert fault_code(receive(socket)) == "FAULT_CODE_IDLE"
-        with pytest.raises(ConnectionClosed):
-            socket.recv(TIMEOUT_S)
+# -- greetings -----------------------------------------------------------------------------------
+
+TARGET = Target(0, (PRINTS.target, PRINTS.tokenizer, PRINTS.drafter), VOCAB, 1000)
+
+
+def closed_with(socket) -> int:
+    with pytest.raises(ConnectionClosed) as closed:
+        socket.recv(TIMEOUT_S)
+    return closed.value.rcvd.code
+
+
+def test_a_hello_must_be_short_and_later_frames_need_not_be():
+    engine = ToyEngine(max_context=10_000)
+    with serving(engine, Settings()) as verifier, verifier.connect() as socket:
+        longest = TARGET.hello("t" * 1000)
+        longest.hello.resume.token += "t" * (MAX_HELLO_BYTES - len(longest.SerializeToString()))
+        socket.send(longest.SerializeToString())
+        assert receive(socket).welcome.resume_token
+        prompt = wire.Prompt(epoch=1, tokens=[1] * 8000, sampling=wire.Sampling(top_p=1.0), max_length=8001)
+        socket.send(wire.ClientMessage(prompt=prompt).SerializeToString())
+        assert receive(socket).verdict.tokens == [engine.choice([1] * 8000)]
+
+        longest.hello.resume.token += "t"
+        with verifier.connect() as other:
+            other.send(longest.SerializeToString())
+            fault = receive(other).fault
+            assert fault.code == wire.FAULT_CODE_TOO_LARGE and str(MAX_HELLO_BYTES + 1) in fault.text
+            assert closed_with(other) == 1008
+
+
+def test_a_hello_that_comes_when_all_are_busy_is_told_when_to_come_back():
+    engine = ToyEngine()
+    with serving(engine, Settings(), limits=EdgeLimits(connections=8)) as verifier, contextlib.ExitStack() as others:
+        late = others.enter_context(verifier.connect())
+        clients = [Client(verifier, engine) for _ in range(verifier.server.slots.most_busy)]
+        for client in clients:
+            client.connect()
+        late.send(TARGET.hello().SerializeToString())
+        fault = receive(late).fault
+        assert (fault.code, fault.text) == (wire.FAULT_CODE_BUSY, ALL_BUSY) and fault.retry_after_ms > 0
+        assert closed_with(late) == 1013
+        clients[0].socket.close()
+        eventually(lambda: verifier.server.slots.busy < len(clients))
+        again = Client(verifier, engine)
+        again.connect()
+        assert not again.faults
+        for client in [*clients[1:], again]:
+            client.socket.close()
+
+
+def test_an_engine_that_hangs_is_reported_in_time_and_the_session_continues(monkeypatch):
+    engine, hangs = ToyEngine(), asyncio.Event()
+    step = engine.step
+
+    async def hanging(requests):
+        await hangs.wait()
+        return await step(requests)
+
+    monkeypatch.setattr(engine, "step", hanging)
+    with serving(engine, Settings(answer_seconds=0.2)) as verifier:
+        client = Client(verifier, engine)
+        client.connect()
+        client.session.prompt([1, 2], Sampling(), 2)
+        for frame in client.session.frames_to_send():
+            client.socket.send(frame)
+        fault = receive(client.socket).fault
+        assert fault.code == wire.FAULT_CODE_BUSY and "0.2" in fault.text
+        monkeypatch.setattr(engine, "step", step)
+        verifier.server._loop.call_soon_threadsafe(hangs.set)
+        client.drop()
+        client.connect()
+        while not client.finished:  # a slow machine may need more than 0.2 s, and say so again
+            client.events.clear()
+            client.rounds(lambda tokens: [])
+        client.socket.close()
 
 
 # -- http --------------------------------------------------------------------------------------
 
 
-def test_health_says_nothing_but_that(verifier):
+def test_health_is_open_and_what_the_verifier_does_needs_a_token(verifier, engine):
     assert verifier.http("GET", "/healthz", headers={}).json() == {"status": "ok"}
     assert verifier.http("GET", "/readyz", headers={}).json() == {"status": "ready"}
-
-
-@pytest.mark.parametrize("path", ["/v1/status", "/metrics"])
-def test_what_the_verifier_does_is_for_those_with_a_token(verifier, path):
-    assert verifier.http("GET", path, headers={}).status_code == 401
-    assert verifier.http("GET", path).status_code == 200
-
-
-def test_status(verifier, engine):
+    for path in ("/v1/status", "/metrics"):
+        assert verifier.http("GET", path, headers={}).status_code == 401
+        assert verifier.http("GET", path).status_code == 200
     status = verifier.http("GET", "/v1/status").json()
-    assert status["fingerprints"] == vars(engine.fingerprints)
-    assert status["forwards"] == engine.forwards
+    assert status["fingerprints"] == vars(engine.fingerprints) and status["forwards"] == engine.forwards
     assert status["capabilities"]["trees"] == engine.capabilities.trees
     assert {"sessions", "version", "uptime_s"} <= status.keys()
 
 
-def test_decode_counts_forwards(verifier, engine):
-    answered = verifier.http("POST", "/v1/decode", json={"tokens": PROMPT, "max_new_tokens": 5}).json()
-    assert answered["tokens"] == plain(engine, PROMPT, Sampling(), 5)
-    assert answered["forwards"] >= 5
-
-
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "192.168.0.7"])
-def test_other_hosts_are_not_answered_for_on_loopback(verifier, host):
-    answered = verifier.http("POST", "/v1/decode", json={"tokens": [1]}, headers={**verifier.headers, "Host": host})
-    assert answered.status_code == 421
-    assert f"not for {host}" in answered.json()["error"]
-
-
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "value"),
     [
-        ("{", "no JSON"),
-        ("[" * 4000, "no JSON"),
-        ("[]", "JSON object"),
-        ('{"tokens": []}', "at least one"),
-        ('{"tokens": [512]}', "below 512"),
-        ('{"tokens": [1.5]}', "below 512"),
+        ("{", ""),
+        ("[" * 4000, ""),
+        ("[]", ""),
+        ('{"tokens": []}', "tokens"),
+        ('{"tokens": [512]}', "512"),
+        ('{"tokens": [1.5]}', "512"),
         ('{"tokens": [1], "temprature": 1}', "temperature"),
         ('{"tokens": [1], "temperature": NaN}', "temperature"),
         ('{"tokens": [1], "temperature": 1%s}' % ("0" * 400), "temperature"),
         ('{"tokens": [1], "top_p": 0}', "top_p"),
         ('{"tokens": [1], "seed": -1}', "seed"),
         ('{"tokens": [1], "max_new_tokens": 0}', "max_new_tokens"),
-        ('{"tokens": [%s]}' % ("1," * 520 + "1"), "521 tokens"),
-        (" " * 5000, "4096 bytes"),
+        ('{"tokens": [%s]}' % ("1," * 520 + "1"), "521"),
+        (" " * 5000, "4096"),
     ],
     ids=lambda value: value[:24],
 )
-def test_decode_refuses_in_one_sentence(verifier, body, said):
+def test_decode_refuses_bad_input_and_names_the_value(verifier, body, value):
     answered = verifier.http("POST", "/v1/decode", content=body)
-    assert answered.status_code in (400, 413)
-    assert said in answered.json()["error"]
+    assert answered.status_code == (413 if len(body) == 5000 else 400)
+    assert value in answered.json()["error"]
 
 
 def test_what_goes_wrong_in_reading_ends_the_connection_at_once(verifier, engine, monkeypatch, caplog):
@@ -455,7 +383,5 @@ def test_what_goes_wrong_in_reading_ends_the_connection_at_once(verifier, engine
         receive(socket)
         broken.setattr("moa_server.connection.parse_client_message", lambda *_: 1 / 0)
         socket.send(b"anything")
-        assert fault_code(receive(socket)) == "FAULT_CODE_INTERNAL"
-        with pytest.raises(ConnectionClosed):
-            socket.recv(TIMEOUT_S)
+        assert fault_code(receive_last(socket)) == "FAULT_CODE_INTERNAL"
     assert "ZeroDivisionError" in caplog.text and "Traceback" not in caplog.text

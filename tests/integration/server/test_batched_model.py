@@ -12,9 +12,9 @@ from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import save_checkpoint
 from moa_drafter.device_module import TorchBackend
 from moa_drafter.model import MoADrafter
+from moa_drafter.target_features import TargetStates
 from moa_runtime.backends.base import StepInputs, StepResult
-from moa_runtime.backends.onnx import OnnxBackend
-from moa_server.drafting.batched_model import PackedDeviceModule, backend_of
+from moa_server.drafting.batched_model import PackedDeviceModule, PackedRows, backend_of
 from moa_server.engine.transformers import TransformersEngine
 from support.tiny import make_tiny_rival, tiny_with_layers
 from support.toy_engine import ToyEngine
@@ -29,7 +29,7 @@ def numbers(rng: np.random.Generator, count: int, heads: int) -> tuple[np.ndarra
 def inputs(
     seed: int, new: int, cached: int, memory: int, *, asked: int = 1, tree: bool = False, heads: int = 2
 ) -> StepInputs:
-    """Random caches, and ``new`` tokens behind them: a chain, or nodes of a tree that see some of each other."""
+    """Random caches, and ``new`` tokens after them: a chain, or nodes of a tree that see some of each other."""
     rng = np.random.default_rng(seed)
     cache, rows = (numbers(rng, count, heads) for count in (cached, memory))
     made = StepInputs.chain(rng.integers(0, 512, new), cache, rows, asked=new if tree else asked)
@@ -41,13 +41,10 @@ def inputs(
 
 
 def many(heads: int = 2) -> list[StepInputs]:
-    return [
-        inputs(1, 1, 20, 20, heads=heads),
-        inputs(2, 70, 0, 33, heads=heads),
-        inputs(3, 7, 40, 38, tree=True, heads=heads),
-        inputs(4, 3, 11, 9, asked=2, heads=heads),
-        inputs(5, 2, 5, 1, heads=heads),
-    ]
+    sizes = [(1, 1, 20, 20, {}), (2, 70, 0, 33, {}), (3, 7, 40, 38, {"tree": True}), (4, 3, 11, 9, {"asked": 2})]
+    nothing = np.zeros((1, heads, 16), np.float32)  # without rows there is one of zeros
+    made = [inputs(*each, heads=heads, **more) for *each, more in [*sizes, (5, 2, 5, 1, {})]]
+    return [*made, replace(made[0], memory_keys=nothing, memory_values=nothing)]
 
 
 MANY = many()
@@ -74,31 +71,11 @@ def half(drafter, target) -> PackedDeviceModule:
     return PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
 
 
-@pytest.mark.parametrize("given", MANY)
-def test_a_step_is_what_the_reference_computes(half, reference, given):
-    [result] = half.steps([given])
-    assert_close(result, reference.step(given))
-
-
-def test_steps_at_once_are_what_each_is_alone(half):
+def test_steps_are_those_of_the_reference_alone_and_at_once(half, reference):
     for got, given in zip(half.steps(MANY), MANY, strict=True):
         [alone] = half.steps([given])
+        assert_close(alone, reference.step(given))
         assert_close(got, alone, 1e-5)
-
-
-def test_without_rows_there_is_one_of_zeros(half, reference):
-    nothing = np.zeros((1, 2, 16), np.float32)
-    given = replace(MANY[0], memory_keys=nothing, memory_values=nothing)
-    [result] = half.steps([given])
-    assert_close(result, reference.step(given))
-
-
-def test_the_graph_of_a_bundle_drafts_alike(half, onnx_bundle):
-    graph = OnnxBackend(onnx_bundle / "device_half.onnx", threads=1)
-    for given in MANY:
-        [result], expected = half.steps([given]), graph.step(given)
-        np.testing.assert_allclose(result.keys, expected.keys, atol=0.1)
-        np.testing.assert_allclose(result.top_logprobs[:, 0], expected.top_logprobs[:, 0], atol=0.3)
 
 
 def test_bfloat16_is_close(drafter, target, reference):
@@ -133,14 +110,10 @@ def test_what_cannot_be_drafted_with_has_no_backend(transformers_engine, target,
 @pytest.mark.parametrize("count", [1, 2])
 def test_layers_of_the_target_are_run_as_on_a_device(tiny_drafter, target, count, trained):
     drafter = tiny_with_layers(tiny_drafter, target, count, trained=trained)
-    half, reference = (
-        PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K),
-        torch_backend_of(drafter, top_k=TOP_K),
-    )
+    half = PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
+    reference = torch_backend_of(drafter, top_k=TOP_K)
     assert half.kv_shape == reference.kv_shape
     given = many(half.kv_shape[0])
-    nothing = np.zeros((1, *half.kv_shape), np.float32)
-    given.append(replace(given[0], memory_keys=nothing, memory_values=nothing))
     for got, each in zip(half.steps(given), given, strict=True):
         assert_close(got, reference.step(each))
 
@@ -165,3 +138,23 @@ def test_without_the_layers_of_its_target_it_does_not(tiny_drafter, target, tran
         assert (backend is not None) == trained  # whose layers are in its checkpoint
         if backend is not None:
             backend.close()
+
+
+@pytest.mark.parametrize("layers", [0, 2], ids=lambda count: f"{count} target layers")
+@pytest.mark.parametrize("scaled", [True, False], ids=["layer scale", "as published"])
+@pytest.mark.parametrize("count", [0, 1, 7, 130])
+def test_packed_rows_are_those_of_the_server_half(drafter, scaled, count, layers):
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        own = MoADrafter(replace(drafter.config, layer_scale=scaled, target_layers=layers)).eval()
+        if scaled:
+            own.layer_scale.data.uniform_(0.5, 2.0)
+        kv = torch.randn(count, len(own.row_reads.kv_layers), own.config.target_kv_size)
+    states = TargetStates(kv, kv[:, :0], kv[:, 0, :0])
+    positions = torch.arange(40, 40 + count)
+    with torch.no_grad():
+        expected = own.rows(states, positions)
+    for dtype, error in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+        for got, wanted in zip(PackedRows(own, dtype)(states, positions), expected, strict=True):
+            assert got.dtype is torch.float32
+            np.testing.assert_allclose(got.numpy(), wanted.numpy(), atol=error)

@@ -7,13 +7,20 @@ import contextlib
 import errno
 import random
 import socket
+import ssl
 import struct
+import time
+from collections.abc import Iterator
 
 import pytest
 
 from moa_server.edge import server as edge_module
 from moa_server.edge.connection_limits import EdgeLimits
-from support.server.edge_running import edge, error_of, eventually, is_closed, read_all, status_of
+from moa_server.settings import Settings
+from support.malformed_framing import REQUESTS, SMUGGLED
+from support.server.edge_running import Edge, edge, error_of, eventually, is_closed, read_all, secured, status_of
+from support.server.running import serving
+from support.toy_engine import ToyEngine
 
 PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)
 HASTY = EdgeLimits(header_seconds=1, body_seconds=1, send_seconds=0.5, close_seconds=0.5)
@@ -21,7 +28,22 @@ UPGRADED = (
     b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
+POST = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
 HOLD = b"GET /hold HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def running():
+    with edge(PATIENT) as running:
+        yield running
+        assert not running.complaints()
+
+
+@pytest.fixture
+def hasty():
+    with edge(HASTY) as running:
+        yield running
+        assert not running.complaints()
 
 
 @pytest.fixture
@@ -33,100 +55,67 @@ def clients():
 # -- the ceiling -----------------------------------------------------------------------------------
 
 
-def test_idle_connections_beyond_the_ceiling_give_way_to_a_request(clients):
-    with edge(PATIENT) as running:
-        idle = [clients(running.open()) for _ in range(40)]
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: local", POST + b"12345"])
+def test_unfinished_requests_beyond_the_ceiling_give_way_oldest_first(clients, sent, running):
+    crowd = [clients(running.open(sent)) for _ in range(40)]
+    assert status_of(running.ask()) == 200
+    eventually(lambda: sum(is_closed(each) for each in crowd) >= 20)
+    assert len(running.slots) <= 20 and running.slots.busy == 0
+    assert not any(is_closed(each) for each in crowd[-10:])
+    if sent.startswith(b"POST"):
+        crowd[-1].sendall(b"67890")
+        assert status_of(crowd[-1].recv(65536)) == 200
+
+
+def test_requests_that_are_being_answered_do_not_give_way(clients, running):
+    running.hold.clear()
+    held = [clients(running.open(HOLD)) for _ in range(5)]
+    with running.websocket() as websocket:
+        websocket.send(b"hello")
+        assert websocket.recv(30) == b"hello"
+        eventually(lambda: running.slots.busy == 6)
+        for _ in range(40):
+            clients(running.open())
         assert status_of(running.ask()) == 200
-        eventually(lambda: sum(is_closed(each) for each in idle) >= 20)
-        assert len(running.slots) <= 20
-        assert not any(is_closed(each) for each in idle[-10:]), "the oldest go first"
-        assert not running.complaints()
+        websocket.send(b"still here")
+        assert websocket.recv(30) == b"still here"
+    running.hold.set()
+    for each in held:
+        assert status_of(each.recv(65536)) == 200
 
 
-def test_half_sent_headers_give_way_as_well(clients):
-    with edge(PATIENT) as running:
-        for _ in range(60):
-            clients(running.open(b"GET / HTTP/1.1\r\nHost: local"))
-        assert status_of(running.ask()) == 200
-        eventually(lambda: len(running.slots) <= 20)
-
-
-def test_requests_that_are_being_answered_do_not_give_way(clients):
-    with edge(PATIENT) as running:
-        running.hold.clear()
-        held = [clients(running.open(HOLD)) for _ in range(5)]
-        with running.websocket() as websocket:
-            websocket.send(b"hello")
-            assert websocket.recv(30) == b"hello"
-            eventually(lambda: running.slots.busy == 6)
-            for _ in range(40):
-                clients(running.open())
-            assert status_of(running.ask()) == 200
-            websocket.send(b"still here")
-            assert websocket.recv(30) == b"still here"
-        running.hold.set()
-        for each in held:
-            assert status_of(each.recv(65536)) == 200
+def refused_when_busy(answer: bytes) -> bool:
+    return status_of(answer) == 503 and b"retry-after: 5" in answer.lower()
 
 
 def test_when_all_are_busy_a_request_is_told_when_to_come_back(clients):
     with edge(PATIENT) as running:
         running.hold.clear()
+        late = clients(running.open(POST))
+        eventually(lambda: len(running.slots) == 1)
         held = [clients(running.open(HOLD)) for _ in range(running.slots.most_busy)]
         eventually(lambda: running.slots.busy == len(held))
-        answer = running.ask()
-        assert (
-            status_of(answer) == 503 and b"retry-after: 5" in answer.lower() and "try again later" in error_of(answer)
-        )
-        answer = running.ask(UPGRADED)
-        assert status_of(answer) == 503 and b"retry-after: 5" in answer.lower()
+        late.sendall(b"1234567890")
+        for answer in (running.ask(), running.ask(UPGRADED), read_all(late)):
+            assert refused_when_busy(answer)
+        head = running.ask(b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert refused_when_busy(head) and head.endswith(b"\r\n\r\n")
+        assert all("busy" in line for line in running.complaints())
         running.hold.set()
         assert all(status_of(each.recv(65536)) == 200 for each in held)
         eventually(lambda: running.slots.busy == 0)
         assert status_of(running.ask()) == 200
 
 
-POST = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
-
-
-def test_a_crowd_of_unfinished_bodies_keeps_nobody_out(clients):
-    with edge(PATIENT) as running:
-        crowd = [clients(running.open(POST + b"12345")) for _ in range(40)]
-        assert status_of(running.ask()) == 200
-        eventually(lambda: len(running.slots) <= 20)
-        assert running.slots.busy == 0
-        crowd[-1].sendall(b"67890")
-        assert status_of(crowd[-1].recv(65536)) == 200
-        assert not running.complaints()
-
-
-def test_whose_request_is_whole_only_when_all_are_busy_is_told_so(clients):
-    with edge(PATIENT) as running:
-        running.hold.clear()
-        late = clients(running.open(POST))
-        eventually(lambda: len(running.slots) == 1)
-        for _ in range(running.slots.most_busy):
-            clients(running.open(HOLD))
-        eventually(lambda: running.slots.busy == running.slots.most_busy)
-        late.sendall(b"1234567890")
-        answer = read_all(late)
-        assert status_of(answer) == 503 and b"retry-after: 5" in answer.lower()
-        assert "try again later" in error_of(answer)
-        head = running.ask(b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert status_of(head) == 503 and head.endswith(b"\r\n\r\n")
-        assert all("connections are busy" in line for line in running.complaints())
-
-
 @pytest.mark.parametrize("unfinished", [POST, UPGRADED])
-def test_what_follows_a_request_is_no_part_of_it(clients, unfinished):
-    with edge(PATIENT) as running:
-        connected = clients(running.open(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + unfinished))
-        assert status_of(connected.recv(65536)) == 200
-        eventually(lambda: running.slots.busy == 0)
-        assert len(running.slots) == 1
+def test_what_follows_a_request_is_no_part_of_it(clients, unfinished, running):
+    connected = clients(running.open(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + unfinished))
+    assert status_of(connected.recv(65536)) == 200
+    eventually(lambda: running.slots.busy == 0)
+    assert len(running.slots) == 1
 
 
-def test_one_address_may_have_only_so_many_without_a_header(clients):
+def test_one_address_may_have_few_connections_without_a_header(clients):
     with edge(EdgeLimits(connections=100, per_address=5)) as running:
         idle = [clients(running.open()) for _ in range(12)]
         eventually(lambda: sum(is_closed(each) for each in idle) >= 7)
@@ -154,20 +143,14 @@ def test_a_full_descriptor_table_is_one_line_in_the_log(monkeypatch):
         assert status_of(running.ask()) == 200
         assert not refusals
         (line,) = running.complaints()
-        assert "no descriptor is left for a new connection: Too many open files None" in line
+        assert "Too many open files None" in line
 
 
 # -- deadlines -------------------------------------------------------------------------------------
 
 
-def test_a_silent_connection_is_closed(clients):
-    with edge(HASTY) as running:
-        assert read_all(clients(running.open())) == b""
-        assert not running.complaints()
-
-
 def trickle(connected: socket.socket, parts: bytes) -> None:
-    """One byte after the other until the server has closed; it stops by itself."""
+    """Send one byte after the other until the server has closed."""
     with contextlib.suppress(OSError):
         connected.settimeout(0.05)
         for at in range(len(parts)):
@@ -178,68 +161,45 @@ def trickle(connected: socket.socket, parts: bytes) -> None:
     connected.settimeout(30)
 
 
-def test_a_slow_header_is_refused(clients):
-    with edge(HASTY) as running:
-        connected = clients(running.open(b"GET / HTTP/1.1\r\n"))
-        trickle(connected, b"X-A: " + b"a" * 500)
-        answer = read_all(connected)
-        assert status_of(answer) == 408 and "no whole request header arrived within 1 seconds" in error_of(answer)
-
-
-def test_a_slow_header_on_a_connection_that_had_an_answer_is_refused(clients):
-    with edge(HASTY) as running:
-        connected = clients(running.open(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+@pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["first", "second"])
+def test_a_slow_header_is_refused(clients, before, hasty):
+    connected = clients(hasty.open(before))
+    if before:
         assert status_of(connected.recv(65536)) == 200
-        trickle(connected, b"GET / HTTP/1.1\r\nX-A: " + b"a" * 500)
-        assert status_of(read_all(connected)) == 408
+    trickle(connected, b"GET / HTTP/1.1\r\nX-A: " + b"a" * 500)
+    assert status_of(read_all(connected)) == 408
 
 
-def test_an_answer_may_take_longer_than_a_header(clients):
-    with edge(HASTY) as running:
-        running.hold.clear()
-        held = clients(running.open(HOLD))
-        eventually(lambda: running.slots.busy == 1)
-        assert read_all(clients(running.open())) == b"", "a later one that is silent is closed first"
-        running.hold.set()
-        assert status_of(held.recv(65536)) == 200
+def test_an_answer_may_take_longer_than_a_header(clients, hasty):
+    hasty.hold.clear()
+    held = clients(hasty.open(HOLD))
+    eventually(lambda: hasty.slots.busy == 1)
+    assert read_all(clients(hasty.open())) == b"", "a silent one is closed first"
+    hasty.hold.set()
+    assert status_of(held.recv(65536)) == 200
 
 
 @pytest.mark.parametrize("path", [b"/echo", b"/refusing"])
-def test_a_slow_body_ends_the_connection(clients, path):
-    with edge(HASTY) as running:
-        connected = clients(running.open(b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"))
-        trickle(connected, b"b" * 500)
-        answer = read_all(connected)
-        if path == b"/echo":
-            assert status_of(answer) == 408 and "the body did not arrive within 1 seconds" in error_of(answer)
-        else:
-            assert status_of(answer) == 401
-        eventually(lambda: len(running.slots) == 0)
-        assert not running.complaints()
+def test_a_slow_body_ends_the_connection(clients, path, hasty):
+    connected = clients(hasty.open(b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"))
+    trickle(connected, b"b" * 500)
+    answer = read_all(connected)
+    assert status_of(answer) == (408 if path == b"/echo" else 401)
+    eventually(lambda: len(hasty.slots) == 0)
 
 
-def test_a_header_that_is_too_large_is_refused(clients):
-    with edge(PATIENT) as running:
-        for size in (70_000, 300_000):
-            answer = running.ask(b"GET / HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * size + b"\r\n\r\n")
-            assert status_of(answer) == 431 and "more than 65536 bytes" in error_of(answer)
-        fitting = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-A: " + b"a" * 40_000 + b"\r\n\r\n"
-        assert status_of(running.ask(fitting)) == 200
+def test_a_header_that_is_too_large_is_refused(clients, running):
+    for size in (70_000, 300_000):
+        answer = running.ask(b"GET / HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * size + b"\r\n\r\n")
+        assert status_of(answer) == 431 and "65536" in error_of(answer)
+    fitting = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-A: " + b"a" * 40_000 + b"\r\n\r\n"
+    assert status_of(running.ask(fitting)) == 200
 
 
-def test_a_peer_that_does_not_read_an_answer_is_cut_off(clients):
-    with edge(HASTY) as running:
-        clients(running.open(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n"))
-        eventually(lambda: len(running.slots) == 1)
-        eventually(lambda: len(running.slots) == 0)
-        assert not running.complaints()
-
-
-def test_a_body_arrives_whole_however_it_is_cut(clients):
-    with edge(PATIENT) as running:
-        body = random.Random(1).randbytes(700_000)
-        request = b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 700000\r\n\r\n" + body
-        assert running.ask(request).endswith(b"\r\n\r\n700000")
+def test_a_body_arrives_whole_however_it_is_cut(clients, running):
+    body = random.Random(1).randbytes(700_000)
+    request = b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 700000\r\n\r\n" + body
+    assert running.ask(request).endswith(b"\r\n\r\n700000")
 
 
 # -- garbage ---------------------------------------------------------------------------------------
@@ -277,34 +237,17 @@ def leave_by_reset(connected: socket.socket) -> None:
 
 
 def test_garbage_is_refused_without_a_word_in_the_log():
+    rng = random.Random(7)
+    pieces = [UPGRADE, *(line + b"\r\n" for line in (b"GET / HTTP/1.1", b"Host: a", b"", b"Content-Length: 5"))]
     with edge(HASTY) as running:
         for sent in GARBAGE:
             answer = running.ask(sent)
             assert not answer or status_of(answer) in (200, 400, 401, 404, 405, 408, 426, 431), sent
             for leave in (socket.socket.close, leave_by_reset):
-                connected = running.open(sent)
-                leave(connected)
-        eventually(lambda: len(running.slots) == 0)
-        assert status_of(running.ask()) == 200
-        assert not running.complaints()
-
-
-def test_random_bytes_are_refused_without_a_word_in_the_log():
-    rng = random.Random(7)
-    pieces = [
-        b"GET / HTTP/1.1\r\n",
-        b"Host: a\r\n",
-        b"\r\n",
-        b"Content-Length: 5\r\n",
-        b"Connection: upgrade\r\n",
-        UPGRADE,
-    ]
-    with edge(HASTY) as running:
+                leave(running.open(sent))
         for _ in range(150):
-            sent = b"".join(
-                rng.choice(pieces) if rng.random() < 0.6 else rng.randbytes(rng.randrange(60)) for _ in range(6)
-            )
-            connected = running.open(sent)
+            parts = (rng.choice(pieces) if rng.random() < 0.6 else rng.randbytes(rng.randrange(60)) for _ in range(6))
+            connected = running.open(b"".join(parts))
             with contextlib.suppress(OSError):
                 connected.shutdown(socket.SHUT_WR)
             leave_by_reset(connected) if rng.random() < 0.3 else connected.close()
@@ -316,9 +259,149 @@ def test_random_bytes_are_refused_without_a_word_in_the_log():
 # -- latency ---------------------------------------------------------------------------------------
 
 
-def test_small_frames_do_not_wait_for_acknowledgements(clients):
-    with edge(PATIENT) as running:
+def test_small_frames_do_not_wait_for_acknowledgements(clients, running):
+    clients(running.open())
+    protocol = eventually(lambda: next(iter(running.server.server_state.connections), None))
+    accepted = protocol.transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+# -- over TLS --------------------------------------------------------------------------------------
+
+
+def test_connections_in_a_tls_handshake_count_and_give_way(clients, tls):
+    with edge(PATIENT, tls) as running:
+        idle = [clients(running.open(b"\x16\x03" if number % 2 else b"")) for number in range(40)]
+        with secured(running.open(b"")) as connected:
+            connected.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert status_of(read_all(connected)) == 200
+        eventually(lambda: sum(is_closed(each) for each in idle) >= 20)
+        assert len(running.slots) <= 20
+        assert not running.complaints()
+
+
+def test_slow_and_broken_tls_is_closed_without_a_word_in_the_log(clients, tls):
+    with edge(HASTY, tls) as running:
         clients(running.open())
-        protocol = eventually(lambda: next(iter(running.server.server_state.connections), None))
-        accepted = protocol.transport.get_extra_info("socket")
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        clients(running.open(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"))
+        clients(running.open(bytes.fromhex("16030100c8010000c40303")))
+        silent = secured(clients(running.open()))
+        assert read_all(silent) == b""
+        slow = secured(running.open())
+        slow.sendall(b"GET / HTTP/1.1\r\nX: ")
+        assert status_of(read_all(slow)) == 408
+        slow.close()
+        eventually(lambda: len(running.slots) == 0)
+        assert not running.complaints()
+
+
+# -- answers before the end of a body -------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def post(path: str, size: int, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {size}", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def sent(connected: socket.socket, size: int) -> int:
+    """Send ``size`` bytes without reading; return how many went out before the server closed."""
+    part = b" " * 65536
+    for at in range(0, size, len(part)):
+        try:
+            connected.sendall(part[: size - at])
+        except (OSError, ssl.SSLError):
+            return at
+    return size
+
+
+@contextlib.contextmanager
+def refused(running: Edge, size: int, *headers: str) -> Iterator[socket.socket]:
+    """A client whose request is answered before its body has come."""
+    with running.open(post("/refusing", size, *headers)) as connected:
+        connected.recv(1, socket.MSG_PEEK)
+        yield connected
+
+
+@pytest.mark.parametrize(("size", "headers"), [(2 * MIB, ()), (40 * MIB, ("Connection: close",))])
+def test_a_client_that_sends_all_of_a_too_large_body_first_gets_the_answer(size, headers):
+    with (
+        serving(ToyEngine(), Settings()) as verifier,
+        socket.create_connection(("127.0.0.1", verifier.port), 30) as connected,
+    ):
+        connected.sendall(post("/v1/decode", size, *headers))
+        assert sent(connected, size) == size
+        answer = read_all(connected)
+        assert status_of(answer) == 413 and answer.lower().count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("headers", [(), ("Connection: close",)])
+def test_an_early_answer_is_whole_and_the_last_one(headers):
+    with edge(PATIENT) as running, refused(running, 10, *headers) as connected:
+        connected.sendall(b"1234567890" + post("/echo", 0))
+        answer = read_all(connected)
+        assert status_of(answer) == 401 and answer.endswith(b"\r\n\r\nno") and answer.count(b"HTTP/1.1") == 1
+        assert not running.complaints()
+
+
+def test_few_bytes_are_read_after_an_answer():
+    limits = EdgeLimits(discard_bytes=MIB, body_seconds=60)
+    with edge(limits) as running, refused(running, 100 * MIB) as connected:
+        assert sent(connected, 100 * MIB) < 20 * MIB  # what the system holds for both ends is more than the bound
+        eventually(lambda: len(running.slots) == 0)
+        assert not running.complaints()
+
+
+def test_bytes_are_read_for_a_short_time_after_an_answer():
+    with edge(EdgeLimits(body_seconds=1)) as running, refused(running, 100) as connected:
+        until = time.monotonic() + 30
+        with contextlib.suppress(OSError):
+            while len(running.slots) and time.monotonic() < until:
+                connected.send(b" ")
+                time.sleep(0.05)
+        assert time.monotonic() < until and not running.complaints()
+
+
+# -- framing that a proxy may read otherwise -------------------------------------------------------
+
+CHUNKS = b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def cut_up(running: Edge, request: bytes, cut: bool) -> bytes:
+    """The answer to a request that comes whole or byte by byte."""
+    with running.open(b"" if cut else request) as connected:
+        for at in range(len(request) if cut else 0):
+            connected.sendall(request[at : at + 1])
+        return read_all(connected)
+
+
+@pytest.fixture(scope="module")
+def framing():
+    with edge(EdgeLimits(close_seconds=0.5)) as served:
+        yield served
+        assert not served.complaints()
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "byte by byte"])
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+def test_an_ambiguous_request_is_refused_and_nothing_after_it_is_answered(
+    framing: Edge, request_: bytes, cut: bool
+) -> None:
+    answer = cut_up(framing, request_ + SMUGGLED, cut)
+    assert status_of(answer) in (400, 501) and answer.count(b"HTTP/1.1 ") == 1
+    assert b"\r\nconnection: close\r\n" in answer.lower()
+
+
+def test_an_ambiguous_request_after_an_answered_one_is_refused(framing):
+    first = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    answer = framing.ask(first + REQUESTS["length and chunks"] + SMUGGLED)
+    assert answer.count(b"HTTP/1.1 200 ") == answer.count(b"HTTP/1.1 400 ") == 1 and answer.count(b"HTTP/1.1 ") == 2
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "byte by byte"])
+def test_chunks_with_and_without_trailers_are_taken(framing, cut):
+    for end in (b"\r\n", b"X-A: b\r\nX-C: d\r\n\r\n"):
+        chunks = b"5;name=value\r\n1\n2\r\n\r\nC\r\n\r\n\n\n12345 67\r\n0\r\n"
+        answer = cut_up(framing, CHUNKS + chunks + end, cut)
+        assert status_of(answer) == 200 and answer.endswith(b"\r\n\r\n17")

@@ -11,13 +11,14 @@ import torch
 
 from moa_drafter.target_features import layer_keys_values, target_states
 from moa_runtime.bundle import tokenizer_fingerprint
-from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
+from moa_server.engine import baseline
 from moa_server.engine import transformers as transformers_engine
-from moa_server.engine.base import StepRequest
-from moa_server.engine.forward import tree_mask
+from moa_server.engine.base import EngineError, StepRequest
+from moa_server.engine.baseline import log_probabilities, next_logits
 from moa_server.engine.transformers import TransformersEngine
+from support.refusals import refused
 from support.server.stepping import Numbers, fresh_choices, plain, random_tree, step
 from support.tiny import make_tiny_rival, make_tiny_target
 
@@ -74,35 +75,9 @@ def test_a_chain_is_verified_in_one_forward(engine, sampling):
     tokens = plain(engine, PROMPT, sampling, 24)
     draft = tokens[:-1]
     before = engine.forwards
-    outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, draft, chain(len(draft)), sampling))
+    outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, draft, (), sampling))  # without parents: a chain
     assert (outcome.path, outcome.token) == (tuple(range(len(draft))), tokens[-1])
     assert engine.forwards == before + 1
-
-
-def test_a_draft_without_parents_is_a_chain(engine):
-    tokens = plain(engine, PROMPT, Sampling(), 5)
-    outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, tokens[:4], (), Sampling()))
-    assert (outcome.path, outcome.token) == ((0, 1, 2, 3), tokens[4])
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_every_node_of_a_tree_is_decided_as_its_path_alone(engine, seed):
-    rng, sampling = random.Random(seed), SAMPLINGS[seed]
-    draft, parents = random_tree(rng, 12)
-    expected = fresh_choices(engine, PROMPT, draft, parents, sampling)
-    for node in range(13):
-        # A tree in which the choice along the path to this node is always right leads there.
-        right, place = list(draft), node
-        while place:
-            right[place - 1] = draft[place - 1]
-            place = parents[place - 1]
-        outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, right, parents, sampling))
-        assert outcome.token == expected[outcome.path[-1] + 1 if outcome.path else 0]
-
-
-def test_tree_mask_shows_ancestors():
-    assert tree_mask(1, [0, 1, 1]).int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    assert tree_mask(2, [0, 1]).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -131,7 +106,7 @@ def test_drafts_of_any_quality_change_nothing(engine, sampling, trees):
 
 
 def right_tree(engine) -> tuple[list[int], list[int]]:
-    """A tree whose path 1, 3, 4 is accepted behind the prompt."""
+    """A tree whose path 1, 3, 4 is accepted after the prompt."""
     right = plain(engine, PROMPT, Sampling(), 3)
     return [3, right[0], 4, right[1], right[2]], [0, 0, 2, 2, 4]
 
@@ -145,25 +120,25 @@ def test_rows_after_a_tree_path_are_those_of_the_committed_tokens(engine):
         assert_rows(engine, outcome.rows, tokens, start)
 
 
-def test_rows_of_what_is_held_cost_no_forward(engine):
+def test_rows_of_held_tokens_cost_no_forward_and_drop_nothing(engine):
     number = NUMBERS.new()
     assert step(engine, StepRequest(number, PROMPT)).rows is None
     before = engine.forwards
-    outcome = step(engine, StepRequest(number, PROMPT, rows_from=4))
-    assert engine.forwards == before
-    assert (outcome.path, outcome.token) == ((), None)
-    assert_rows(engine, outcome.rows, PROMPT, 4)
-    empty = step(engine, StepRequest(number, PROMPT, rows_from=len(PROMPT))).rows
-    assert empty.keys.shape == (0, 2, 16)
+    for length, start in ((len(PROMPT), 4), (9, 4), (len(PROMPT), len(PROMPT))):
+        outcome = step(engine, StepRequest(number, PROMPT[:length], rows_from=start))
+        assert (outcome.path, outcome.token) == ((), None)
+        assert_rows(engine, outcome.rows, PROMPT[:length], start)
+    assert engine.forwards == before and engine.held(number, PROMPT) == len(PROMPT)
 
 
 def test_rows_of_several_sequences_are_made_together(engine, monkeypatch):
-    monkeypatch.setattr(
-        "moa_server.engine.memory_rows._CHUNK", 8
-    )  # so that chunks end within a sequence and at its end
+    monkeypatch.setattr("moa_server.engine.memory_rows._CHUNK", 8)  # chunks end within a sequence and at its end
     asked = {12: 0, 9: 9, 21: 2, 17: 16, 16: None}
     requests = [StepRequest(NUMBERS.new(), PROMPT[:length], rows_from=start) for length, start in asked.items()]
-    for request, outcome in zip(requests, engine.step_now(requests), strict=True):
+    before = engine.forwards
+    outcomes = engine.step_now(requests)
+    assert engine.forwards == before + 1
+    for request, outcome in zip(requests, outcomes, strict=True):
         if request.rows_from is None:
             assert outcome.rows is None
         else:
@@ -201,12 +176,10 @@ def test_a_sequence_synchronises_itself(engine):
     tokens = list(PROMPT)
     for count in range(30):
         move = rng.choice(["grow", "cut", "change", "release", "same"])
-        if move == "grow":
-            tokens = [*tokens, rng.randrange(3, 512)]
-        elif move == "cut":
+        if move == "cut":
             tokens = tokens[: rng.randint(1, len(tokens))]
-        elif move == "change":
-            tokens = [*tokens[: rng.randint(0, len(tokens) - 1)], rng.randrange(3, 512)]
+        elif move in ("grow", "change"):
+            tokens = [*tokens[: len(tokens) if move == "grow" else rng.randrange(len(tokens))], rng.randrange(3, 512)]
         elif move == "release":
             engine.release(number)
             assert engine.held(number, tokens) == 0
@@ -218,15 +191,6 @@ def test_a_sequence_synchronises_itself(engine):
         assert outcome.token == choices[outcome.path[-1] + 1 if outcome.path else 0], count
         tokens += [draft[index] for index in outcome.path]
         assert engine.held(number, tokens) == len(tokens)
-
-
-def test_what_is_held_is_the_common_beginning(engine):
-    number = NUMBERS.new()
-    assert engine.held(number, PROMPT) == 0
-    step(engine, StepRequest(number, PROMPT))
-    assert engine.held(number, [*PROMPT, 5]) == len(PROMPT)
-    assert engine.held(number, PROMPT[:7]) == 7
-    assert engine.held(number, [*PROMPT[:7], 0, *PROMPT[8:]]) == 7
 
 
 def test_a_failed_step_leaves_usable_sequences(engine, monkeypatch):
@@ -257,84 +221,72 @@ def test_a_long_prefix_is_prefilled_in_pieces(engine, monkeypatch):
     assert_rows(engine, outcome.rows, [*tokens, *right[:2]], 0)
 
 
-def test_several_sequences_share_forwards(engine):
-    rng = random.Random(8)
-    prefixes = [[rng.randrange(3, 512) for _ in range(rng.randint(1, 60))] for _ in range(7)]
-    alone = [plain(engine, prefix, Sampling(), 1)[0] for prefix in prefixes]
-    before = engine.forwards
-    requests = [StepRequest(NUMBERS.new(), prefix, sampling=Sampling()) for prefix in prefixes]
-    assert [outcome.token for outcome in asyncio.run(engine.step(requests))] == alone
-    assert engine.forwards == before + 1
-
-
-def test_rooms_grow(engine):
+def test_caches_grow_and_are_reserved_at_once(engine, tiny_target):
     tokens = [random.Random(2).randrange(3, 512) for _ in range(400)]
     number = NUMBERS.new()
     for end in (100, 130, 250, 258, 300, 400):
         token = step(engine, StepRequest(number, tokens[:end], sampling=Sampling())).token
+        assert engine.held(number, [*tokens[: end - 30], 0]) == end - 30
     assert token == plain(engine, tokens, Sampling(), 1)[0]
+    other = TransformersEngine.load(str(tiny_target), None)
+    step(other, StepRequest(1, tokens[:4], expected=210))
+    taken = other.cache_use
+    assert taken[0] >= 210
+    step(other, StepRequest(1, tokens[:210], sampling=Sampling()))
+    assert other.cache_use == taken
+    other.close()
 
 
 @pytest.mark.parametrize(
-    ("request_", "reason"),
-    [
-        (StepRequest(1, ()), "at least one token"),
-        (StepRequest(1, PROMPT, [5]), "no sampling"),
-        (StepRequest(1, [5] * 40_000), "do not fit"),
-    ],
+    "request_", [StepRequest(1, ()), StepRequest(1, PROMPT, [5]), StepRequest(1, [5] * 40_000)], ids=lambda _: ""
 )
-def test_requests_that_cannot_be_done(engine, request_, reason):
-    with pytest.raises(ValueError, match=reason):
+def test_an_invalid_request_is_refused(engine, request_):
+    with pytest.raises(ValueError):
         step(engine, request_)
 
 
-def test_what_the_engine_says_of_itself(engine, tiny_target):
+def test_an_engine_has_facts_of_its_models(engine, tiny_target, tiny_drafter, tmp_path, caplog):
     assert engine.fingerprints.tokenizer == tokenizer_fingerprint(tiny_target / "tokenizer.json")
     assert engine.fingerprints.target and engine.fingerprints.drafter
     assert (engine.vocab_size, engine.max_context, engine.stop_tokens) == (512, 512, (2,))
     assert engine.capabilities.trees and not engine.capabilities.schedules_itself
+    without = TransformersEngine.load(str(tiny_target), None, max_context=64)
+    assert (without.fingerprints.drafter, without.max_context) == ("", 64)
+    with pytest.raises(ValueError):
+        step(without, StepRequest(1, PROMPT, rows_from=0))
+    other = TransformersEngine.load(str(make_tiny_target(tmp_path, seed=9)), tiny_drafter)
+    assert other.fingerprints.target in caplog.text  # the drafter was trained for another copy of the target
 
 
-def test_without_a_drafter_there_are_no_rows(tiny_target):
-    engine = TransformersEngine.load(str(tiny_target), None, max_context=64)
-    assert engine.fingerprints.drafter == ""
-    assert engine.max_context == 64
-    with pytest.raises(ValueError, match="without a drafter"):
-        step(engine, StepRequest(1, PROMPT, rows_from=0))
+@pytest.mark.parametrize(
+    ("settings", "code"), [({"max_context": 600}, "out_of_range"), ({"dtype": "int4"}, "unknown_type")]
+)
+def test_settings_that_do_not_fit_are_refused(tiny_target, settings, code):
+    with refused(code, EngineError):
+        TransformersEngine.load(str(tiny_target), None, **settings)
 
 
-def test_a_drafter_trained_for_another_copy_of_the_target_is_noted(tiny_drafter, tmp_path, caplog):
-    other = make_tiny_target(tmp_path, seed=9)
-    engine = TransformersEngine.load(str(other), tiny_drafter)
-    assert "trained for target" in caplog.text
-    assert engine.fingerprints.target in caplog.text
+# -- log-probabilities -----------------------------------------------------------------------------
+
+TEXT = random.Random(6).sample(range(3, 512), 60)
 
 
-def test_a_context_beyond_the_target_is_refused(tiny_target):
-    with pytest.raises(MoaError, match="600 tokens"):
-        TransformersEngine.load(str(tiny_target), None, max_context=600)
-
-
-def test_an_unknown_type_is_refused(tiny_target):
-    with pytest.raises(MoaError, match="int4 is not supported"):
-        TransformersEngine.load(str(tiny_target), None, dtype="int4")
-
-
-def test_rows_of_a_part_of_what_is_held_drop_nothing(engine):
-    sequence = NUMBERS.new()
-    step(engine, StepRequest(sequence, PROMPT, sampling=Sampling()))
+@pytest.mark.parametrize("chunk", [1, 7, 16, 128])
+@pytest.mark.parametrize("length", [1, 16, 21, 59])
+def test_chunks_of_any_size_equal_one_forward_of_the_model(engine, monkeypatch, chunk, length):
+    monkeypatch.setattr(baseline, "SCORING_CHUNK", chunk)
     before = engine.forwards
-    part = step(engine, StepRequest(sequence, PROMPT[:9], rows_from=4))
-    assert (part.rows.start, part.rows.stop, part.token) == (4, 9, None)
-    assert engine.forwards == before and engine.held(sequence, PROMPT) == len(PROMPT)
+    scores = log_probabilities(engine, TEXT[:length], TEXT[length:])
+    assert scores.dtype == np.float32 and engine.forwards - before == -(-59 // chunk)
+    with torch.no_grad():
+        logits = engine.target.model(torch.tensor([TEXT])).logits[0]
+    expected = torch.log_softmax(logits, -1)[torch.arange(len(TEXT) - 1), TEXT[1:]].numpy()
+    np.testing.assert_allclose(scores, expected[length - 1 :], atol=1e-4)
+    np.testing.assert_allclose(next_logits(engine, TEXT[:length]), logits[length - 1].numpy(), atol=1e-4)
+    assert log_probabilities(engine, TEXT, []).shape == (0,)
 
 
-def test_a_prompt_that_comes_in_pieces_gets_its_room_at_once(tiny_target):
-    engine = TransformersEngine.load(str(tiny_target), None)
-    number, tokens = NUMBERS.new(), list(PROMPT) * 10
-    step(engine, StepRequest(number, tokens[:4], expected=len(tokens)))
-    taken = engine.cache_use
-    assert taken[0] >= len(tokens)
-    step(engine, StepRequest(number, tokens, sampling=Sampling()))
-    assert engine.cache_use == taken
-    engine.close()
+@pytest.mark.parametrize(("prefix", "continuation"), [([], TEXT), (TEXT, [7] * 453)])
+def test_a_text_that_cannot_be_scored_is_refused(engine, prefix, continuation):
+    with pytest.raises(ValueError):
+        log_probabilities(engine, prefix, continuation)

@@ -12,22 +12,11 @@ from moa_runtime.errors import MoaError
 from moa_server.engine.base import EngineError
 from moa_server.engine.transformers import target_pass
 from support.families import CONTEXT, FAMILIES, ORIGINAL, WINDOW, computed, make_target
+from support.refusals import refused
 
-FUSED = (
-    "Llama",
-    "Llama 3 (llama3 positions)",
-    "Llama (yarn)",
-    "Qwen 2",
-    "Mistral",
-    "Mistral (window)",
-    "Ministral 3 (scaled queries)",
-)
-REFUSED = {
-    "MiniCPM 3 (latent attention)": "keys and values of different shapes",
-    "GPT-2": "of the architecture 'gpt2', which is not supported",
-    "GPT-NeoX": "of the architecture 'gpt_neox', which is not supported",
-    "Falcon": "of the architecture 'falcon', which is not supported",
-}
+FUSED = {"Llama", "Llama 3 (llama3 positions)", "Llama (yarn)", "Qwen 2", "Mistral", "Mistral (window)"}
+FUSED |= {"Ministral 3 (scaled queries)"}
+REFUSED = {"MiniCPM 3 (latent attention)": "minicpm3", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
 SHORTER = {"Phi 3 (longrope)": (ORIGINAL, "(longrope)"), "Llama 4 (chunks)": (WINDOW, "attention_chunk_size")}
 
 
@@ -44,14 +33,14 @@ def test_a_target_is_computed_as_transformers_does(family: str, tiny_target: Pat
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_a_target_that_is_not_computed_is_refused_in_a_sentence(family: str, tiny_target: Path, tmp_path: Path) -> None:
-    with pytest.raises(MoaError, match=REFUSED[family]) as caught:
+def test_a_target_that_is_not_computed_is_refused(family: str, tiny_target: Path, tmp_path: Path) -> None:
+    with pytest.raises(MoaError) as caught:
         computed(make_target(family, tiny_target, tmp_path))
-    assert "\n" not in str(caught.value)
+    assert REFUSED[family] in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_target_that_computes_no_numbers_is_refused(tiny_target: Path) -> None:
     target = load_target(str(tiny_target))
     target.model.model.norm.weight.data[0] = torch.nan
-    with pytest.raises(EngineError, match="its states differ by inf"):
+    with refused("wrong_results", EngineError):
         target_pass(target, torch.float32)

@@ -46,15 +46,8 @@ def test_a_json_line(log):
     first, second = lines(stream)
     moment = datetime.fromisoformat(first.pop("time").replace("Z", "+00:00"))
     assert moment.utcoffset().total_seconds() == 0
-    assert first == {
-        "level": "info",
-        "logger": "moa_server.test",
-        "message": "4 of them",
-        "bearer": "alice",
-        "session": 3,
-        "connection": 2,
-        "count": 4,
-    }
+    fields = {"bearer": "alice", "session": 3, "connection": 2, "count": 4}
+    assert first == {"level": "info", "logger": "moa_server.test", "message": "4 of them", **fields}
     assert second["message"] == r"nobody's\nline" and "session" not in second
 
 
@@ -71,96 +64,57 @@ def test_a_text_line(log):
     ]
 
 
-def test_tasks_that_run_already_learn_the_number(log):
-    stream = log()
-
-    async def connection(number: int) -> None:
-        with log_fields(bearer=""):
-            begun = asyncio.Event()
-
-            async def reading() -> None:
-                await begun.wait()
-                own().info("read")
-
-            task = asyncio.create_task(reading())
-            await asyncio.sleep(0)
-            add_log_fields(session=number)
-            begun.set()
-            await task
-
-    async def both() -> None:
-        await asyncio.gather(connection(1), connection(2))
-
-    asyncio.run(both())
-    assert sorted(line["session"] for line in lines(stream)) == [1, 2]
-
-
-def test_an_unforeseen_exception_is_one_line_and_its_way_is_debugging(log):
-    def fail() -> None:
-        raise ValueError("first\nsecond")
-
+def test_an_unforeseen_exception_is_one_line_and_its_traceback_is_debugging(log):
     for level, count in (("info", 0), ("debug", 1)):
         stream = log("json", level)
         stream.truncate(stream.seek(0))
-        try:
-            fail()
-        except ValueError as error:
-            log_unexpected(own(), "a test", error)
+        log_unexpected(own(), "a test", raised("first\nsecond"))
         first, *others = lines(stream)
         assert first["message"].startswith(r"a test: unexpected ValueError: first\nsecond (test_logging.py:")
         assert "traceback" not in first and len(others) == count
         assert all("ValueError: first" in other["traceback"] for other in others)
 
 
+def raised(text: str) -> ValueError:
+    """An error with a traceback of this file."""
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        return error
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_whatever_a_client_wrote_is_short_and_printable_wherever_it_stands_in_a_line(log, form):
-    """U+202E turns round what a terminal shows behind it."""
+def test_whatever_a_client_wrote_is_short_and_printable_in_a_line(log, form):
+    """U+202E reverses what a terminal shows after it."""
     nasty = "\x1b[2J\r\nmoa-serve: error: fire\u202e" + 100_000 * "x"
     stream = log(form, "debug")
     with log_fields(bearer=nasty):
-        try:
-            raise ValueError(nasty)
-        except ValueError as error:
-            log_unexpected(own(), nasty, error)
+        log_unexpected(own(), nasty, raised(nasty))
         own().warning(f"built {nasty}", extra={"data": {"why": nasty, "more": [nasty]}})
-    text = stream.getvalue()
-    assert all(letter.isprintable() for line in text.split("\n") for letter in line)
-    assert max(map(len, text.split("\n"))) < 5000 and "characters left out" in text
-    assert not any(line.startswith("moa-serve: error: fire") for line in text.split("\n"))
+    text = stream.getvalue().split("\n")
+    assert all(letter.isprintable() for line in text for letter in line) and max(map(len, text)) < 5000
+    assert not any(line.startswith("moa-serve: error: fire") for line in text)
     if form == "json":
         values = [value for line in lines(stream) for name, value in line.items() if name != "traceback"]
         assert all(letter.isprintable() for value in values for letter in value)
         assert max(map(len, values)) < 1200
-        text = lines(stream)[0]["message"]
-    assert "(test_logging.py:" in text, "the end of a long line is kept"
+    assert "(test_logging.py:" in text[0], "the end of a long line is kept"
 
 
-def test_a_traceback_of_many_lines_is_cut_and_cannot_look_like_other_lines(log):
+def test_a_long_traceback_is_cut_and_cannot_look_like_other_lines(log):
     stream = log("text", "debug")
-    try:
-        raise ValueError("moa-serve: error: fire\n" * 100_000)
-    except ValueError as error:
-        log_unexpected(own(), "a test", error)
+    log_unexpected(own(), "a test", raised("moa-serve: error: fire\n" * 100_000))
     assert 50 < len(stream.getvalue().splitlines()) < 200
     assert sum(line.startswith("moa-serve") for line in stream.getvalue().splitlines()) == 2
 
 
-def test_libraries_are_heard_from_warnings_on(log):
+def test_libraries_log_from_warnings_on(log):
     stream = log("json", "debug")
     logging.getLogger("some.library").info("hello")
     logging.getLogger("some.library").warning("beware")
-    logging.getLogger("asyncio").warning("socket.send() raised exception.")  # a client's doing
+    logging.getLogger("asyncio").warning("socket.send() raised exception.")  # caused by a client
     own().debug("here")
     assert messages(stream) == ["beware", "here"]
-
-
-def test_nobody_can_fill_the_log(log):
-    stream = log()
-    for number in range(500):
-        own().warning("complaint %d", number)
-        own().info("session %d", number)
-    assert sum(message.startswith("complaint") for message in messages(stream)) == 10
-    assert sum(message.startswith("session") for message in messages(stream)) == 500
 
 
 def test_a_loop_has_no_tracebacks(log):
@@ -174,15 +128,15 @@ def test_a_loop_has_no_tracebacks(log):
         loop.set_exception_handler(handle_loop_error)
         task = asyncio.create_task(fail())
         await asyncio.sleep(0)
-        del task  # nobody will ever ask for its result
+        del task  # its result is never retrieved
         loop.call_exception_handler({"message": "odd"})
         loop.call_exception_handler({"message": "SSL error", "exception": ssl.SSLError("reset")})
 
     asyncio.run(run())
     gc.collect()
     first, second = sorted(messages(stream))
-    assert first == "in the background: odd" and second.startswith("in the background: unexpected KeyError: 'lost' (")
-    assert "never retrieved" not in stream.getvalue() and "Traceback" not in stream.getvalue()
+    assert first.endswith(": odd") and "unexpected KeyError: 'lost' (test_logging.py:" in second
+    assert "Traceback" not in stream.getvalue()
 
 
 # -- a verifier -----------------------------------------------------------------------------------
@@ -191,6 +145,12 @@ def test_a_loop_has_no_tracebacks(log):
 @pytest.fixture
 def engine():
     return ToyEngine()
+
+
+def ask(client: Client, *prompt: int, **options) -> None:
+    """A prompt and its answer without drafts."""
+    client.session.prompt(list(prompt), Sampling(), 2, **options)
+    client.rounds(lambda tokens: [])
 
 
 def test_a_session_in_the_log(log, engine, tmp_path):
@@ -215,21 +175,15 @@ def test_a_session_in_the_log(log, engine, tmp_path):
         first.connect()
         second.socket.close()
         first.socket.close()
-    told = [
-        (line.get("session"), line.get("connection"), line.get("bearer"), line["message"]) for line in lines(stream)
+    entries = lines(stream)
+    assert [(line.get("session"), line.get("connection"), line.get("bearer")) for line in entries[:2]] == [
+        (None, None, None),  # the request without a token
+        (1, 1, "alice"),
     ]
-    assert told[:2] == [
-        (None, None, None, "refused: the bearer token is missing or wrong"),
-        (1, 1, "alice", "session opened, 0 tokens held"),
-    ]
-    refusal = "a session was refused: this verifier already serves 1 sessions; try again later"
-    assert (None, None, "alice", refusal) in told
-    assert (1, 1, "alice", "session ended: the client left; 3 tokens in 3 verdicts") in told
-    assert (1, 2, "alice", "session opened, 5 tokens held") in told
-    assert (1, 1, "alice", "a frame was refused: a text frame; this protocol is binary") in told
-    assert any(line[:3] == (None, None, "alice") and line[3].startswith("refused: expected a JSON") for line in told)
-    ended = next(line for line in lines(stream) if line["message"].startswith("session ended"))
-    assert (ended["why"], ended["tokens"], ended["rounds"]) == ("the client left", 3, 3)
+    of = {(line.get("session"), line.get("connection")) for line in entries if line.get("bearer") == "alice"}
+    assert of == {(None, None), (1, 1), (1, 2)}
+    ended = next(line for line in entries if "rounds" in line)
+    assert (ended["session"], ended["tokens"], ended["rounds"]) == (1, 3, 3)
 
 
 def test_a_failing_engine_names_the_session(log, engine):
@@ -239,19 +193,16 @@ def test_a_failing_engine_names_the_session(log, engine):
         for client in clients:
             client.connect()
         engine.broken.add(next(iter(verifier.parts.store._conversations.values())).sequence)
-        # Who wakes the worker is not whom its lines are about.
-        clients[1].session.prompt([3], Sampling(), 2, while_away=False)
-        clients[1].rounds(lambda tokens: [])
-        clients[0].session.prompt([4], Sampling(), 2, while_away=False)
-        clients[0].rounds(lambda tokens: [])
-        for client in clients:
+        # The client that wakes the worker is not the one that its lines are about.
+        for client in reversed(clients):
+            ask(client, 3, while_away=False)
             client.socket.close()
     assert clients[0].faults and not clients[1].faults
     (line,) = lines(stream)
-    assert line["session"] == 1 and line["message"].startswith("the engine failed on a draft of 0 tokens after 1")
+    assert line["session"] == 1 and "0 tokens" in line["message"]
 
 
-def test_what_nobody_foresaw_ends_one_connection(log, engine, monkeypatch):
+def test_an_unforeseen_exception_ends_one_connection(log, engine, monkeypatch):
     stream = log("json", "warning")
     with serving(engine, Settings()) as verifier:
         client, other = Client(verifier, engine), Client(verifier, engine)
@@ -267,41 +218,37 @@ def test_what_nobody_foresaw_ends_one_connection(log, engine, monkeypatch):
         with pytest.raises(ConnectionClosed) as closed:
             client.socket.recv(TIMEOUT_S)
         assert closed.value.rcvd.code == 1011
-        other.session.prompt([3], Sampling(), 2)
-        other.rounds(lambda tokens: [])
+        ask(other, 3)
         assert len(other.session.committed) == 3
         other.socket.close()
     (line,) = lines(stream)
-    assert line["session"] == 1 and line["message"].startswith("a session: unexpected ZeroDivisionError: ")
-    assert "traceback" not in line
+    assert line["session"] == 1 and "unexpected ZeroDivisionError: " in line["message"] and "traceback" not in line
 
 
-def test_what_nobody_foresaw_in_a_request_is_answered(log, engine, monkeypatch):
+def test_an_unforeseen_exception_in_a_request_is_answered(log, engine, monkeypatch):
     stream = log("json", "warning")
     with serving(engine, Settings()) as verifier:
         monkeypatch.setattr(verifier.parts.metrics, "text", lambda: 1 // 0)
         answer = verifier.http("GET", "/metrics")
-        assert (answer.status_code, answer.json()) == (500, {"error": "the verifier failed on this request"})
+        assert answer.status_code == 500 and list(answer.json()) == ["error"]
         monkeypatch.setattr(verifier.parts.authenticator, "authenticate", lambda header: 1 // 0)
-        with pytest.raises(InvalidStatus) as refused:
+        with pytest.raises(InvalidStatus) as failed:
             verifier.connect().__enter__()
-        assert refused.value.response.status_code == 500
-    first, second = messages(stream)
-    assert first.startswith("/metrics: unexpected ZeroDivisionError: ")
-    assert second.startswith("/v1/session: unexpected ZeroDivisionError: ")
+        assert failed.value.response.status_code == 500
+    for path, message in zip(("/metrics", "/v1/session"), messages(stream), strict=True):
+        assert message.startswith(f"{path}: unexpected ZeroDivisionError: ")
     assert "Traceback" not in stream.getvalue()
 
 
-def test_a_worker_that_stumbles_goes_on(log, engine, monkeypatch):
-    """An engine that answers too few requests breaks the contract; its callers are told, and the next ones served."""
+def test_a_worker_continues_after_an_exception(log, engine, monkeypatch):
+    """An engine that answers too few requests breaks the contract; its callers get a fault, the next ones answers."""
     stream = log("json", "warning")
     with serving(engine, Settings()) as verifier:
         client = Client(verifier, engine)
         client.connect()
         answered = engine.step
         monkeypatch.setattr(engine, "step", lambda requests: asyncio.sleep(0, []))
-        client.session.prompt([4], Sampling(), 2)
-        client.rounds(lambda tokens: [])
+        ask(client, 4)
         assert client.faults[-1].retry_after_ms > 0
         monkeypatch.setattr(engine, "step", answered)
         client.drop()
@@ -310,4 +257,4 @@ def test_a_worker_that_stumbles_goes_on(log, engine, monkeypatch):
         client.rounds(lambda tokens: [])
         assert not client.faults and len(client.session.committed) == 3
         client.socket.close()
-    assert [text[:32] for text in messages(stream)] == ["a step: unexpected ValueError: z"]
+    assert ["unexpected ValueError: " in text for text in messages(stream)] == [True]

@@ -17,15 +17,8 @@ from support.toy_engine import ToyEngine
 
 TOKEN = "s3cret-token"
 #: What web views of apps send, and pages of files; `*` is tested with the gateway.
-ORIGINS = [
-    "https://app.example",
-    "capacitor://localhost",
-    "ionic://localhost",
-    "http://localhost",
-    "https://localhost",
-    "file://",
-    "null",
-]
+ORIGINS = ["https://app.example", "capacitor://localhost", "ionic://localhost", "http://localhost", "https://localhost"]
+ORIGINS += ["file://", "null"]
 
 
 def bearer(token: str = TOKEN) -> str:
@@ -67,6 +60,8 @@ def test_the_token_may_be_a_subprotocol(verifier, offered):
         assert bearer() not in str(socket.response.headers)
         socket.send(hello())
         assert wire.ServerMessage.FromString(socket.recv(TIMEOUT_S)).WhichOneof("event") == "welcome"
+    with connect(verifier, header=f"Bearer {TOKEN}") as socket:  # clients with headers need none
+        assert socket.subprotocol is None
 
 
 @pytest.mark.parametrize("token", ["a", "ab", "abc", "ünïcödé?>~", ""])
@@ -78,41 +73,26 @@ def test_any_token_fits_into_a_subprotocol(token):
         assert refusal(verifier, "moa.v1", bearer(token + "x"))[0] == 401
 
 
-def test_clients_with_headers_need_no_subprotocol(verifier):
-    with connect(verifier, header=f"Bearer {TOKEN}") as socket:
-        assert socket.subprotocol is None
-    with connect(verifier, "moa.v1", header=f"Bearer {TOKEN}") as socket:
-        assert socket.subprotocol == "moa.v1"
-
-
 @pytest.mark.parametrize(
-    ("offered", "status", "said"),
+    ("offered", "status"),
     [
-        (["moa.v1"], 401, "missing or wrong"),
-        (["moa.v1", bearer("another")], 401, "missing or wrong"),
-        (["moa.v1", TOKEN], 401, "missing or wrong"),
-        ([bearer()], 400, "needs moa.v1 beside it"),
-        (["moa.v2", bearer()], 400, "needs moa.v1 beside it"),
-        (["moa.v1", bearer(), bearer("another")], 400, "once"),
-        (["moa.v1", "moa.bearer."], 400, "base64url"),
-        (["moa.v1", "moa.bearer.abcde"], 400, "base64url"),
-        (["moa.v1", "moa.bearer._w"], 400, "base64url"),  # no UTF-8
-        (["moa.v1", f"{bearer()}.x"], 400, "base64url"),
+        (["moa.v1"], 401),
+        (["moa.v1", bearer("another")], 401),
+        (["moa.v1", TOKEN], 401),
+        ([bearer()], 400),
+        (["moa.v2", bearer()], 400),
+        (["moa.v1", bearer(), bearer("another")], 400),
+        (["moa.v1", "moa.bearer."], 400),
+        (["moa.v1", "moa.bearer.abcde"], 400),
+        (["moa.v1", "moa.bearer._w"], 400),  # no UTF-8
+        (["moa.v1", f"{bearer()}.x"], 400),
     ],
-    ids=lambda value: ",".join(value).replace(bearer(), "TOKEN") if isinstance(value, list) else "",
 )
-def test_unclear_subprotocols_are_refused_in_a_sentence(verifier, offered, status, said):
-    refused, text = refusal(verifier, *offered)
-    assert refused == status and said in text
-
-
-def test_a_token_comes_once(verifier):
-    assert refusal(verifier, "moa.v1", bearer(), header=f"Bearer {TOKEN}")[0] == 400
-
-
-def test_a_token_in_the_url_is_none(verifier):
-    asked = verifier.http("GET", f"/v1/status?token={TOKEN}&authorization=Bearer%20{TOKEN}", headers={})
-    assert asked.status_code == 401
+def test_unclear_subprotocols_and_tokens_elsewhere_are_refused(verifier, offered, status):
+    assert refusal(verifier, *offered)[0] == status
+    assert refusal(verifier, "moa.v1", bearer(), header=f"Bearer {TOKEN}")[0] == 400  # a token comes once
+    in_url = f"/v1/status?token={TOKEN}&authorization=Bearer%20{TOKEN}"
+    assert verifier.http("GET", in_url, headers={}).status_code == 401
 
 
 def raw(verifier: Verifier, *headers: str) -> bytes:
@@ -128,7 +108,7 @@ def raw(verifier: Verifier, *headers: str) -> bytes:
 @pytest.mark.parametrize("header", [f"moa.v1, {bearer()}==", f"moa.v1 {bearer()}", f"moa.v1, {TOKEN}/\xff", ""])
 def test_a_header_that_is_no_list_is_not_repeated(verifier, header):
     answer = raw(verifier, f"Sec-WebSocket-Protocol: {header}")
-    assert answer.startswith(b"HTTP/1.1 400 ") and b"list of names" in answer
+    assert answer.startswith(b"HTTP/1.1 400 ")
     assert TOKEN.encode() not in answer and bearer().encode() not in answer
 
 
@@ -146,12 +126,12 @@ def test_no_log_has_a_token(log, form):
         raw(verifier, f"Sec-WebSocket-Protocol: moa.v1, {bearer()}", "Sec-WebSocket-Key: broken")
         raw(verifier, f"Sec-WebSocket-Protocol: moa.v1, {'x' * 9000}{bearer()}")
     logged = stream.getvalue()
-    assert "refused: web pages of https://evil.example" in logged
+    assert "https://evil.example" in logged
     assert TOKEN not in logged and bearer() not in logged and "Traceback" not in logged
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_an_origin_that_is_named_may_use_all_of_the_verifier(origin):
+def test_a_named_origin_may_use_all_of_the_verifier(origin):
     with serving(ToyEngine(), Settings(token=TOKEN, origins=(origin,))) as verifier:
         with connect(verifier, "moa.v1", bearer(), origin=origin) as connected:
             assert connected.subprotocol == "moa.v1"
@@ -165,7 +145,7 @@ def test_an_origin_that_is_named_may_use_all_of_the_verifier(origin):
             answered = verifier.http(method, path, headers=page, **body)
             assert answered.status_code == 200
             assert {each.headers["access-control-allow-origin"] for each in (preflight, answered)} == {origin}
-        # A page is not told why its WebSocket was refused; here it is.
+        # A page does not learn why its WebSocket was refused; here it does.
         refused = verifier.http("GET", "/v1/status", headers={"Origin": origin})
         assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == origin
 
@@ -178,6 +158,3 @@ def test_other_origins_are_refused(verifier, origin):
     preflight = {"Origin": origin, "Access-Control-Request-Method": "GET"}
     answered = verifier.http("OPTIONS", "/v1/status", headers=preflight)
     assert answered.status_code == 400 and "access-control-allow-origin" not in answered.headers
-
-
-# -- in a browser --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The verifier drafts for itself: the text is the target's, whatever becomes of a conversation's drafter."""
+"""Server-side drafting: the text is the target's, whatever happens to a conversation's drafter."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ STEP_S = 0.01  # as if each took so long: what is drafted shall not depend on th
 
 
 class Clock:
-    """Shows what it is set to."""
-
     now = 0.0
 
     def __call__(self) -> float:
@@ -63,8 +61,29 @@ def rows_of(engine, text: Sequence[int], start: int = 0) -> Rows:
     number = new_sequence()
     rows = step(engine, StepRequest(number, text, rows_from=start)).rows
     engine.release(number)
-    assert rows is not None
     return rows
+
+
+def give_rows(engine, drafts: ServerDrafting, number: int, text: Sequence[int] = PROMPT) -> None:
+    """Give a conversation the rows of all tokens but the last."""
+    start = drafts.rows_from(number, text)
+    drafts.add_rows(number, text, rows_of(engine, text[:-1], start))
+
+
+def draft(drafts: ServerDrafting, text: Sequence[int] = PROMPT, number: int = 1, **room):
+    return asyncio.run(drafts.propose(number, text, GREEDY, **room)).tree
+
+
+def answers(engine, drafts: ServerDrafting, prompts: Sequence[Sequence[int]], sampling: Sampling, count: int):
+    """Answers to all prompts at once, and how many of their tokens were drafted."""
+
+    async def scenario():
+        worker = Worker(engine, Metrics())
+        found = await asyncio.gather(*(decode(worker, drafts, prompt, sampling, count) for prompt in prompts))
+        await worker.close()
+        return found
+
+    return asyncio.run(scenario())
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -93,128 +112,63 @@ async def decode(worker: Worker, drafts: ServerDrafting, prompt: Sequence[int], 
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_text_is_the_target_s_and_some_of_it_was_drafted(engine, new_drafts, sampling):
+def test_the_text_is_the_targets_and_some_of_it_was_drafted(engine, new_drafts, sampling):
     drafts = new_drafts(clock=Clock())
-
-    async def scenario():
-        worker = Worker(engine, Metrics())
-        answers = await asyncio.gather(*(decode(worker, drafts, prompt, sampling, 40) for prompt in prompts(4)))
-        await worker.close()
-        return answers
-
-    answers = asyncio.run(scenario())
-    assert [text for text, _ in answers] == [plain(engine, prompt, sampling, 40) for prompt in prompts(4)]
-    assert sum(accepted for _, accepted in answers) > 0
-    assert not len(drafts)
+    found = answers(engine, drafts, prompts(4), sampling, 40)
+    assert [text for text, _ in found] == [plain(engine, prompt, sampling, 40) for prompt in prompts(4)]
+    assert sum(accepted for _, accepted in found) > 0 and not len(drafts)
 
 
-def test_without_a_drafter_what_was_said_before_is_copied(engine, new_drafts):
+def test_without_a_drafter_earlier_text_is_copied_and_without_rows_the_model_takes_no_step(engine, new_drafts):
+    assert draft(new_drafts()).steps == ()
     drafts = new_drafts(backend=False)
     assert drafts.rows_from(1, PROMPT) is None
     prompt = [5, 6, 7, 8, 9, 10, 5, 6, 7]
-
-    async def scenario():
-        worker = Worker(engine, Metrics())
-        proposal = await drafts.propose(1, prompt, GREEDY)
-        answer = await decode(worker, drafts, prompt, GREEDY, 30)
-        await worker.close()
-        return proposal, answer
-
-    proposal, (text, _) = asyncio.run(scenario())
-    assert proposal.tree.tokens[:3] == (8, 9, 10) and not proposal.tree.steps
-    assert text == plain(engine, prompt, GREEDY, 30)
-
-
-def test_drafts_at_the_same_time_are_what_each_is_alone(engine, half, new_drafts):
-    sizes = []
-
-    def run(inputs):
-        sizes.append(len(inputs))
-        return half.steps(inputs)
-
-    texts = prompts(5)
-    rows = [rows_of(engine, text[:-1]) for text in texts]
-
-    async def drafted(drafts: ServerDrafting, number: int):
-        assert drafts.rows_from(number, texts[number]) == 0
-        drafts.add_rows(number, texts[number], rows[number])
-        assert drafts.rows_from(number, texts[number]) == len(texts[number]) - 1
-        return (await drafts.propose(number, texts[number], SAMPLINGS[number % 3], room=5)).tree
-
-    async def all_of(drafts: ServerDrafting):
-        return await asyncio.gather(*(drafted(drafts, number) for number in range(len(texts))))
-
-    alone = [asyncio.run(drafted(new_drafts(), number)) for number in range(len(texts))]
-    together = asyncio.run(all_of(new_drafts(run=run)))
-    for one, other in zip(alone, together, strict=True):
-        assert (one.tokens, one.parents, one.steps) == (other.tokens, other.parents, other.steps)
-        assert one.scores == pytest.approx(other.scores, abs=1e-3)
-        assert len(one.steps) == 4
-    assert sum(sizes) == sum(len(tree.steps) for tree in together)
-
-
-def test_without_rows_the_model_takes_no_step(new_drafts):
-    proposal = asyncio.run(new_drafts().propose(1, PROMPT, GREEDY))
-    assert proposal.tree.steps == ()
+    copied = draft(drafts, prompt)
+    assert copied.tokens[:3] == (8, 9, 10) and not copied.steps
+    assert answers(engine, drafts, [prompt], GREEDY, 30)[0][0] == plain(engine, prompt, GREEDY, 30)
 
 
 def test_drafts_keep_to_the_limits(engine, new_drafts):
-    rows = rows_of(engine, PROMPT[:-1])
+    def limited(drafts: ServerDrafting, **room):
+        give_rows(engine, drafts, 1)
+        return draft(drafts, **room)
 
-    def drafted(drafts: ServerDrafting, prefix: list[int] = PROMPT, room: int | None = None):
-        drafts.rows_from(1, prefix)
-        drafts.add_rows(1, prefix, rows)
-        return asyncio.run(drafts.propose(1, prefix, GREEDY, room=room)).tree
-
-    assert drafted(new_drafts()).depth > 3
-    chained = drafted(new_drafts(Limits(512, 3, trees=False)))
-    assert list(chained.parents) == chain(3)
-    assert drafted(new_drafts(), room=3).depth == 2
-    assert drafted(new_drafts(), room=1) == drafted(new_drafts(Limits(len(PROMPT) + 1))) == NOTHING.tree
-    assert drafted(new_drafts(Limits(len(PROMPT) + 3))).depth == 2
+    assert limited(new_drafts()).depth > 3
+    assert list(limited(new_drafts(Limits(512, 3, trees=False))).parents) == chain(3)
+    assert limited(new_drafts(), room=3).depth == limited(new_drafts(Limits(len(PROMPT) + 3))).depth == 2
+    assert limited(new_drafts(), room=1) == limited(new_drafts(Limits(len(PROMPT) + 1))) == NOTHING.tree
 
 
-def test_rows_of_what_was_cut_or_changed_are_asked_for_again(engine, new_drafts):
+def test_rows_that_were_cut_changed_or_lie_after_a_gap_are_requested_again(engine, new_drafts):
     drafts = new_drafts()
-    rows = rows_of(engine, PROMPT)
-    assert drafts.rows_from(1, PROMPT) == 0
-    drafts.add_rows(1, PROMPT, rows)
-    assert drafts.rows_from(1, [*PROMPT, 4]) == len(PROMPT)
-    changed = [*PROMPT[:25], 400, 401, 402]
-    assert drafts.rows_from(1, changed) == 25
-    assert drafts.rows_from(1, PROMPT) == 25
-
-    def drafted(drafts: ServerDrafting, start: int):
-        drafts.add_rows(1, changed, rows_of(engine, changed[:-1], start))
-        return asyncio.run(drafts.propose(1, changed, GREEDY, room=4)).tree
-
-    fresh = new_drafts()
-    fresh.rows_from(1, changed)
-    assert drafted(drafts, 20) == drafted(fresh, 0)  # some that it has are passed over
-
-
-def test_rows_behind_a_gap_are_asked_for_again(engine, new_drafts):
-    drafts = new_drafts()
-    drafts.add_rows(1, PROMPT, rows_of(engine, PROMPT))  # nobody asked for a draft yet
+    drafts.add_rows(1, PROMPT, rows_of(engine, PROMPT))  # before any draft was requested
     assert len(drafts) == 0 and drafts.rows_from(1, PROMPT) == 0
     drafts.add_rows(1, PROMPT, rows_of(engine, PROMPT, 10))
     assert drafts.rows_from(1, PROMPT) == 0
     drafts.add_rows(1, PROMPT, None)
     drafts.add_rows(1, PROMPT, rows_of(engine, PROMPT[:10]))
     assert drafts.rows_from(1, PROMPT) == 10
+    drafts.add_rows(1, PROMPT, rows_of(engine, PROMPT))
+    assert drafts.rows_from(1, [*PROMPT, 4]) == len(PROMPT)
+    changed = [*PROMPT[:25], 400, 401, 402]
+    assert drafts.rows_from(1, changed) == 25 and drafts.rows_from(1, PROMPT) == 25
+    drafts.add_rows(1, changed, rows_of(engine, changed[:-1], 20))  # known ones are skipped
+    fresh = new_drafts()
+    give_rows(engine, fresh, 1, changed)
+    assert draft(drafts, changed, room=4) == draft(fresh, changed, room=4)
 
 
-def test_who_rests_makes_room_and_comes_back(engine, new_drafts):
+def test_an_idle_conversation_is_evicted_and_comes_back(engine, new_drafts):
     clock = Clock()
     drafts = new_drafts(most=2, clock=clock)
     rows = rows_of(engine, PROMPT)
     for number in (1, 2):
         drafts.rows_from(number, PROMPT)
         drafts.add_rows(number, PROMPT, rows)
-    assert drafts.rows_from(3, PROMPT) is None  # both draft now
-    assert asyncio.run(drafts.propose(3, PROMPT, GREEDY)) == NOTHING
+    assert drafts.rows_from(3, PROMPT) is None and draft(drafts, number=3) == NOTHING.tree  # both draft now
     clock.now = 60.0
-    assert drafts.rows_from(1, PROMPT) == len(PROMPT)  # it goes on, so 2 is the one that rests
+    assert drafts.rows_from(1, PROMPT) == len(PROMPT)  # so 2 is the idle one
     assert drafts.rows_from(3, PROMPT) == 0 and len(drafts) == 2
     drafts.observe(2, NOTHING, 0, waited_s=0.1)
     clock.now = 120.0
@@ -224,34 +178,24 @@ def test_who_rests_makes_room_and_comes_back(engine, new_drafts):
     assert len(drafts) == 1
 
 
-def test_a_drafter_that_fails_is_logged_once_and_the_text_goes_on(engine, new_drafts, caplog):
+def test_a_drafter_that_fails_is_logged_once_and_the_text_continues(engine, new_drafts, caplog):
     def run(inputs):
         raise RuntimeError("the drafter is broken")
 
-    drafts = new_drafts(run=run)
-
-    async def scenario():
-        worker = Worker(engine, Metrics())
-        answer = await decode(worker, drafts, PROMPT, GREEDY, 20)
-        await worker.close()
-        return answer
-
     with caplog.at_level(logging.ERROR, "moa_server"):
-        text, _ = asyncio.run(scenario())
+        [(text, _)] = answers(engine, new_drafts(run=run), [PROMPT], GREEDY, 20)
     assert text == plain(engine, PROMPT, GREEDY, 20)
     assert len(caplog.records) == 1 and "the drafter is broken" in caplog.text
 
 
-def test_rows_of_another_shape_fail_the_drafter_alone(new_drafts, engine, caplog):
-    drafts = new_drafts()
-    rows = rows_of(engine, PROMPT)
+def test_rows_of_another_shape_fail_the_drafter_alone(new_drafts, engine):
+    drafts, rows = new_drafts(), rows_of(engine, PROMPT)
     drafts.rows_from(1, PROMPT)
     drafts.add_rows(1, PROMPT, Rows(0, rows.keys[:, :1], rows.values[:, :1]))
-    assert asyncio.run(drafts.propose(1, PROMPT, GREEDY)).tree.tokens == ()
-    assert drafts.rows_from(1, PROMPT) is None and "rows have shapes" in caplog.text
+    assert draft(drafts).tokens == () and drafts.rows_from(1, PROMPT) is None
 
 
-def test_who_leaves_harms_nobody(engine, half, new_drafts):
+def test_a_cancelled_proposal_harms_no_later_one(engine, half, new_drafts):
     may_go, reached = threading.Event(), threading.Event()
 
     def run(inputs):
@@ -260,10 +204,8 @@ def test_who_leaves_harms_nobody(engine, half, new_drafts):
         return half.steps(inputs)
 
     drafts, fresh = new_drafts(run=run), new_drafts()
-    rows = rows_of(engine, PROMPT[:-1])
     for each in (drafts, fresh):
-        each.rows_from(1, PROMPT)
-        each.add_rows(1, PROMPT, rows)
+        give_rows(engine, each, 1)
 
     async def scenario():
         leaving = asyncio.create_task(drafts.propose(1, PROMPT, GREEDY, room=4))
@@ -271,7 +213,7 @@ def test_who_leaves_harms_nobody(engine, half, new_drafts):
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        # The same conversation waits for the drafter, which is still busy.
+        # The same conversation waits for the busy drafter.
         again = asyncio.create_task(drafts.propose(1, PROMPT, GREEDY, room=4))
         await asyncio.sleep(0)
         assert not again.done()
@@ -282,14 +224,12 @@ def test_who_leaves_harms_nobody(engine, half, new_drafts):
     assert again == expected and again.steps
 
 
-def test_what_drafts_take_is_learnt_by_conversation_and_handed_on(engine, new_drafts):
+def test_costs_of_drafts_are_learnt_by_conversation_and_handed_on(engine, new_drafts):
     drafts = new_drafts()
-    rows = rows_of(engine, PROMPT[:-1])
 
     def size(number: int) -> int:
-        drafts.rows_from(number, PROMPT)
-        drafts.add_rows(number, PROMPT, rows)
-        tree = asyncio.run(drafts.propose(number, PROMPT, GREEDY)).tree
+        give_rows(engine, drafts, number)
+        tree = draft(drafts, number=number)
         # As if each token of a draft took the target a second, and none were right.
         for _ in range(20):
             drafts.observe(number, Proposal(tree, 0.001), 0, waited_s=0.01 + len(tree.tokens))
@@ -299,12 +239,12 @@ def test_what_drafts_take_is_learnt_by_conversation_and_handed_on(engine, new_dr
     assert first > 8 and handed_on < first
 
 
-def test_rows_are_asked_for_when_a_step_pays_or_is_tried(engine, new_drafts):
+def test_rows_are_requested_when_a_step_pays_or_is_tried(engine, new_drafts):
     drafts = new_drafts(clock=Clock())
     text = list(PROMPT)
 
     def propose(wanted: int | None):
-        """A round; the rows that it asked for, as many as ``wanted``, come behind it."""
+        """A round; the rows that it requested, as many as ``wanted``, come after it."""
         start = drafts.rows_from(1, text)
         proposal = asyncio.run(drafts.propose(1, text, GREEDY))
         assert wanted == (None if start is None else len(text) - start)

@@ -1,4 +1,4 @@
-"""What is asked of vLLM for a prefix, and how verdicts follow from what it gives back."""
+"""How a request of vLLM comes to a prefix, and how verdicts follow from its results."""
 
 from __future__ import annotations
 
@@ -32,33 +32,30 @@ def held(tokens=TEXT, chosen=20) -> HeldSequence:
         ([7], True, (Move.ANEW, 0)),
     ],
 )
-def test_what_is_to_be_done_for_a_prefix(prefix, choosing, move):
+def test_a_sequence_moves_to_a_prefix(prefix, choosing, move):
     assert held().move(prefix, BLOCK, choosing=choosing) == move
-
-
-def test_a_piece_of_prefill_leaves_no_choice_to_go_on_with():
-    assert held(chosen=None).move([*TEXT, 20], BLOCK, choosing=True) == (Move.REWRITE, 10)
+    if prefix == [*TEXT, 20] and choosing:  # a piece of prefill leaves no choice to continue with
+        assert held(chosen=None).move(prefix, BLOCK, choosing=True) == (Move.REWRITE, 10)
 
 
 def work(draft, sampling=Sampling()) -> RequestProgress:  # noqa: B008 (frozen)
     return RequestProgress(StepRequest(1, TEXT, draft, sampling=sampling), held([]))
 
 
-def test_a_draft_ends_at_the_first_token_that_the_target_does_not_choose():
-    wrong = work([1, 2, 3])
-    wrong.take([1, 2, 9])
-    assert (wrong.done, wrong.accepted, wrong.token, wrong.processed) == (True, 2, 9, [*TEXT, 1, 2])
-    assert (wrong.held.tokens, wrong.held.chosen) == ([*TEXT, 1, 2], 9)
-
-
-def test_a_verdict_does_not_depend_on_how_vllm_cuts_the_draft():
-    cut = work([1, 2, 3])
-    for given in ([1], [2], [3]):  # the prefix alone, then one token of the draft, then the others
-        cut.take(given)
-        assert not cut.done
-    assert cut.draft == []
-    cut.take([4])
-    assert (cut.done, cut.accepted, cut.token) == (True, 3, 4)
+@pytest.mark.parametrize(
+    ("draft", "given", "accepted", "token"),
+    [
+        ([1, 2, 3], [[1, 2, 9]], 2, 9),  # it ends at the first token that the target does not choose
+        ([1, 2, 3], [[1], [2], [3], [4]], 3, 4),  # however vLLM cuts it
+    ],
+)
+def test_a_draft_is_verified(draft, given, accepted, token):
+    progress = work(draft)
+    for tokens in given:
+        assert not progress.done
+        progress.take(tokens)
+    assert (progress.done, progress.accepted, progress.token) == (True, accepted, token)
+    assert (progress.held.tokens, progress.held.chosen) == ([*TEXT, *draft[:accepted]], token)
 
 
 def test_a_piece_of_prefill_chooses_nothing():

@@ -19,7 +19,7 @@ def heads_first(cache, slot, keys, values):
 
 
 def transposed_keys(cache, slot, keys, values):
-    """As vLLM's kernels for CPUs want them: the keys of a block dimension by dimension, its values behind them."""
+    """As vLLM's kernels for CPUs want them: the keys of a block dimension by dimension, then its values."""
     halves = cache.view(BLOCKS, HEADS, 2, BLOCK * SIZE)
     halves[slot // BLOCK, :, 0].view(HEADS, SIZE, BLOCK)[:, :, slot % BLOCK] = keys
     halves[slot // BLOCK, :, 1].view(HEADS, BLOCK, SIZE)[:, slot % BLOCK] = values
@@ -32,14 +32,14 @@ def interleaved(cache, slot, keys, values):
 
 
 def tokens_first(cache, slot, keys, values):
-    """Another order in memory behind the same shape."""
+    """Another order in memory with the same shape, see :func:`empty`."""
     heads_first(cache, slot, keys, values)
 
 
 def empty(store, dtype):
-    if store is tokens_first:
-        return torch.zeros(BLOCKS, BLOCK, HEADS, 2 * SIZE, dtype=dtype).transpose(1, 2)
-    return torch.zeros(BLOCKS, HEADS, BLOCK, 2 * SIZE, dtype=dtype)
+    shape = (BLOCKS, BLOCK, HEADS, 2 * SIZE) if store is tokens_first else (BLOCKS, HEADS, BLOCK, 2 * SIZE)
+    made = torch.zeros(shape, dtype=dtype)
+    return made.transpose(1, 2) if store is tokens_first else made
 
 
 def storing(cache, one):
@@ -52,7 +52,7 @@ def storing(cache, one):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("one", [heads_first, transposed_keys, interleaved, tokens_first])
-def test_what_is_stored_is_read_again(one, dtype):
+def test_stored_numbers_are_read_again(one, dtype):
     layers, caches = {}, {}
     for layer in (2, 5):
         cache = caches[layer] = empty(one, dtype)
@@ -70,11 +70,8 @@ def test_what_is_stored_is_read_again(one, dtype):
         assert torch.equal(found, both[[1, 0], start:stop].transpose(0, 1))
 
 
-def test_what_does_not_come_back_as_it_was_is_refused():
+def test_a_lossy_cache_is_refused():
     cache = empty(heads_first, torch.float32)
-
-    def halve(cache, slot, keys, values):
-        heads_first(cache, slot, keys // 2, values)
-
+    store = storing(cache, lambda cache, slot, keys, values: heads_first(cache, slot, keys // 2, values))
     with refused("unsupported_cache", EngineError):
-        PagedLayer.learnt(cache, storing(cache, halve), HEADS, SIZE)
+        PagedLayer.learnt(cache, store, HEADS, SIZE)

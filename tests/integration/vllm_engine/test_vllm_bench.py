@@ -22,7 +22,7 @@ def bench(paged_target: Path, tmp_path: Path):
 
     def run(program: str, *more: str) -> dict:
         words = [sys.executable, "-m", program, *more, "--model", str(paged_target), "--questions", str(questions)]
-        where = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        where = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "tools")}
         done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **where})
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(done.stdout)
@@ -31,7 +31,7 @@ def bench(paged_target: Path, tmp_path: Path):
 
 
 def test_texts_of_both_engines_are_compared(bench):
-    found = bench("support.vllm_engine.text_comparison", "--max-new-tokens", "16", "--threads", "1")
+    found = bench("compare_texts", "--max-new-tokens", "16", "--threads", "1")
     assert list(found) == ["greedy", "sampled"]
     for each in found.values():
         assert each["questions"] == 3 and each["tokens"] > 3
@@ -39,18 +39,8 @@ def test_texts_of_both_engines_are_compared(bench):
 
 def test_both_engines_are_measured_in_one_run(bench, paged_drafter, paged_bundle):
     options = ["--sessions", "2", "--seconds", "2", "--repeats", "1", "--modes", "stream,device"]
-    found = bench(
-        "moa_bench.cli",
-        "server",
-        "--json",
-        "--engine",
-        "transformers,vllm",
-        "--drafter",
-        str(paged_drafter),
-        "--bundle",
-        str(paged_bundle),
-        *options,
-    )
+    options += ["--engine", "transformers,vllm", "--drafter", str(paged_drafter), "--bundle", str(paged_bundle)]
+    found = bench("moa_bench.cli", "server", "--json", *options)
     loads = found["sessions"]["2"]
     assert list(loads) == ["transformers stream", "vllm stream", "transformers device", "vllm device"]
     for name, load in loads.items():

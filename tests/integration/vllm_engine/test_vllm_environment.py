@@ -1,4 +1,4 @@
-"""What vLLM must find before it is imported, and what is said where it does not."""
+"""The environment and the release that vLLM needs, checked before it is imported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from moa_drafter import vllm_environment
 from moa_drafter.vllm_environment import Installed, VllmError
 from moa_runtime import optional_deps as extras
-from moa_runtime.errors import MoaError
 from moa_server.cli import main
 from moa_server.engine.load import TESTED_VLLM, prepare_vllm
+from support.refusals import refused
 
 
 @pytest.fixture
@@ -33,30 +33,28 @@ def installed(monkeypatch):
     return found
 
 
-def test_what_it_needs_is_set_and_what_it_prefers_can_be_chosen(installed):
+def test_needed_variables_are_set_and_preferred_ones_can_be_chosen(installed):
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "NUMBA_NUM_THREADS": "3"}
     os.environ.pop("OMP_THREAD_LIMIT", None)
     prepare_vllm()
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and os.environ["NUMBA_NUM_THREADS"] == "3"
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-
-
-def test_a_limit_that_makes_vllm_compute_garbage_is_refused(installed):
-    os.environ["OMP_THREAD_LIMIT"] = "1"
-    with pytest.raises(VllmError, match="OMP_NUM_THREADS=1"):
+    os.environ["OMP_THREAD_LIMIT"] = "1"  # makes vLLM compute garbage
+    with pytest.raises(VllmError):
         prepare_vllm()
 
 
-@pytest.mark.parametrize(("found", "said"), [("0.31.0", "0.31.0 is installed"), (None, "an unknown release")])
-def test_another_release_is_refused(installed, found, said):
+@pytest.mark.parametrize("found", ["0.31.0", None])
+def test_another_release_is_refused(installed, found):
     installed.clear()
     if found:
         installed["vllm"] = found
-    with pytest.raises(VllmError, match=said):
+    with refused("unknown_release", VllmError) as caught:
         prepare_vllm()
+    assert (found or TESTED_VLLM) in str(caught.value)
 
 
-def test_what_a_release_was_built_for(installed):
+def test_a_release_is_built_for_a_device(installed):
     assert vllm_environment.installed() == Installed(TESTED_VLLM, "cpu")
     installed.clear()
     assert vllm_environment.installed() is None
@@ -67,17 +65,12 @@ def test_what_a_release_was_built_for(installed):
 
 def test_without_vllm_the_install_is_named(monkeypatch, capsys):
     monkeypatch.setitem(extras.MODULES, "vllm", ("no_such_package",))
-    with pytest.raises(MoaError, match=r'pip install "moa-edge\[vllm\]"'):
-        prepare_vllm()
     assert main(["--engine", "vllm", "--port", "0"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("moa-serve: error: moa-serve --engine vllm needs no_such_package") and said.count("\n") == 1
-
-
-def test_an_engine_that_there_is_not(capsys):
+    err = capsys.readouterr().err
+    assert "no_such_package" in err and 'pip install "moa-edge[vllm]"' in err and err.count("\n") == 1
     with pytest.raises(SystemExit):
         main(["--engine", "abacus"])
-    assert "invalid choice: 'abacus'" in capsys.readouterr().err
+    assert "'abacus'" in capsys.readouterr().err
 
 
 def test_torch_is_not_imported_before_it_is_prepared():

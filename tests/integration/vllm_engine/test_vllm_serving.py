@@ -48,14 +48,13 @@ def verifier(vllm) -> Iterator[Verifier]:
 
 
 class Asked:
-    """Conversations, and then what the transformers engine writes behind their prompts."""
+    """Conversations, and then what the transformers engine writes after their prompts."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[list[int], list[int], Sampling, int]] = []
 
     def took(self, chat: Chat, answer: AnswerFinished, sampling: Sampling, count: int) -> None:
-        prompt = chat.tokens[: len(chat.tokens) - len(answer.tokens)]
-        self.answers.append((prompt, ids(answer), sampling, count))
+        self.answers.append((chat.tokens[: -len(answer.tokens)], ids(answer), sampling, count))
 
     def assert_written_by(self, reference) -> None:
         assert self.answers
@@ -86,9 +85,6 @@ def test_the_text_is_the_target_s_whoever_drafts(verifier, bundle, reference, dr
 
     asyncio.run(run())
     asked.assert_written_by(reference)
-
-
-def test_a_verifier_says_what_it_can(verifier):
     can = verifier.http("GET", "/v1/status").json()["capabilities"]
     assert (can["trees"], can["max_draft_tokens"], can["row_states"]) == (False, 128, ["keys_values"])
 
@@ -102,10 +98,10 @@ def test_many_at_once_whose_caches_do_not_fit(verifier, bundle, reference):
         async with chatting(bundle, endpoint(verifier), settings=settings("server"), **OPTIONS) as chat:
             asked.took(chat, await ask(chat, f"What is {number}?", count=40, sampling=sampling), sampling, 40)
 
-    async def all_of_them() -> None:
-        await asyncio.gather(*(one(number) for number in range(8)))
+    async def every() -> None:
+        await asyncio.gather(*map(one, range(8)))
 
-    asyncio.run(all_of_them())
+    asyncio.run(every())
     asked.assert_written_by(reference)
 
 

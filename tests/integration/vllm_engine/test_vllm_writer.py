@@ -24,9 +24,8 @@ def test_answers_are_the_targets_and_can_be_trained_on(paged_target: Path, tmp_p
     prompts.write_text("\n".join(lines) + "\n")
     sizes = ["--steps", 2, "--step-tokens", 128, "--draft-vocab", 384, "--lsa-layers", 2, "--warmup-steps", 1]
     flags = ["--model", paged_target, "--prompts", prompts, "--dtype", "float32", "--longest-prompt", 2000]
-    assert (
-        moa_train(tmp_path / "run", *flags, *SIZES, "--conversations", 15, "--sampled-share", 0, *sizes, "--json") == 0
-    )
+    sizes += ["--conversations", 15, "--sampled-share", 0]
+    assert moa_train(tmp_path / "run", *flags, *SIZES, *sizes, "--json") == 0
     said = capsys.readouterr()
     result = json.loads(said.out)
     assert result["finished"] and result["tau"] >= 1 and "Traceback" not in said.err
@@ -41,19 +40,9 @@ def test_answers_are_the_targets_and_can_be_trained_on(paged_target: Path, tmp_p
 
 @pytest.mark.slow
 def test_an_interruption_changes_nothing(paged_target: Path, tmp_path: Path, capsys) -> None:
-    """In bfloat16, where what is computed beside a text may change it."""
-    flags = [
-        "--model",
-        paged_target,
-        "--dtype",
-        "bfloat16",
-        "--conversations",
-        14,
-        "--sampled-share",
-        0.5,
-        "--write-only",
-    ]
-    own = ["--prompt-temperature", 2, "--prompt-min-p", 0, "--follow-up-share", 1]
+    """In bfloat16, in which the texts beside one may change it."""
+    flags = ["--model", paged_target, "--dtype", "bfloat16", "--conversations", 14, "--write-only"]
+    own = ["--sampled-share", 0.5, "--prompt-temperature", 2, "--prompt-min-p", 0, "--follow-up-share", 1]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert moa_train(whole, *flags, *SIZES, *own, "--json") == 0
     result = json.loads(capsys.readouterr().out)
@@ -68,12 +57,9 @@ def test_an_interruption_changes_nothing(paged_target: Path, tmp_path: Path, cap
 
 
 @pytest.mark.slow
-def test_it_writes_on_its_own_device_alone(
-    paged_target: Path, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys
-) -> None:
+def test_it_writes_on_its_own_device_alone(paged_target: Path, monkeypatch, tmp_path: Path, capsys) -> None:
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "device_type", "xpu")
     assert moa_train(tmp_path / "run", "--model", paged_target, "--dtype", "float32", *SIZES, "--write-only") == 2
-    said = capsys.readouterr().err
-    assert "vLLM as it is installed here computes on xpu, not on cpu: choose --writer transformers" in said
+    assert "xpu" in capsys.readouterr().err

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from compare_texts import ROUNDING, nearness
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import Outcome, StepRequest, new_sequence
 from moa_server.engine.baseline import next_logits
 from support.server.stepping import plain
-from support.vllm_engine.text_comparison import ROUNDING, nearness
 
 #: Tokens of conversations; the pool has twice as many.
 CONTEXT = 128

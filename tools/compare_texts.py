@@ -1,7 +1,7 @@
 """Compare the texts of two engines token by token, and tell a rounding difference from a real one.
 
-``PYTHONPATH=tests python -m support.vllm_engine.text_comparison`` compares vLLM with the transformers engine on the
-default target, greedily and sampled; it exits with 1 if a token differs by more than rounding.
+``python tools/compare_texts.py`` compares vLLM with the transformers engine on the default target, greedily and
+sampled; it exits with 1 if a token differs by more than rounding.
 """
 
 from __future__ import annotations
