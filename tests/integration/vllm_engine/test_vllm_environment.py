@@ -40,7 +40,7 @@ def test_needed_variables_are_set_and_preferred_ones_can_be_chosen(installed):
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and os.environ["NUMBA_NUM_THREADS"] == "3"
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     os.environ["OMP_THREAD_LIMIT"] = "1"  # makes vLLM compute garbage
-    with pytest.raises(VllmError):
+    with refused("bad_environment", VllmError):
         prepare_vllm()
 
 
