@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moa-train",
         description="Train a drafter. Without --data the target first writes prompts and answers itself. "
-        "Interrupted runs go on with --resume.",
+        "Interrupted runs continue with --resume.",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the run; the checkpoint is OUT/drafter")
     parser.add_argument("--config", type=Path, metavar="YAML", help="settings of the run; flags override them")
@@ -37,13 +37,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pause-after", type=float, metavar="MINUTES", help="save and stop after about this long; see --resume"
     )
-    parser.add_argument("--device", default=None, help="cpu, cuda, ... (default: cuda where there is one)")
+    parser.add_argument("--device", default=None, help="cpu, cuda, ... (default: cuda if there is one)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     task = parser.add_mutually_exclusive_group()
     task.add_argument("--dry-run", action="store_true", help="print what would be done, and stop")
     task.add_argument("--write-only", action="store_true", help="write the conversations, and stop")
     task.add_argument("--self-check", action="store_true", help="10 steps: the loss must fall; speed, shares of time")
-    task.add_argument("--profile", action="store_true", help="where the time of 50 steps goes")
+    task.add_argument("--profile", action="store_true", help="measure the parts of 50 steps")
     settings = parser.add_argument_group("settings, each also a key of the YAML file (with _ for -)")
     for key, field in FIELDS.items():
         options: dict[str, Any] = {"dest": key, "default": None, "help": _help(field)}
@@ -67,7 +67,7 @@ def _help(field: Any) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    stopped = f"stopped; go on with --resume --out {args.out}"
+    stopped = f"stopped; continue with --resume --out {args.out}"
     return run_program("moa-train", lambda: _run(args), stopped=stopped)
 
 
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     print(json.dumps(result) if args.json else command.describe(result))
     if result.get("finished") is False:
-        print(f"moa-train: paused; go on with --resume --out {args.out}", file=sys.stderr)
+        print(f"moa-train: paused; continue with --resume --out {args.out}", file=sys.stderr)
     if result.get("failed"):
         print(f"moa-train: {result['failed']}", file=sys.stderr)
         return 1

@@ -161,7 +161,7 @@ class RunSettings(TrainSettings, GenerateSettings):
     held_out: int | None = knob(None, "conversations for evaluation only (default 48, at most a fifth)", above=0)
     longest: int = knob(448, "longer conversations are left out, in tokens", above=1)
     features: str = knob(
-        "auto", "target's states: kept on disk, or computed anew; auto: live on cuda", choices=("auto", "disk", "live")
+        "auto", "target's states: on disk, or computed each time; auto: live on cuda", choices=("auto", "disk", "live")
     )
 
 

@@ -212,7 +212,7 @@ class Trainer:
         except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
             scratch.unlink(missing_ok=True)
             raise MoaError(
-                f"the run cannot be saved in {self.folder} ({str(error).splitlines()[0]}): make room for it, and go on "
+                f"the run cannot be saved in {self.folder} ({str(error).splitlines()[0]}): make room, and continue "
                 "with --resume",
                 code="not_writable",
             ) from error
@@ -234,7 +234,7 @@ class Trainer:
             raise
         except Exception as error:  # torch has many errors for damaged files
             raise MoaError(
-                f"{path} is damaged, so this run cannot go on: train its checkpoint on, with --init "
+                f"{path} is damaged, so this run cannot continue: train its checkpoint on, with --init "
                 f"{self.folder / CHECKPOINT_FOLDER} and another --out",
                 code="damaged",
             ) from error

@@ -52,7 +52,7 @@ def test_flags_override_the_file_and_the_record_repeats_the_run(tiny_target, sto
         ("- steps", "wrong_type"),
         ("stepz: 3", "unknown_key"),
         ("steps: many", "wrong_type"),
-        ("steps: 2.5", "wrong_type"),
+        (f"learning_rate: 1{400 * '0'}", "wrong_type"),
         ("compile: 3", "wrong_type"),
         ("mix: 3", "wrong_type"),
         ("learning_rate: -1", "out_of_range"),
