@@ -16,32 +16,6 @@ LONG = 900
 NARROW = Settings(max_waiting_frames=8, max_frame_bytes=1024)
 
 
-# -- a long prompt beside others ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("over", ["session", "http"])
-@with_served()
-async def test_a_stream_gets_a_token_in_every_step_while_long_prompts_are_read(served: Served, over):
-    honest = served.stream([7], 400)
-    await served.steps(20)
-    for number in range(3):
-        if over == "http":
-            served.stream([8 + number] * LONG, 1)
-        else:
-            end, _ = await served.session()
-            await send(end, prompt(1, 0, [8 + number] * LONG, most=1))
-    await served.steps(2)  # they may have come in the middle of one
-    while len(served.verifier.worker) > 1:
-        before = len(honest.tokens)
-        await served.steps(1)
-        sizes = [len(request.prefix) for request in served.engine.steps[-1]]
-        assert min(sizes) < LONG // 2 and len(honest.tokens) == before + 1, sizes
-    honest.leave()
-    await honest.answering
-    lengths = [size for step in served.lengths_since(0) for size in step]
-    assert lengths.count(LONG) >= 3  # all were read to their end
-
-
 # -- work that nobody waits for ----------------------------------------------------------------------
 
 CANCEL = wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=0))

@@ -284,27 +284,6 @@ async def test_rows_on_which_the_engine_fails_while_text_is_pushed_are_one_fault
     assert followed.tokens == own(30, LONG)
 
 
-# -- the verifier ends -------------------------------------------------------------------------------
-
-
-@with_served()
-async def test_a_verifier_that_is_leaving_pushes_no_more(served: Served):
-    followed = await begun(served, 500)
-    await followed.pushed_until(8)
-    served.connections[-1].leave()
-    said = [wire.ServerMessage.FromString(frame) async for frame in followed.end]
-    assert all(message.WhichOneof("event") in ("verdict", "rows") for message in said)
-    tokens = [*followed.tokens, *(token for message in said for token in message.verdict.tokens)]
-    assert len(tokens) <= 8 + 2 and tokens == own(len(tokens) - 3)
-    await served.link.closed()
-    assert served.link.close_codes == [1001] and not len(served.verifier.worker)
-    followed = Followed(await served.link.connect(""), tokens)
-    await send(followed.end, resumed(token_of(served), tokens, credit=30))
-    assert (await followed.take()).welcome.committed_length == len(tokens)
-    await followed.pushed_until(30)
-    assert followed.tokens == own(27)
-
-
 # -- budgets -----------------------------------------------------------------------------------------
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import accepted_path
-from moa_server.engine.base import Capabilities, StepRequest, new_sequence
+from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.baseline import BlockingEngine
 from moa_server.scheduling.verify_job import FEW, MOST_ROWS, Job
 from support.server.stepping import step
@@ -80,15 +79,3 @@ def test_rows_of_held_tokens_come_piece_by_piece():
     asked = [len(request.prefix) for [request] in engine.steps[1:]]
     assert asked == [MOST_ROWS, 2 * MOST_ROWS, 3 * MOST_ROWS]
     assert job.rows.start == 0 and job.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in range(192)]
-
-
-@pytest.mark.parametrize("most", [1, 100])
-def test_an_engine_without_rows_gives_none(most):
-    class NoRows(ToyEngine):
-        def _answer(self, request):
-            return super()._answer(StepRequest(**{**vars(request), "rows_from": None}))
-
-    engine = NoRows(capabilities=Capabilities(trees=False))
-    job = Job(new_sequence(), PREFIX * 4, Sampling(), [3], [0], rows_from=0)
-    run(engine, job, lambda: most)
-    assert job.rows is None
