@@ -41,6 +41,9 @@ PATIENT = EdgeLimits(close_seconds=10 * TIMEOUT_S)
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
 
 
+TLS = pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+
+
 class Writer:
     """A client that reads only when it is told to, through a small buffer. A write of it that fails fails the test."""
 
@@ -135,23 +138,19 @@ def refusal(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     eventually(lambda: "moa_refusals_total" in verifier.parts.metrics.text().decode())
 
 
-def idle(verifier: Verifier) -> None:
-    eventually(lambda: not verifier.server.slots.busy)
-
-
 def silence(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
-    idle(verifier)
+    eventually(lambda: not verifier.server.slots.busy)
 
 
 def pings(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     for _ in range(300):
         writer.ping()
-    idle(verifier)
+    silence(verifier, writer, session)
 
 
 def goodbye(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     writer.write(wire.ClientMessage(bye=wire.Bye()).SerializeToString())
-    idle(verifier)
+    silence(verifier, writer, session)
 
 
 ENDINGS = {
@@ -163,7 +162,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+@TLS
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
 def test_a_client_that_writes_while_the_verifier_ends_gets_the_last_frames(ending, secure, tls, caplog):
     with serving(
@@ -186,7 +185,7 @@ def test_a_client_that_writes_while_the_verifier_ends_gets_the_last_frames(endin
     assert not caplog.records
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+@TLS
 def test_a_client_that_writes_gets_a_large_message_and_the_close_frame_after_it(secure, tls):
     with edge(PATIENT, tls if secure else None, graceful_s=10 * TIMEOUT_S) as running:
         writer = Writer(running.port, "/ws", secure)
@@ -211,7 +210,7 @@ def test_over_tls_a_connection_ends_once_its_client_has_closed(tls):
         assert not running.complaints()
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+@TLS
 def test_what_comes_after_the_close_frame_is_dropped_unparsed(secure, tls, monkeypatch):
     parsed = []
     handle_bytes = EdgeWebSocket.handle_bytes

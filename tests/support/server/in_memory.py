@@ -70,8 +70,8 @@ class Served:
         await send(end, CLIENT.hello(token))
         return end, (await receive(end)).welcome.resume_token
 
-    def stream(self, tokens: Sequence[int], most: int) -> Stream:
-        return Stream(self, {"tokens": list(tokens), "max_new_tokens": most, "stream": True})
+    def stream(self, tokens: Sequence[int], most: int, streamed: bool = True) -> Stream:
+        return Stream(self, {"tokens": list(tokens), "max_new_tokens": most, "stream": streamed})
 
     async def steps(self, count: int) -> None:
         """Wait until so many more steps have begun."""

@@ -25,12 +25,12 @@ _LENGTH = 900
 
 
 class Writing(Client):
-    """Attributes: ``code`` of the close frame, None without one."""
+    """A client whose answer comes unrequested; ``code`` is that of the close frame, None without one."""
 
     code: int | None = None
 
-    def begin(self, prompt: list[int]) -> None:
-        """Ask for an answer that comes unasked from then on, and get some of it."""
+    def __init__(self, port: int, prompt: list[int]) -> None:
+        super().__init__(Verifier(None, port, ""), ToyEngine())
         self.connect()
         self.session.prompt(prompt, Sampling(), _LENGTH)
         self.session.grant_credit(_LENGTH)
@@ -52,14 +52,10 @@ class Writing(Client):
 
 
 def main(port: int, count: int) -> None:
-    engine = ToyEngine()
-    clients, prompts = [], [[5 + number, 6, 7] for number in range(count)]
-    for prompt in prompts:
-        clients.append(Writing(Verifier(None, port, ""), engine))
-        clients[-1].begin(prompt)
-    threads = [
-        threading.Thread(target=does) for each in clients for does in (each.read_until_closed, each.write_until_closed)
-    ]
+    prompts = [[5 + number, 6, 7] for number in range(count)]
+    clients = [Writing(port, prompt) for prompt in prompts]
+    works = [work for each in clients for work in (each.read_until_closed, each.write_until_closed)]
+    threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
     print("ready", flush=True)

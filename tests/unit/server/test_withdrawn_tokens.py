@@ -19,7 +19,6 @@ from support.server.in_memory import (
     CLIENT,
     PROMPT,
     Served,
-    Stream,
     asked,
     credit,
     in_served,
@@ -247,7 +246,7 @@ async def test_a_name_with_a_new_token_begins_anew(served: Any):
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_decoding_ends(served: Served, streamed):
     served.engine.slow_s = 0.0 if streamed else 50.0
-    stream = Stream(served, {"tokens": [7], "max_new_tokens": 900, "stream": streamed})
+    stream = served.stream([7], 900, streamed)
     await served.steps(5 if streamed else 1)
     began = withdraw(served)
     await stream.answering
@@ -260,7 +259,7 @@ async def test_a_decoding_ends(served: Served, streamed):
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_request_that_waits_for_its_budget_ends(served: Served, budget, streamed):
     await served.stream([7] * 90, 1).answering
-    waiting = Stream(served, {"tokens": [7], "max_new_tokens": 5, "stream": streamed})
+    waiting = served.stream([7], 5, streamed)
     await asyncio.sleep(1)
     assert not waiting.answering.done()
     began = withdraw(served)
