@@ -96,12 +96,20 @@ def test_an_unbound_drafter_has_the_fitted_sharpness(drafter, target, reference)
     assert difference == pytest.approx(3 * (expected.top_logprobs[0, 0] - expected.top_logprobs[0, 1]), rel=1e-3)
 
 
-def test_what_cannot_be_drafted_with_has_no_backend(transformers_engine, target, tiny_target, tiny_drafter, tmp_path):
+def test_an_engine_without_a_whole_drafter_has_no_backend(
+    transformers_engine, target, tiny_target, tiny_drafter, tmp_path, monkeypatch
+):
     backend = backend_of(transformers_engine)
     assert backend is not None and backend.kv_shape == (2, 16)
     backend.close()
     assert backend_of(ToyEngine()) is None
     assert backend_of(TransformersEngine.load(str(tiny_target), None)) is None
+    for trained in (False, True):  # whose layers are in its checkpoint
+        drafter = MoADrafter(tiny_with_layers(tiny_drafter, target, 1, trained=trained).config)
+        monkeypatch.setattr(transformers_engine, "drafter", drafter)
+        backend = backend_of(transformers_engine)
+        assert (backend is not None) == trained
+    backend.close()
     rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
     assert backend_of(TransformersEngine.load(str(tiny_target), rival)) is None
 
@@ -128,16 +136,6 @@ def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, 
         got = backend.step(given)
     backend.close()
     np.testing.assert_allclose(got.top_logprobs, torch_backend_of(drafter, top_k=16).step(given).top_logprobs, atol=0.2)
-
-
-def test_without_the_layers_of_its_target_it_does_not(tiny_drafter, target, transformers_engine, monkeypatch):
-    for trained in (False, True):
-        unbound = MoADrafter(tiny_with_layers(tiny_drafter, target, 1, trained=trained).config)
-        monkeypatch.setattr(transformers_engine, "drafter", unbound)
-        backend = backend_of(transformers_engine)
-        assert (backend is not None) == trained  # whose layers are in its checkpoint
-        if backend is not None:
-            backend.close()
 
 
 @pytest.mark.parametrize("layers", [0, 2], ids=lambda count: f"{count} target layers")

@@ -127,13 +127,10 @@ def test_one_address_may_have_few_connections_without_a_header(clients):
 
 
 def test_a_full_descriptor_table_is_one_line_in_the_log(monkeypatch):
-    refusals = 20
-    accept = asyncio.SelectorEventLoop.sock_accept
+    refusals, accept = iter(range(20)), asyncio.SelectorEventLoop.sock_accept
 
     async def exhausted(self, listening):
-        nonlocal refusals
-        if refusals:
-            refusals -= 1
+        if next(refusals, None) is not None:
             raise OSError(errno.EMFILE, "Too many open files")
         return await accept(self, listening)
 
@@ -141,7 +138,7 @@ def test_a_full_descriptor_table_is_one_line_in_the_log(monkeypatch):
     monkeypatch.setattr(edge_module, "_EXHAUSTED_PAUSE_S", 0.01)
     with edge(PATIENT) as running:
         assert status_of(running.ask()) == 200
-        assert not refusals
+        assert next(refusals, None) is None
         (line,) = running.complaints()
         assert "Too many open files None" in line
 

@@ -61,29 +61,22 @@ def running():
         assert not running.complaints()
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        (frame(TEXT, b"\xff\xfe"), 1007),
-        (frame(TEXT, b"\xe2\x82", fin=False) + frame(CONT, b"\x28"), 1007),
-        (frame(CONT, b"a"), 1002),
-        (frame(TEXT, b"a", fin=False) + frame(TEXT, b"b"), 1002),
-        (b"\xf2\x80" + bytes(4), 1002),  # reserved bits
-        (b"\x83\x80" + bytes(4), 1002),  # reserved opcode
-        (b"\x82\x00", 1002),  # no mask
-        (frame(PING, b"a" * 126), 1002),
-        (frame(PING, b"a", fin=False), 1002),
-        (frame(CLOSE, b"\x03"), 1002),
-        (frame(CLOSE, struct.pack("!H", 1000) + b"\xff"), 1007),
-        (frame(CLOSE, struct.pack("!H", 1001)), 1001),
-        (b"\x82\xff" + struct.pack("!Q", 1 << 62) + bytes(4), 1009),
-        (frame(BINARY, b"a" * 60000, fin=False) + frame(CONT, b"a" * 60000), 1009),
-        (frame(BINARY, b"", fin=False) + frame(CONT, b"", fin=False) * 2000, 1009),
-        (frame(PING) * 1000, 1008),
-        (frame(PONG) * 1000, 1008),
-        (frame(BINARY, b"close") + frame(PING) * 20, 4000),
-    ],
-)
+VIOLATIONS = {
+    1007: [frame(TEXT, b"\xff\xfe"), frame(TEXT, b"\xe2\x82", fin=False) + frame(CONT, b"\x28")],
+    1002: [frame(CONT, b"a"), frame(TEXT, b"a", fin=False) + frame(TEXT, b"b"), frame(CLOSE, b"\x03")],
+    1001: [frame(CLOSE, struct.pack("!H", 1001))],
+    1009: [b"\x82\xff" + struct.pack("!Q", 1 << 62) + bytes(4)],
+    1008: [frame(PING) * 1000, frame(PONG) * 1000],
+    4000: [frame(BINARY, b"close") + frame(PING) * 20],
+}
+VIOLATIONS[1007] += [frame(CLOSE, struct.pack("!H", 1000) + b"\xff")]
+VIOLATIONS[1002] += [frame(PING, b"a" * 126), frame(PING, b"a", fin=False)]
+VIOLATIONS[1002] += [b"\xf2\x80" + bytes(4), b"\x83\x80" + bytes(4), b"\x82\x00"]  # reserved bits, opcode; no mask
+VIOLATIONS[1009] += [frame(BINARY, b"a" * 60000, fin=False) + frame(CONT, b"a" * 60000)]
+VIOLATIONS[1009] += [frame(BINARY, b"", fin=False) + frame(CONT, b"", fin=False) * 2000]
+
+
+@pytest.mark.parametrize(("sent", "code"), [(sent, code) for code, cases in VIOLATIONS.items() for sent in cases])
 def test_a_violation_of_the_protocol_is_closed_with_its_code(running, sent, code):
     with upgraded(running) as connected:
         connected.sendall(sent)
@@ -187,11 +180,8 @@ def test_a_violation_while_the_app_works_is_no_fault_of_the_app(running):
 # -- before the first message ----------------------------------------------------------------------
 
 
-FEW = EdgeLimits(connections=20, per_address=1000)
-
-
 def test_a_crowd_without_a_whole_message_keeps_no_client_out():
-    with edge(FEW) as running, contextlib.ExitStack() as crowd:
+    with edge(EdgeLimits(connections=20, per_address=1000)) as running, contextlib.ExitStack() as crowd:
         for sent in [b"", frame(BINARY, b"Hel", fin=False), frame(BINARY, b"Hello")[:8], frame(PING)] * 10:
             crowd.enter_context(upgraded(running)).sendall(sent)
         with running.websocket() as websocket:
@@ -217,14 +207,10 @@ def test_a_websocket_is_no_longer_busy_once_it_is_being_closed(running):
         assert running.slots.busy == 0
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        frame(BINARY, b"a" * 13_000),
-        frame(BINARY, b"a" * 60000)[:9000],
-        frame(BINARY, b"a" * 100, fin=False) + frame(CONT, b"a" * 100, fin=False) * 90,
-    ],
-)
+PARTS = frame(BINARY, b"a" * 100, fin=False) + frame(CONT, b"a" * 100, fin=False) * 90
+
+
+@pytest.mark.parametrize("sent", [frame(BINARY, b"a" * 13_000), frame(BINARY, b"a" * 60000)[:9000], PARTS])
 def test_the_first_message_must_be_short(running, sent):
     with upgraded(running) as connected:
         connected.sendall(sent)

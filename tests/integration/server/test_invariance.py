@@ -105,11 +105,17 @@ def draft_around(rng: random.Random, right: list[int]) -> tuple[list[int], list[
     return draft, parents
 
 
-def test_a_small_cache_changes_no_text(tiny_target, tiny_drafter):
+def test_a_small_cache_evicts_the_least_recently_used_and_changes_no_text(tiny_target, tiny_drafter):
     small = TransformersEngine.load(str(tiny_target), tiny_drafter, max_context=128, cache_tokens=64)
     large = TransformersEngine.load(str(tiny_target), tiny_drafter)
     used, bound = small.cache_use
     assert (used, bound) == (0, 256)  # a whole context and a draft fit in any case
+    for number, count in ((1, 40), (2, 40), (1, 41), (3, 40)):
+        step(small, StepRequest(number, [5] * count))
+    assert [small.held(number, [5] * 40) for number in (1, 2)] == [40, 0]
+    for number in (1, 3):
+        small.release(number)
+    assert small.cache_use == (0, 256)
     prompts = texts(6, longest=70)
     expected = [plain(large, text, SAMPLINGS[1], 20) for text in prompts]
     numbers, written = range(6), [list(text) for text in prompts]
@@ -122,18 +128,6 @@ def test_a_small_cache_changes_no_text(tiny_target, tiny_drafter):
         evictions += sum(small.held(number, text) == 0 for number, text in zip(numbers, written, strict=True))
     assert evictions
     assert [text[len(prompt) :] for text, prompt in zip(written, prompts, strict=True)] == expected
-
-
-def test_the_least_recently_used_is_evicted_first(tiny_target):
-    engine = TransformersEngine.load(str(tiny_target), None, max_context=128, cache_tokens=256)
-    for number in (1, 2):
-        step(engine, StepRequest(number, [5] * 40))
-    step(engine, StepRequest(1, [5] * 41))
-    step(engine, StepRequest(3, [6] * 40))
-    assert [engine.held(number, [5] * 40) for number in (1, 2)] == [40, 0]
-    engine.release(1)
-    engine.release(3)
-    assert engine.cache_use == (0, 256)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

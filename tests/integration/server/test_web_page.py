@@ -8,7 +8,7 @@ import socket
 import httpx
 import pytest
 
-from integration.server.test_pages import TOKEN, bearer, connect, hello, refusal
+from integration.server.test_pages import TOKEN, bearer, connect, hello, raw, refusal
 from moa_runtime.bundle import MANIFEST_FILE, Fingerprints, sha256_of
 from moa_runtime.errors import MoaError
 from moa_server.settings import Settings
@@ -188,20 +188,15 @@ def origin_of(verifier: Verifier) -> str:
     return f"http://127.0.0.1:{verifier.port}"
 
 
-def test_sessions_from_the_page_need_the_token_and_no_option(verifier):
+def test_the_page_itself_may_open_sessions_with_a_token_and_no_other_page(verifier):
     with connect(verifier, "moa.v1", bearer(), origin=origin_of(verifier)) as opened:
         opened.send(hello())
         assert opened.recv(TIMEOUT_S)
     assert refusal(verifier, "moa.v1", origin=origin_of(verifier))[0] == 401
     posted = get(verifier, "/v1/decode", "POST", origin=origin_of(verifier), authorization=f"Bearer {TOKEN}")
     assert posted.status_code == 400  # no JSON, but let in
-
-
-@pytest.mark.parametrize(
-    "origin", ["http://127.0.0.1", "http://127.0.0.1:1", "http://localhost:{port}", "null", "file://"]
-)
-def test_other_pages_stay_refused(verifier, origin):
-    assert refusal(verifier, "moa.v1", bearer(), origin=origin.format(port=verifier.port))[0] == 403
+    for origin in ("http://127.0.0.1", "http://127.0.0.1:1", f"http://localhost:{verifier.port}", "null", "file://"):
+        assert refusal(verifier, "moa.v1", bearer(), origin=origin)[0] == 403
     asked = get(verifier, "/v1/status", origin="https://evil.example", authorization=f"Bearer {TOKEN}")
     assert asked.status_code == 403
 
@@ -240,7 +235,7 @@ def test_a_named_app_may_load_the_bundle(files):
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_no_log_has_a_token(files, log, form):
-    stream = log(form, "debug")
+    stream, offered = log(form, "debug"), "Sec-WebSocket-Protocol: moa.v1, "
     with serving(ToyEngine(), Settings(token=TOKEN), files=files) as verifier:
         for path in (f"/?token={TOKEN}", f"/{TOKEN}", f"/index.html?token={TOKEN}", f"/bundle/{TOKEN}"):
             get(verifier, path, referer=f"http://localhost/#token={TOKEN}")
@@ -249,6 +244,11 @@ def test_no_log_has_a_token(files, log, form):
             opened.send(hello())
             opened.recv(TIMEOUT_S)
         assert refusal(verifier, "moa.v1", bearer(), origin="https://evil.example")[0] == 403
+        assert refusal(verifier, "moa.v1", bearer() + "A", origin=origin_of(verifier))[0] in (400, 401)
+        assert refusal(verifier, bearer(), origin=origin_of(verifier))[0] == 400
+        raw(verifier, f"{offered}{bearer()}==")
+        raw(verifier, f"{offered}{bearer()}", "Sec-WebSocket-Key: broken")
+        raw(verifier, f"{offered}{'x' * 9000}{bearer()}")
     logged = stream.getvalue()
     assert "https://evil.example" in logged
     assert TOKEN not in logged and bearer() not in logged and "Traceback" not in logged

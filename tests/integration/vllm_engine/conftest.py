@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.tiny import make_tiny_bundle, make_tiny_drafter, make_tiny_target
-from support.vllm_engine.paged import CONTEXT
+
+#: Tokens of conversations; the pool has twice as many.
+CONTEXT = 128
 
 if TYPE_CHECKING:
     from moa_server.engine.transformers import TransformersEngine
