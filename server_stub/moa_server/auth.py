@@ -195,8 +195,8 @@ def _bearer(entry: object) -> Bearer:
     name, sha256 = entry.get("name"), entry.get("sha256")
     _check_name(name)
     if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
-        text = "sha256 must be the 64 hex digits of the token's SHA-256"
-        raise TokenFileError(f"{text}; moa-serve --new-token {name} makes a token and its entry", code="bad_digest")
+        text = f"sha256 must be the 64 hex digits of the token's SHA-256; moa-serve --new-token {name} makes an entry"
+        raise TokenFileError(text, code="bad_digest")
     budget = Budget(**{key: _amount(key, entry[key]) for key in _BUDGETS if key in entry})
     return Bearer(str(name), budget, sha256.lower())
 

@@ -50,8 +50,8 @@ def _serve(options: argparse.Namespace) -> int:
         _diagnose(settings, options)
         return 0
     if authenticator.open and not (is_loopback(options.host) or options.insecure):
-        text = f"--host {options.host} is open to other machines: set a token with --token or MOA_TOKEN, "
-        raise ServeError(f"{text}more of them with --token-file, or pass --insecure", code="token_missing")
+        text = f"--host {options.host} is open to other machines: set --token, MOA_TOKEN or --token-file, or --insecure"
+        raise ServeError(text, code="token_missing")
     if settings.token_file and hasattr(signal, "pthread_sigmask"):
         # It would end the process while the model loads: VerifierServer takes it when it listens for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})

@@ -59,8 +59,8 @@ def ceiling(connections: int, descriptors: int | None) -> int:
         return connections
     room = descriptors - _RESERVE
     if room < 2:
-        text = f"this process may open only {descriptors} files and connections, moa-serve needs more than {_RESERVE}; "
-        raise MoaError(f"{text}raise the limit, such as with ulimit -n 4096", code="too_few_descriptors")
+        text = f"only {descriptors} files may be open, moa-serve needs over {_RESERVE}: raise it with ulimit -n 4096"
+        raise MoaError(text, code="too_few_descriptors")
     return min(connections, room)
 
 

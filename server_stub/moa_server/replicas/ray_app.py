@@ -83,8 +83,8 @@ def build(args: Mapping[str, Any]) -> Application:
     options = options_of(args)
     settings = settings_of(options)
     if not (settings.token or settings.token_file or options.insecure):
-        text = "everyone that reaches Ray's proxy could use the replicas: set MOA_TOKEN in the env_vars of the "
-        raise ServeError(f"{text}runtime_env, or token-file or insecure: true in the args", code="token_missing")
+        text = "any client could use the replicas: set MOA_TOKEN in runtime_env, or token-file or insecure in args"
+        raise ServeError(text, code="token_missing")
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="Verifier",

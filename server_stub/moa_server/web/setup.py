@@ -118,16 +118,18 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
     """
     if named is not None:
         if not _for_browsers(expanded(named)):
-            text = f"the bundle {named} has no graph for browsers: export it again with --target {_TARGET}, "
-            text += f"or several with commas, such as moa-export --target onnx,{_TARGET}"
+            text = f"the bundle {named} has no graph for browsers: export it with --target {_TARGET} or onnx,{_TARGET}"
             raise MoaError(text, code="no_web_graph")
         return expanded(named)
     for folder in (default_bundle(), _made_here()):
         if (folder / MANIFEST_FILE).exists() and _for_browsers(folder):
             return folder
     if not default_target:
-        text = f"the page needs a bundle of this target: moa-export --target {_TARGET} --model NAME --drafter FOLDER "
-        raise MoaError(f"{text}--out BUNDLE makes one; name it with --bundle BUNDLE", code="bundle_missing")
+        raise MoaError(
+            f"the page needs a bundle of this target: moa-export --target {_TARGET} --model NAME --drafter FOLDER "
+            "--out BUNDLE makes one; name it with --bundle BUNDLE",
+            code="bundle_missing",
+        )
     make_bundle(_made_here(), _TARGET, "moa-serve --web", "some minutes")
     return _made_here()
 
