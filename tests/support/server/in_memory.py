@@ -70,6 +70,17 @@ class Served:
         await send(end, CLIENT.hello(token))
         return end, (await receive(end)).welcome.resume_token
 
+    async def answering(self, *question: wire.ClientMessage) -> tuple[ClientEnd, str, list[int]]:
+        """A session with the first token of an answer: its connection, resume token and tokens."""
+        end, token = await self.session()
+        await send(end, *question)
+        return end, token, [*PROMPT, *(await verdict_of(end)).tokens]
+
+    async def cut(self) -> None:
+        """Lose all connections."""
+        self.link.cut()
+        await self.link.closed()
+
     def stream(self, tokens: Sequence[int], most: int, streamed: bool = True) -> Stream:
         return Stream(self, {"tokens": list(tokens), "max_new_tokens": most, "stream": streamed})
 
@@ -84,8 +95,7 @@ class Served:
         return [sorted(len(request.prefix) for request in each) for each in self.engine.steps[step:]]
 
     async def end(self) -> None:
-        self.link.cut()
-        await self.link.closed()
+        await self.cut()
         await self.verifier.background_answers.close()
         await self.verifier.worker.close()
 

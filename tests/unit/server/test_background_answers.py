@@ -12,7 +12,6 @@ from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDraftin
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
 from support.server.in_memory import (
-    PROMPT,
     SETTINGS,
     Served,
     asked,
@@ -31,11 +30,8 @@ from support.toy_engine import STOP
 
 async def left(served: Served, most: int, while_away: bool = True) -> tuple[str, list[int]]:
     """A client asks, has its first token, and is gone: its resume token, and its tokens."""
-    end, token = await served.session()
-    await send(end, asked(most, while_away=while_away))
-    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
-    served.link.cut()
-    await served.link.closed()
+    _, token, tokens = await served.answering(asked(most, while_away=while_away))
+    await served.cut()
     return token, tokens
 
 
@@ -68,9 +64,7 @@ async def test_the_whole_answer_comes_after_the_welcome(served: Served):
 @with_served()
 async def test_the_answer_of_a_silent_client_continues_too(served: Served):
     """Its link may hang. A draft at its position is then answered without a step."""
-    end, _ = await served.session()
-    await send(end, asked(40, while_away=True))
-    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
+    end, _, tokens = await served.answering(asked(40, while_away=True))
     await asyncio.sleep(1)
     assert not len(served.verifier.background_answers)
     await asyncio.sleep(60)
@@ -153,9 +147,7 @@ class Slow(ServerDrafting):
 async def test_a_background_answer_takes_no_step_while_the_server_drafts(served: Served):
     for _ in range(5):
         await left(served, 900)
-    end, _ = await served.session()
-    await send(end, asked(60, while_away=True), credit(100))
-    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
+    end, _, tokens = await served.answering(asked(60, while_away=True), credit(100))
     before = len(served.engine.steps)
     while len(tokens) < 50:
         tokens += (await verdict_of(end)).tokens
@@ -168,9 +160,7 @@ async def test_a_background_answer_takes_no_step_while_the_server_drafts(served:
 async def test_a_drafting_client_waits_for_a_short_step_at_most(served: Served):
     for _ in range(30):
         await left(served, 900)
-    end, _ = await served.session()
-    await send(end, asked(60, while_away=True))
-    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
+    end, _, tokens = await served.answering(asked(60, while_away=True))
     before = len(served.engine.steps)
     while len(tokens) < 20:
         await asyncio.sleep(0.1)

@@ -99,11 +99,8 @@ def at_once(began: float) -> bool:
 
 async def answered_and_cut(served: Served, most: int, **options: bool) -> str:
     """A session whose answer has begun, and whose connection is lost; return its resume token."""
-    end, token = await served.session()
-    await send(end, asked(most, **options))
-    await verdict_of(end)
-    served.link.cut()
-    await served.link.closed()
+    _, token, _ = await served.answering(asked(most, **options))
+    await served.cut()
     return token
 
 
@@ -126,10 +123,7 @@ async def silent_answer(served: Served) -> ClientEnd:
 
 
 async def answer(served: Served) -> ClientEnd:
-    end, _ = await served.session()
-    await send(end, asked(900, while_away=True))
-    await verdict_of(end)
-    return end
+    return (await served.answering(asked(900, while_away=True)))[0]
 
 
 async def silent_connection(served: Served) -> ClientEnd:
