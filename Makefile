@@ -84,7 +84,7 @@ libraries: # a browser in which a test opens the report, and what Qt needs to dr
 screenshots: LIBRARIES += xvfb xauth libxcb-cursor0 libxcb-icccm4 libxcb-keysyms1 libxcb-image0 libxcb-shape0 libxkbcommon-x11-0
 screenshots: $(STAMP) libraries web ## draw the pictures of window and page in docs/screenshots again
 	xvfb-run -a $(BIN)/python tools/window_screenshots.py docs/screenshots
-	PYTHONPATH=tests $(BIN)/python -m support.page.screenshots docs/screenshots --scheme light
+	PYTHONPATH=tests $(BIN)/python tools/page_screenshots.py docs/screenshots --scheme light
 
 soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
 	PYTHONPATH=tests:tools $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak

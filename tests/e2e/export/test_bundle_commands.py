@@ -95,3 +95,12 @@ def test_a_folder_that_is_no_bundle_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert str(tmp_path) in refuse(capsys, None, command, tmp_path)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "coreml"])
+def test_example_refuses_a_backend_that_is_unknown_or_has_no_graph(
+    bundle: Path, backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert backend in refuse(
+        capsys, "unknown_backend" if backend == "cuda" else None, "example", bundle, "--backend", backend
+    )

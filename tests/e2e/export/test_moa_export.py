@@ -13,9 +13,7 @@ import onnx
 import pytest
 import torch
 
-from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.config import drafter_fingerprint
-from moa_drafter.model import MoADrafter
 from moa_drafter.target import target_fingerprint
 from moa_export import cli, pipeline
 from moa_export.bundle_writer import rejected_path, staged_bundle
@@ -23,14 +21,8 @@ from moa_export.errors import ParityError
 from moa_export.offline_model import NONE, WriterSettings
 from moa_export.progress import Progress
 from moa_export.validation import NOT_ASKED
-from moa_runtime import optional_deps
-from moa_runtime.backends.base import StepInputs
-from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint
-from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.errors import MoaError
 from support import tiny
-from support.drafted import draft_of
 from support.export.commands import refuse, run, run_json
 from support.refusals import refused
 
@@ -79,37 +71,6 @@ def test_the_graph_holds_8_bit_weights_and_nothing_of_this_machine(made: tuple[B
     large = {t.data_type for t in graph.initializer if np.prod(t.dims) >= 64 * 64}
     assert large <= {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
     assert str(Path(cli.__file__).parents[2]).encode() not in path.read_bytes()
-
-
-def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], drafter: MoADrafter) -> None:
-    rng = np.random.default_rng(5)
-    keys, values = rng.standard_normal((2, 9, 2, 16)).astype(np.float32)
-    results = []
-    for backend in (torch_backend_of(drafter, top_k=16), load_backend(made[0])):
-        assert (backend.top_k, backend.kv_shape) == (16, (2, 16))
-        runtime = MoaDrafter(backend, max_context=made[0].manifest.max_context)
-        runtime.add_rows(0, keys, values)
-        results.append(draft_of(runtime, list(range(20, 30)), 1) + draft_of(runtime, [*range(20, 26), 77], 1))
-    for ours, theirs in zip(*results, strict=True):
-        near = pytest.approx(theirs.logprob, abs=0.1)  # rounding may swap two that are almost as likely
-        assert ours.token == theirs.token or ours.logprob == near
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=0.3)
-
-
-def test_no_cached_tokens_and_one_row_are_enough(made: tuple[Bundle, dict]) -> None:
-    backend = load_backend(made[0], threads=1)
-    none, one = np.zeros((0, 2, 16), np.float32), np.zeros((1, 2, 16), np.float32)
-    result = backend.step(StepInputs.chain([5], (none, none), (one, one)))
-    assert result.top_tokens.shape == result.top_logprobs.shape == (1, 16)
-    assert np.isfinite(result.top_logprobs).all()
-    assert (np.diff(result.top_logprobs) <= 0).all()
-
-
-def test_an_unknown_backend_and_one_whose_graph_is_not_there_are_refused(made: tuple[Bundle, dict]) -> None:
-    with pytest.raises(MoaError, match=r"cuda.*onnx, executorch, web, coreml"):
-        load_backend(made[0], "cuda")
-    with pytest.raises(MoaError, match=r"coreml-stateless.*onnx"):
-        load_backend(made[0], "coreml")
 
 
 def test_a_large_target_is_run_in_bfloat16(
@@ -213,14 +174,6 @@ def test_a_drafter_made_for_another_target_is_refused(
     (drafter / "config.json").write_text(json.dumps({**config, "target_num_layers": 30}))
     said = refuse(capsys, None, "--out", tmp_path / "out", "--model", tiny_target, "--drafter", drafter)
     assert "layers 30" in said
-
-
-def test_a_missing_toolchain_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(optional_deps.MODULES, "export", ("torch", "onnxscript_of_another_world"))
-    said = refuse(capsys, None, "--out", tmp_path / "out")
-    assert "onnxscript_of_another_world" in said and "moa-edge[export]" in said
 
 
 def test_an_existing_folder_is_replaced_only_if_it_is_a_bundle_and_forced(

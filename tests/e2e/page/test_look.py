@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.page.browsing import Chromium, Page, Person
+from support.page.browsing import QUESTION, Chromium, Page, Person
 from support.page.served import Site
-from support.page.using import QUESTION, set_up
 
 #: WCAG 2.2, level AA: of text, and of what shows where a control is.
 TEXT, CONTROL = 4.5, 3.0
@@ -47,7 +46,7 @@ def page(site: Site, chromium: Chromium) -> Page:
     """With an answer."""
     page = chromium.person().open(site.url())
     page.link("online")
-    set_up(page, most=24)
+    page.set_up(24)
     page.ask(QUESTION + " Explain whatintheworldisaverylongwordwithoutanyspaceswhichhasnoroominanarrowline.")
     page.answered()
     return page

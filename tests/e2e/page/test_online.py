@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-
-import pytest
-
-from support.page.browsing import Person
+from support.page.browsing import QUESTION, Person
 from support.page.served import TOKEN, Site
-from support.page.using import QUESTION, open_with_model, set_up
 
 COUNT = 24
 
 
 def test_a_chat_with_the_token_of_the_address(site: Site, person: Person) -> None:
-    page = person.open(site.url())
-    page.link("online")
+    page = person.online(site.url())
     assert page.do("evaluate", "location.href") == site.url(token="")
-    set_up(page, most=COUNT)
-    page.ask(QUESTION)
-    page.answered()
+    page.set_up(COUNT)
+    page.answer()
     assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)]
     assert "Answer: " + page.messages[1] in page.do("texts", "#spoken")[0]  # whole, and once
-    page.ask("And why?")
-    page.answered()
+    page.answer("And why?")
     assert page.messages[3]
     assert not any("secret" in url for url in person.requests())
     assert [line for line in page.do("said") if not line.startswith("log:")] == []  # no violation of the policy
@@ -56,11 +44,8 @@ def test_without_its_token_the_page_says_so_and_takes_one(site: Site, person: Pe
 
 
 def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
-    page = person.open(site.url())
-    page.link("online")
-    set_up(page, most=8)
-    page.ask(QUESTION)
-    page.answered()
+    page = person.online(site.url(), 8)
+    page.answer()
     page.wait(".remarks", "cut off at the length limit")
     page.do("click", "text=Continue")
     page.answered()
@@ -82,13 +67,10 @@ def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
 
 
 def test_the_list_of_chats(site: Site, person: Person) -> None:
-    page = person.open(site.url())
-    page.link("online")
-    set_up(page, most=4)
+    page = person.online(site.url(), 4)
     for question in ("One apple", "Two pears"):
         page.do("click", "#new-chat")
-        page.ask(question)
-        page.answered()
+        page.answer(question)
     page.do("click", "#show-chats")
     page.wait("#rows .open")
     assert [title[:9] for title in page.do("texts", "#rows .open")] == ["Two pears", "One apple"]
@@ -124,14 +106,14 @@ def test_a_second_tab_says_that_there_is_another(site: Site, person: Person) -> 
 
 
 def test_a_model_that_is_deleted_by_two_taps(site: Site, person: Person) -> None:
-    page = open_with_model(person, site.url())
+    page = person.open_with_model(site.url())
     page.do("click", "#show-settings")
     page.do("evaluate", _TAPPED_TWICE.format(box="device-actions", label="Delete the model"))
     page.hidden_text("#device-words", "once it has a model of")
     page.do("press", "Escape")
     page.link("online")
     assert page.count("#notice:visible") == 0
-    assert not [line for line in page.do("said") if line.startswith("uncaught")]
+    assert not page.uncaught()
 
 
 _STORED = """
@@ -149,11 +131,8 @@ new Promise((resolve) => {{
 
 
 def test_a_chat_whose_stored_form_is_damaged_is_said_and_the_page_goes_on(site: Site, person: Person) -> None:
-    page = person.open(site.url())
-    page.link("online")
-    set_up(page, most=4)
-    page.ask(QUESTION)
-    page.answered()
+    page = person.online(site.url(), 4)
+    page.answer()
     page.do("reload")
     page.link("online")
     page.do("evaluate", _STORED.format(version=""))
@@ -163,7 +142,7 @@ def test_a_chat_whose_stored_form_is_damaged_is_said_and_the_page_goes_on(site: 
     page.do("click", "#show-chats")
     page.do("fill", "#search", "primary")
     page.wait("#no-chats")
-    assert not [line for line in page.do("said") if line.startswith("uncaught")]
+    assert not page.uncaught()
 
 
 _BROKEN_ANSWER = """
@@ -197,8 +176,7 @@ _OTHER_TARGET = """
 
 
 def test_a_page_whose_stored_bundle_is_of_another_target_takes_the_new_one(site: Site, person: Person) -> None:
-    page = person.open(site.url())
-    page.link("online")
+    page = person.online(site.url())
     page.do("evaluate", _OTHER_TARGET)  # as after the verifier was given another one
     page.do("reload")
     page.wait("#banner-text", "target")
@@ -215,33 +193,6 @@ def test_a_page_that_cannot_start_leaves_no_token_in_the_address(site: Site, per
     assert other.do("evaluate", "location.href") == site.url(token="")
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[str]:
-    """Another site on this machine."""
-    (tmp_path / "index.html").write_text("<!doctype html><title>elsewhere</title>")
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-
-
-def test_a_page_of_another_origin_is_refused(site: Site, person: Person, elsewhere: str) -> None:
-    page = person.open(elsewhere)
-    bearer = page.do("evaluate", f"btoa({TOKEN!r}).replaceAll('+', '-').replaceAll('/', '_').replaceAll('=', '')")
-    tried = f"""
-    new Promise((resolve) => {{
-      const socket = new WebSocket("ws://127.0.0.1:{site.port}/v1/session", ["moa.v1", "moa.bearer.{bearer}"]);
-      socket.onopen = () => resolve("open");
-      socket.onerror = () => resolve("refused");
-    }})
-    """
-    assert page.do("evaluate", tried) == "refused"
-    asked = f"fetch('http://127.0.0.1:{site.port}/v1/status').then(() => 'read', () => 'refused')"
-    assert page.do("evaluate", asked) == "refused"
-    assert person.open(site.url(token="")).do("evaluate", tried) == "open"  # the page's own is not
-
-
 def test_over_plain_http_it_works_online_and_says_what_is_missing(
     site: Site, person: Person, outer_address: str
 ) -> None:
@@ -251,9 +202,8 @@ def test_over_plain_http_it_works_online_and_says_what_is_missing(
     page.wait("#banner-text", "plain http")
     page.do("click", "#banner-actions >> text=Understood")
     page.gone("#banner")
-    set_up(page, most=COUNT)
-    page.ask(QUESTION)
-    page.answered()
+    page.set_up(COUNT)
+    page.answer()
     assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)]
     page.do("reload")
     page.link("online")

@@ -5,34 +5,33 @@ from __future__ import annotations
 import pytest
 
 from moa_bench.link.proxy import BackgroundLink
-from support.page.browsing import Person
+from support.page.browsing import QUESTION, Person
 from support.page.served import Site
-from support.page.using import QUESTION, find_network, lose_network, open_with_model, set_up
 
 COUNT = 90
 
 
 def test_the_link_is_cut_in_the_middle_of_an_answer(site: Site, link: BackgroundLink, person: Person) -> None:
-    page = open_with_model(person, site.url(port=link.port))
-    set_up(page, most=COUNT, drafting="device")
-    page.ask(QUESTION)
+    page = person.open_with_model(site.url(port=link.port))
+    page.set_up(COUNT, "device")
+    page.ask()
     page.wait(".assistant .origin:not(.tentative)")
     link.cut()
-    lose_network(page)
+    page.tell("offline")
     page.wait(".assistant .offline.tentative")
     link.restore()
-    find_network(page)
+    page.tell("online")
     page.shows(QUESTION, site.target_writes(QUESTION, COUNT))
     page.link("online")
     page.wait(".remarks", "partly written offline")
 
 
 def test_what_was_written_offline_is_checked_and_can_be_had_back(site: Site, person: Person) -> None:
-    page = open_with_model(person, site.url())
-    set_up(page, most=COUNT)
+    page = person.open_with_model(site.url())
+    page.set_up(COUNT)
     page.do("click", "#offline")
     page.link("working offline")
-    page.ask(QUESTION)
+    page.ask()
     page.wait(".remarks", "not confirmed yet")
     alone = page.messages
     assert alone[1]
@@ -46,8 +45,8 @@ def test_what_was_written_offline_is_checked_and_can_be_had_back(site: Site, per
 
 
 def test_a_second_start_asks_for_nothing_and_works_without_a_network(site: Site, person: Person) -> None:
-    page = open_with_model(person, site.url())
-    set_up(page, most=COUNT)
+    page = person.open_with_model(site.url())
+    page.set_up(COUNT)
     page.do("evaluate", "navigator.serviceWorker.ready.then(() => undefined)")
     page.do("close")
     person.requests()
@@ -61,11 +60,11 @@ def test_a_second_start_asks_for_nothing_and_works_without_a_network(site: Site,
     person.offline(True)
     page = person.open(site.url(token=""))
     page.link("offline")
-    page.ask(QUESTION)
+    page.ask()
     page.wait(".remarks", "not confirmed yet")
     assert page.messages[1]
     person.offline(False)
-    find_network(page)
+    page.tell("online")
     page.shows(QUESTION, site.target_writes(QUESTION, COUNT))
 
 
@@ -73,8 +72,8 @@ def test_a_second_start_asks_for_nothing_and_works_without_a_network(site: Site,
 def test_an_answer_under_way_outlives_its_page(site: Site, link: BackgroundLink, person: Person, end: str) -> None:
     page = person.open(site.url(port=link.port))
     page.link("online")
-    set_up(page, most=COUNT, drafting="device")
-    page.ask(QUESTION)
+    page.set_up(COUNT, "device")
+    page.ask()
     page.wait(".assistant .origin:not(.tentative)")
     page.do(end)
     if end == "kill":

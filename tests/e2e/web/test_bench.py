@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from moa_export.targets.web import VERSION, WebEngine
-from support.chromium import BrowserPage
 
 BENCH = Path(__file__).parents[3] / "runtime" / "web" / "bench.mjs"
 
@@ -68,15 +65,3 @@ def test_bad_input_is_one_sentence(web_bundle: Path, web_engine_here: WebEngine,
 def test_a_bundle_without_a_graph_for_browsers_is_one_sentence(onnx_bundle: Path, web_engine_here: WebEngine) -> None:
     done = bench(web_engine_here, onnx_bundle)
     assert done.returncode == 2 and "has no graph for browsers: export it with --target web" in done.stderr
-
-
-def test_a_connection_that_the_browser_resets_prints_nothing(
-    browser: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with (
-        BrowserPage(browser, "/", {"/": tmp_path}) as page,
-        socket.create_connection(("127.0.0.1", page.port)) as connection,
-    ):
-        connection.sendall(b"GET")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
-    assert capsys.readouterr().err == ""

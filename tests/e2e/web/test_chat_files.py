@@ -14,9 +14,9 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent
 from moa_runtime.session.events import Sampling
-from moa_runtime.tokenizer import ChatTokenizer
 from support.server.running import Verifier
 from support.system.asking import QUESTION, TIMEOUT_S, committed, endpoint
+from support.web.typescript import client_command, target_writes
 
 SAMPLING = Sampling(0.8, 0.9, 7)
 LENGTH = 200
@@ -36,19 +36,17 @@ async def in_python(bundle: Path, verifier: Verifier, store: Path, enough: Calla
 
 def in_node(compiled: Path, bundle: Path, verifier: Verifier, store: Path, enough: int | None) -> dict[str, Any]:
     """Go on with the chat, or begin it; the program is killed where the file has so many tokens of the answer."""
-    given = {
-        "bundle": str(bundle),
-        "url": f"ws://127.0.0.1:{verifier.port}",
-        "token": verifier.token,
-        "questions": [QUESTION],
-        "drafting": "device",
-        "length": LENGTH,
-        "samplings": [{"temperature": SAMPLING.temperature, "top_p": SAMPLING.top_p, "seed": str(SAMPLING.seed)}],
-        "store": str(store),
-        "seen": str(store.with_name("seen")),
-        "done": str(store.with_name("done")),
-    }
-    command = ["node", compiled / "dist" / "test" / "system_client.js", json.dumps(given)]
+    command = client_command(
+        compiled,
+        bundle,
+        verifier.port,
+        lambda kind: store if kind == "chat" else store.with_name(kind),
+        [SAMPLING],
+        token=verifier.token,
+        questions=[QUESTION],
+        drafting="device",
+        length=LENGTH,
+    )
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             if enough is not None:
@@ -68,18 +66,15 @@ def written(store: Path) -> int:
     return sum(length for _, length in answer["origins"]) if answer else 0
 
 
-def own(bundle: Path, verifier: Verifier) -> str:
-    tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
-    prompt = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
-    return tokenizer.decode(verifier.decode(prompt, LENGTH, SAMPLING))
-
-
 def test_from_python_to_node(compiled: Path, onnx_bundle: Path, verifier: Verifier, tmp_path: Path) -> None:
     store = tmp_path / "chat.json"
     asyncio.run(in_python(onnx_bundle, verifier, store, lambda event: committed(event) >= 8))
     assert 8 <= written(store) < LENGTH
     done = in_node(compiled, onnx_bundle, verifier, store, None)
-    assert [turn["content"] for turn in done["messages"]] == [QUESTION, own(onnx_bundle, verifier)]
+    assert [turn["content"] for turn in done["messages"]] == [
+        QUESTION,
+        target_writes(onnx_bundle, verifier, LENGTH, SAMPLING),
+    ]
 
 
 def test_from_node_to_python(compiled: Path, onnx_bundle: Path, verifier: Verifier, tmp_path: Path) -> None:
@@ -90,4 +85,4 @@ def test_from_node_to_python(compiled: Path, onnx_bundle: Path, verifier: Verifi
     asyncio.run(in_python(onnx_bundle, verifier, store, lambda event: bool(seen.append(event))))
     first, last = seen[0], seen[-1]
     assert isinstance(first, AnswerUpdate) and committed(first) == held
-    assert isinstance(last, AnswerFinished) and last.text == own(onnx_bundle, verifier)
+    assert isinstance(last, AnswerFinished) and last.text == target_writes(onnx_bundle, verifier, LENGTH, SAMPLING)

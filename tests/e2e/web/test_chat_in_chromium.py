@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime.bundle import Bundle
 from moa_runtime.session.events import Sampling
-from moa_runtime.tokenizer import ChatTokenizer
 from support.chromium import BrowserPage
 from support.server.running import Verifier, serving
 from support.system.asking import QUESTION
+from support.web.typescript import target_writes
 
 LENGTH, SEED = 120, 7
 
@@ -46,9 +45,7 @@ def talk(port: int, token: str = "secret") -> dict[str, object]:
 def test_a_tab_that_is_reloaded_goes_on_with_its_answer(
     page: BrowserPage, open_verifier: Verifier, onnx_bundle: Path
 ) -> None:
-    tokenizer = ChatTokenizer.from_bundle(Bundle.open(onnx_bundle))
-    prompt = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
-    own = tokenizer.decode(open_verifier.decode(prompt, LENGTH, Sampling(0.8, 0.9, SEED)))
+    own = target_writes(onnx_bundle, open_verifier, LENGTH, Sampling(0.8, 0.9, SEED))
     todo = talk(open_verifier.port)
     assert page.ask(todo | {"leaveAt": 4}) == {"pending": False}
     page.tell({"reload": True})

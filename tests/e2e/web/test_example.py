@@ -9,11 +9,10 @@ from pathlib import Path
 from moa_bench.link import LinkProfile
 from moa_bench.link.proxy import background_link
 from moa_export.targets.web import WebEngine
-from moa_runtime.bundle import Bundle
 from moa_runtime.session.events import Sampling
-from moa_runtime.tokenizer import ChatTokenizer
 from support.server.running import Verifier
 from support.system.asking import QUESTION, TIMEOUT_S
+from support.web.typescript import target_writes
 
 #: Text comes no faster than it can be cut off.
 SLOW = LinkProfile("slow", down_bits_per_s=40_000, up_bits_per_s=None, round_trip_ms=10)
@@ -30,8 +29,7 @@ def environment(engine: WebEngine, token: str = "") -> dict[str, str]:
 def test_the_example_survives_a_cut(
     compiled: Path, web_bundle: Path, web_engine_here: WebEngine, verifier: Verifier
 ) -> None:
-    tokenizer = ChatTokenizer.from_bundle(Bundle.open(web_bundle))
-    own = verifier.decode(tokenizer.encode_chat([{"role": "user", "content": QUESTION}]), 200, Sampling())
+    own = target_writes(web_bundle, verifier, 200, Sampling())
     with background_link(SLOW, "127.0.0.1", verifier.port) as link:
         pipe, env = subprocess.PIPE, environment(web_engine_here, verifier.token)
         with subprocess.Popen(command(compiled, web_bundle, link.port), stdout=pipe, stderr=pipe, env=env) as process:
@@ -48,7 +46,7 @@ def test_the_example_survives_a_cut(
             finally:
                 process.kill()  # else a test that fails would wait for it
     assert process.returncode == 0 and b"[online]" in errors
-    assert (seen + rest).decode() == tokenizer.decode(own) + "\n"
+    assert (seen + rest).decode() == own + "\n"
 
 
 def test_the_example_says_what_is_wrong(

@@ -9,7 +9,7 @@ from moa_bench.questions import Question
 from moa_export.targets.web import WebEngine
 from moa_runtime.bundle import Bundle
 from moa_server.engine.transformers import TransformersEngine
-from support.web.rounds import WIDTH, count
+from typescript_rounds import WIDTH, count
 
 TURNS = ("Name three colours.", "Why is the sky blue?", "Say it again: the sky is blue, the sky is blue, the sky is")
 

@@ -31,7 +31,7 @@ from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
 from moa_export.targets.coreml import FEATURES, CoremlTarget
-from moa_export.targets.coreml_program import FUNCTIONS, fit_palette, stored_embedding, stored_linear
+from moa_export.targets.coreml_program import FUNCTIONS, stored_embedding, stored_linear
 from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.coreml import CoremlBackend
@@ -266,13 +266,6 @@ def test_the_stored_embedding_gives_the_rows_of_the_other_targets(spec: Weights)
     rows = evaluated(ct.target.iOS17, tokens, stored_embedding("table", table, spec))
     other = QuantisedEmbedding(table, spec)(torch.from_numpy(tokens)) if spec.is_integer else table[tokens]
     np.testing.assert_allclose(rows, other.numpy(), rtol=2**-10)
-
-
-def test_a_palette_follows_the_values() -> None:
-    values = np.array([-3, -1, -0.5, 0.25, 1, 2], np.float32)
-    weight = np.random.default_rng(0).permuted(np.tile(values, (30, 10)), axis=1)
-    indices, palette, scales = fit_palette(weight, 16)
-    np.testing.assert_allclose(palette[indices] * scales, weight, rtol=0.02)
 
 
 @pytest.mark.parametrize(

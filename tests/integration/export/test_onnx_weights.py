@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnxscript import ir
 
@@ -19,10 +21,12 @@ from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
 from moa_export.targets.onnx import GRAPH_FILE, OnnxTarget, capture
-from moa_export.targets.onnx_graph import take_matrices
+from moa_export.targets.onnx_graph import put_with_offsets, round_with_offsets, take_matrices
+from moa_export.targets.web import put_rounded, put_rounded_with_offsets
 from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import load_backend
+from moa_runtime.backends.onnx import session_options
 from moa_runtime.bundle import Bundle
 from support.refusals import refused
 from support.tiny import make_tiny_bundle
@@ -69,6 +73,39 @@ def test_every_part_has_its_own_bits(
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
     expected = [rehearse(torch_backend_of(drafter, top_k=16), Recording(list(range(10, 40)), 12, keys, values))]
     assert 0 < compare(expected, target.runner(tmp_path, entry)).mean_logprob_error < 0.25
+
+
+def round_4(matrix: np.ndarray) -> np.ndarray:
+    """The matrix that rounding with offsets stands for."""
+    codes, scales, least = round_with_offsets(matrix)
+    return (codes * scales[:, :, None] + least[:, :, None]).reshape(matrix.T.shape).T
+
+
+@pytest.mark.parametrize(
+    ("put", "rounded", "error"),
+    [
+        (put_with_offsets, round_4, 0.1),  # activations are rounded to 8 bits
+        (put_rounded_with_offsets, round_4, 1e-5),
+        (lambda model, name, matrix: put_rounded(model, name, matrix, Weights(4, 32)), np.asarray, 0.2),
+        (lambda model, name, matrix: put_rounded(model, name, matrix, Weights(8, 32)), np.asarray, 0.01),
+    ],
+    ids=["onnx, 4 bits with offsets", "web, 4 bits with offsets", "web, 4 bits", "web, 8 bits"],
+)
+def test_a_product_is_that_with_the_rounded_matrix(
+    tmp_path: Path, put: Callable[..., None], rounded: Callable[[np.ndarray], np.ndarray], error: float
+) -> None:
+    rng = np.random.default_rng(1)
+    matrix, x = rng.normal(0.3, 1, (96, 40)).astype(np.float32), rng.normal(0, 1, (5, 96)).astype(np.float32)
+    sizes = {"x": ["T", 96], "y": ["T", 40]}
+    x_info, y_info = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n, size in sizes.items())
+    node = onnx.helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
+    weight = onnx.numpy_helper.from_array(np.zeros((0, 0), np.float32), "weight")
+    graph = onnx.helper.make_graph([node], "one", [x_info], [y_info], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    put(model, "weight", matrix)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(1))
+    (y,) = session.run(None, {"x": x})
+    assert np.abs(y - x @ rounded(matrix)).max() < error * np.abs(y).max()
 
 
 def test_what_one_file_cannot_hold_is_refused_before_any_work(drafter: MoADrafter) -> None:

@@ -18,15 +18,12 @@ from moa_export.cli import main
 from moa_export.offline_model import NONE, TARGET, WRITER, WriterSettings, make_writer, model_of, whole_model
 from moa_export.progress import Progress
 from moa_export.targets.onnx import WRITER_FILE, export_writer
-from moa_export.targets.onnx_graph import put_with_offsets, round_with_offsets
+from moa_export.targets.onnx_graph import round_with_offsets
 from moa_export.validation import Proof
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle, TargetEntry
-from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.factory import writer_for
-from support.export.one_product import matrix_and_input, one_product, widened
 from support.refusals import refused
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
@@ -89,29 +86,10 @@ def test_what_lies_on_a_grid_of_four_bits_is_represented_exactly():
         assert np.array_equal(ours, theirs)
 
 
-def test_a_product_with_offsets_is_that_with_the_widened_matrix(tmp_path):
-    matrix, x = matrix_and_input()
-    y = one_product(lambda model: put_with_offsets(model, "weight", matrix), x, tmp_path, ir_version=10)
-    codes, scales, least = round_with_offsets(matrix)
-    wide = widened(codes, scales, least)
-    assert np.abs(y - x @ wide).mean() < 0.02 * np.abs(y).mean()  # activations are rounded to 8 bits
-    assert np.abs(wide - matrix).max() < 0.51 * scales.max() + 1e-2
-
-
-def test_a_bundle_has_its_writer_which_continues_a_text_as_the_target_does(writing_bundle, target):
-    bundle = Bundle.open(writing_bundle)
-    entry = bundle.manifest.writer
-    assert entry is not None and entry.details == {"model": "target", "bits": 8, "max_context": 512}
+def test_a_bundle_has_its_writer(writing_bundle):
+    entry = Bundle.open(writing_bundle).manifest.writer
+    assert entry.details == {"model": "target", "bits": 8, "max_context": 512} and entry.file == WRITER_FILE
     assert entry.checks["perplexity"]["status"] == "passed" and entry.checks["perplexity"]["ratio"] < 1.05
-    assert json.loads((writing_bundle / "manifest.json").read_text())["writer"]["file"] == WRITER_FILE
-    writer = writer_for(bundle.manifest, load_writer(bundle, threads=1))
-    text = list(TEXT)
-    for _ in range(12):
-        text += writer.propose(text, Budget(1, 1)).tokens
-    own = list(TEXT)
-    for _ in range(12):
-        own.append(int(logits_of(target, own)[-1].argmax()))
-    assert sum(a == b for a, b in zip(text, own, strict=True)) > len(TEXT) + 8
 
 
 def test_a_writer_s_memory_and_time_are_taken_when_it_writes(writing_bundle, onnx_bundle, monkeypatch):

@@ -14,6 +14,7 @@ _HERE = Path(__file__).parent
 PACKAGE = _HERE.parents[2] / "apps/web/package.json"
 PLAYWRIGHT = PACKAGE.parent / "node_modules/playwright-core"
 _PATIENCE_S, _LOOK_S = 60.0, 0.1
+QUESTION = "Name three primary colours."
 
 
 class Chromium:
@@ -69,6 +70,22 @@ class Person:
         page.do("goto", url)
         return page
 
+    def open_with_model(self, url: str) -> Page:
+        """The page, once its device has downloaded and loaded what drafts and writes."""
+        page = self.open(url)
+        page.wait("#banner-actions button", "Download")
+        page.do("click", "#banner-actions button:has-text('Download')")
+        page.hidden_text("#device-words", "The model is here")
+        return page
+
+    def online(self, url: str, most: int | None = None) -> Page:
+        """The page, once it is connected; answers have at most so many tokens, the usual number when omitted."""
+        page = self.open(url)
+        page.link("online")
+        if most is not None:
+            page.set_up(most)
+        return page
+
     def requests(self) -> list[str]:
         """URLs that were asked for since the last call, by pages, workers and service workers."""
         found: list[str] = self._chromium.do("requests", self._name)
@@ -105,10 +122,32 @@ class Page:
         """Until an element, seen or not, has this text in it."""
         self.do("wait_hidden", selector, text)
 
-    def ask(self, question: str) -> None:
+    def set_up(self, most: int, drafting: str = "auto") -> None:
+        """Have answers of at most so many tokens, here and in new chats."""
+        self.do("click", "#show-settings")
+        self.do("fill", "#most", str(most))
+        self.do("click", "[name=forNew]")
+        self.do("select", "#drafting", drafting)
+        self.do("click", "#settings-form button[type=submit]")
+        self.wait("#send:enabled")
+
+    def tell(self, event: str) -> None:
+        """What a system tells a browser when it has lost the network ("offline"), or has one again ("online")."""
+        self.do("evaluate", f"dispatchEvent(new Event({event!r}))")
+
+    def uncaught(self) -> list[str]:
+        """Errors that nothing caught since the last call."""
+        return [line for line in self.do("said") if line.startswith("uncaught")]
+
+    def ask(self, question: str = QUESTION) -> None:
         self.wait("#send:enabled")
         self.do("fill", "#question", question)
         self.do("click", "#send")
+
+    def answer(self, question: str = QUESTION) -> None:
+        """Ask, and wait for the whole answer."""
+        self.ask(question)
+        self.answered()
 
     def answered(self) -> None:
         """Until nothing is being written any more of what was just asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 from moa_bench.link.proxy import BackgroundLink
 from support.system.killed import QUESTIONS, VerifierProgram
+from support.web.typescript import client_command
 
 _WITHIN_S = 120.0
 
@@ -26,8 +28,7 @@ class Client:
 
     def __init__(self, web: Path, program: VerifierProgram, link: BackgroundLink, number: int, seed: int) -> None:
         self._program, self._link, self._number = program, link, number
-        self._path = web / "dist" / "test" / "system_client.js"
-        self._rng = random.Random(seed)
+        self._web, self._rng = web, random.Random(seed)
         self.happened: Counter[str] = Counter()
         self._process = self._start()
 
@@ -41,11 +42,12 @@ class Client:
                     break
                 self.happened[what] += 1
                 self.HAPPENINGS[what](self)
-            self._process.communicate(timeout=_WITHIN_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=_WITHIN_S)
+            status = self._process.poll()
         finally:
             self._process.kill()
-        log = self._log.read_text()
-        assert self._process.returncode == 0, f"status {self._process.returncode} after {dict(self.happened)}: {log}"
+        assert status == 0, f"status {status} after {dict(self.happened)}: {self._log.read_text()}"
 
     def _cut(self) -> None:
         self._link.cut()
@@ -71,11 +73,9 @@ class Client:
 
     def _tell(self, told: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # its conversation has come to its end
             self._process.stdin.write(json.dumps(told).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # its conversation has come to its end
 
     #: By name.
     HAPPENINGS: ClassVar[dict[str, Callable[[Client], None]]] = {
@@ -97,18 +97,16 @@ class Client:
     def _start(self) -> subprocess.Popen[bytes]:
         setting, number = self._program.setting, self._number
         samplings = [setting.sampling(number, answer) for answer in range(len(QUESTIONS))]
-        given = {
-            "bundle": str(setting.bundle),
-            "url": f"ws://127.0.0.1:{self._link.port}",
-            "token": "",
-            "questions": QUESTIONS,
-            "drafting": self._rng.choice(["auto", "device", "server"]),
-            "length": setting.length,
-            "samplings": [{"temperature": s.temperature, "top_p": s.top_p, "seed": str(s.seed)} for s in samplings],
-            "store": str(setting.file("chat", number)),
-            "seen": str(setting.file("seen", number)),
-            "done": str(setting.file("done", number)),
-        }
+        command = client_command(
+            self._web,
+            setting.bundle,
+            self._link.port,
+            lambda kind: setting.file(kind, number),
+            samplings,
+            token="",
+            questions=QUESTIONS,
+            drafting=self._rng.choice(["auto", "device", "server"]),
+            length=setting.length,
+        )
         with self._log.open("ab") as log:
-            command = ["node", str(self._path), json.dumps(given)]
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)

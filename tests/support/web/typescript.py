@@ -5,16 +5,44 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from moa_bench.harness import LoopbackVerifier
 from moa_export.targets.web import WebEngine
+from moa_runtime.bundle import Bundle
+from moa_runtime.session.events import Sampling
+from moa_runtime.tokenizer import ChatTokenizer
+from support.server.running import Verifier
+from support.system.asking import QUESTION
 
 WEB = Path(__file__).parents[3] / "runtime" / "web"
 _PROGRAM = WEB / "dist" / "test" / "device_program.js"
+
+
+def client_command(
+    web: Path, bundle: Path, port: int, file: Callable[[str], Path], samplings: Sequence[Sampling], **given: Any
+) -> list[str]:
+    """The command of a program that asks questions one after the other, and can be killed at any moment.
+
+    Args:
+        file: path of ``chat`` (the store), ``seen`` and ``done``, see ``runtime/web/test/system_client.ts``.
+        samplings: of each question.
+        given: ``token``, ``questions``, ``drafting``, ``length``.
+    """
+    given |= {"bundle": str(bundle), "url": f"ws://127.0.0.1:{port}"}
+    given |= {"store": str(file("chat")), "seen": str(file("seen")), "done": str(file("done"))}
+    given["samplings"] = [{"temperature": s.temperature, "top_p": s.top_p, "seed": str(s.seed)} for s in samplings]
+    return ["node", str(web / "dist" / "test" / "system_client.js"), json.dumps(given)]
+
+
+def target_writes(bundle: Path, verifier: Verifier, length: int, sampling: Sampling) -> str:
+    """The target's own answer to :data:`QUESTION`."""
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
+    prompt = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
+    return tokenizer.decode(verifier.decode(prompt, length, sampling))
 
 
 class TypeScriptDevice:

@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from moa_drafter.architectures.registry import torch_backend_of
-from moa_drafter.device_module import DeviceModule, signature
+from moa_drafter.device_module import DeviceModule
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
 from moa_drafter.training.batch import packed_masks
-from moa_export.quantize import QuantisedEmbedding
-from moa_export.recipe import Weights
 from moa_runtime.drafters.moa import MoaDrafter
 from support.drafted import draft_of
 
@@ -79,18 +77,3 @@ def test_the_runtime_drafter_follows_the_greedy_path_of_the_training_forward(
         assert token.token == drafter.draft_to_target[best.indices]
         assert token.logprob == pytest.approx(float(best.values), abs=1e-4)
         sequence.append(token.token)
-
-
-@torch.no_grad()
-def test_the_signature_names_what_the_module_takes_and_gives(drafter: MoADrafter) -> None:
-    inputs, outputs = signature(drafter.config, 8)
-    sizes = {"T": 3, "Q": 2, "S": 4, "M": 5, "S+T": 7}
-    shape = {spec.name: [sizes.get(n, n) for n in spec.shape] for spec in (*inputs, *outputs)}
-    arguments = [
-        torch.zeros(shape[s.name], dtype=torch.int64) if s.dtype == "int64" else torch.ones(shape[s.name])
-        for s in inputs
-    ]
-    arguments[5] = arguments[5].bool()
-    results = DeviceModule(drafter, top_k=8, embed=QuantisedEmbedding(drafter.embedding, Weights(8, 0)))(*arguments)
-    assert [list(result.shape) for result in results] == [shape[spec.name] for spec in outputs]
-    assert [str(result.dtype) for result in results] == [f"torch.{spec.dtype}" for spec in outputs]

@@ -1,4 +1,4 @@
-"""The interpreter of ML programs, operator by operator: against coremltools' own constant folding, and PyTorch."""
+"""The interpreter of ML programs: what the comparison of whole packages with PyTorch does not reach."""
 
 from __future__ import annotations
 
@@ -36,69 +36,6 @@ def evaluated(body: Callable[..., Any], *values: np.ndarray, **opset: ct.target)
     specs = [mb.TensorSpec(value.shape, types.numpy_type_to_builtin_type(value.dtype)) for value in values]
     outputs = built(body, *specs, **opset)({f"x{i}": value for i, value in enumerate(values)})
     return list(outputs.values())
-
-
-def folded(body: Callable[..., Any], *values: np.ndarray) -> list[np.ndarray]:
-    """What coremltools computes where all inputs are constants."""
-    with Function({}, opset_version=ct.target.iOS18) as function:
-        results = body(*(mb.const(val=value) for value in values))
-        results = list(results) if isinstance(results, Sequence) else [results]
-        function.set_outputs(results)
-    assert all(result.val is not None for result in results), "coremltools does not fold this operator"
-    return [result.val for result in results]
-
-
-FOLDED = {
-    "abs": (lambda x: mb.abs(x=x), floats(3, 4)),
-    "add": (lambda x, y: mb.add(x=x, y=y), floats(3, 4), floats(1, 4)),
-    "cast to int32": (lambda x: mb.cast(x=x, dtype="int32"), floats(9) * 10),
-    "cast from uint8": (lambda x: mb.cast(x=x, dtype="fp32"), np.arange(250, 256, dtype=np.uint8)),
-    "concat": (lambda x, y: mb.concat(values=[x, y], axis=1), floats(2, 3), floats(2, 5)),
-    "expand_dims": (lambda x: mb.expand_dims(x=x, axes=[0, 2]), floats(3, 4)),
-    "floor": (lambda x: mb.floor(x=x), floats(20) * 3),
-    "gather rows": (lambda x, i: mb.gather(x=x, indices=i, axis=0), floats(6, 2), np.array([[5, 0], [2, 2]], np.int32)),
-    "gather columns": (lambda x, i: mb.gather(x=x, indices=i, axis=1), floats(2, 6), np.array([5, 1], np.int32)),
-    "maximum": (lambda x, y: mb.maximum(x=x, y=y), floats(3, 4), floats(4)),
-    "matmul": (lambda x, y: mb.matmul(x=x, y=y), floats(2, 3, 4), floats(2, 4, 5)),
-    "matmul of transposed": (
-        lambda x, y: mb.matmul(x=x, y=y, transpose_x=True, transpose_y=True),
-        floats(1, 4, 3),
-        floats(1, 5, 4),
-    ),
-    "mul": (lambda x, y: mb.mul(x=x, y=y), floats(3, 4), floats(3, 1)),
-    "real_div": (lambda x, y: mb.real_div(x=x, y=y), floats(3, 4), floats(3, 4)),
-    "reduce_log_sum_exp": (lambda x: mb.reduce_log_sum_exp(x=x, axes=[-1], keep_dims=True), floats(3, 50)),
-    "reduce_max": (lambda x: mb.reduce_max(x=x, axes=[-1], keep_dims=True), floats(3, 5)),
-    "reduce_mean": (lambda x: mb.reduce_mean(x=x, axes=[0, 1], keep_dims=False), floats(3, 5, 2)),
-    "reshape": (lambda x: mb.reshape(x=x, shape=[4, 3]), floats(2, 6)),
-    "softmax": (lambda x: mb.softmax(x=x, axis=-1), floats(3, 7) * 4),
-    "split": (lambda x: mb.split(x=x, num_splits=2, axis=-1), floats(3, 8)),
-    "sqrt": (lambda x: mb.sqrt(x=x), np.abs(floats(9))),
-    "square": (lambda x: mb.square(x=x), floats(9)),
-    "sub": (lambda x, y: mb.sub(x=x, y=y), floats(3, 4), floats(3, 4)),
-    "tile": (lambda x: mb.tile(x=x, reps=[3, 1]), floats(2, 4)),
-    "topk": (lambda x: mb.topk(x=x, k=4, axis=-1, ascending=False), floats(3, 60)),
-    "transpose": (lambda x: mb.transpose(x=x, perm=[2, 0, 1]), floats(2, 3, 4)),
-}
-
-
-@pytest.mark.parametrize("name", FOLDED)
-def test_an_operator_agrees_with_coremltools_constant_folding(name: str) -> None:
-    body, *values = FOLDED[name]
-    ours, theirs = evaluated(body, *values), folded(body, *values)
-    assert len(ours) == len(theirs)
-    for mine, expected in zip(ours, theirs, strict=True):
-        assert mine.dtype == expected.dtype
-        np.testing.assert_allclose(mine, expected, rtol=2e-6, atol=2e-6)
-
-
-def test_what_coremltools_does_not_fold_agrees_with_pytorch() -> None:
-    x, weight, bias = floats(3, 8), floats(5, 8), floats(5)
-    (linear,) = evaluated(lambda x: mb.linear(x=x, weight=weight, bias=bias), x)
-    np.testing.assert_allclose(linear, x @ weight.T + bias, rtol=1e-5, atol=1e-5)
-    wide = np.array([-1e4, -90, -5, -0.5, 0, 0.5, 5, 90, 1e4], np.float32)
-    (silu,) = evaluated(lambda x: mb.silu(x=x), wide)
-    np.testing.assert_allclose(silu, torch.nn.functional.silu(torch.from_numpy(wide)).numpy(), rtol=1e-5, atol=1e-30)
 
 
 def test_the_first_of_equal_numbers_is_the_top_one() -> None:

@@ -1,6 +1,6 @@
 """Rounds of the TypeScript runtime beside those of Python's, on the same graph, questions and answers.
 
-``PYTHONPATH=tests python -m support.web.rounds --bundle BUNDLE --questions FILE --answers FILE --limit 12``: the
+``PYTHONPATH=tests python tools/typescript_rounds.py --bundle BUNDLE --questions FILE --answers FILE --limit 12``: the
 answers as ``moa-bench accept --replay --answers`` keeps them. One JSON object a shape.
 """
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/page.md: ``PYTHONPATH=tests python -m support.page.screenshots docs/screenshots``.
+"""Draws the pictures of docs/page.md: ``PYTHONPATH=tests python tools/page_screenshots.py docs/screenshots``.
 
 The page answers real questions, from a ``moa-serve --web`` of the default target that is started for it.
 """
@@ -18,7 +18,6 @@ from pathlib import Path
 from support.chromium import BROWSERS
 from support.page.browsing import Chromium, Page
 from support.page.served import SERVE
-from support.page.using import open_with_model
 
 _TOKEN = "pictures"
 _SCALE = 1.5
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _serving(options.bundle) as url, contextlib.closing(Chromium(_browser())) as chromium:
         for scheme in options.scheme:
             person = chromium.person(colorScheme=scheme, deviceScaleFactor=_SCALE)
-            page = open_with_model(person, url)
+            page = person.open_with_model(url)
             _draw(page, lambda name, scheme=scheme: str(options.out.resolve() / f"web-{name}-{scheme}.png"))
             page.do("close")
     return 0
