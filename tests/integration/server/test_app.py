@@ -1,11 +1,14 @@
-"""The verifier over a real WebSocket: what is committed equals plain decoding, and nothing breaks it."""
+"""The verifier over a real WebSocket and HTTP: committed tokens equal plain decoding, and nothing breaks it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
+import threading
 
+import httpx
 import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -14,6 +17,7 @@ from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.events import Resumed, Sampling, Welcomed
 from moa_runtime.session.handshake import PROTOCOL_VERSION
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.auth import new_token
 from moa_server.connection import MAX_HELLO_BYTES
 from moa_server.edge.connection_limits import ALL_BUSY, EdgeLimits
 from moa_server.engine.base import Capabilities, new_sequence
@@ -154,7 +158,7 @@ def test_a_session_outlives_what_is_lost(verifier, engine, writer, answer, lost)
     assert client.session.committed == [*PROMPT, *answer]
 
 
-def test_a_hello_that_was_under_way_for_long_takes_nothing_over(verifier, engine, writer, answer):
+def test_a_late_hello_takes_nothing_over(verifier, engine, writer, answer):
     client = start(verifier, engine)
     client.session.disconnected()
     client.session.connect()
@@ -210,7 +214,9 @@ def test_a_connection_must_begin_with_a_fitting_hello(verifier, engine, first, c
         assert "feed" * 8 in refused.fault.text and engine.fingerprints.target in refused.fault.text
 
 
-def test_broken_frames_are_faults_and_the_session_goes_on(verifier, engine, writer, answer):
+def test_bad_frames_and_a_failing_engine_are_faults_and_the_session_continues(
+    verifier, engine, writer, answer, monkeypatch, caplog
+):
     client = start(verifier, engine)
     client.rounds(writer, 2)
     client.settle()
@@ -220,20 +226,10 @@ def test_broken_frames_are_faults_and_the_session_goes_on(verifier, engine, writ
     for frame, code in [*bad, (hello(engine), "PROTOCOL"), (ahead, "OUT_OF_SYNC"), (unknown, "PROTOCOL")]:
         client.socket.send(frame)
         assert fault_code(receive(client.socket)) == f"FAULT_CODE_{code}", frame
-    client.rounds(writer)
-    client.socket.close()
-    assert client.session.committed == [*PROMPT, *answer]
-
-
-def test_a_failing_engine_is_a_fault_and_the_session_goes_on(verifier, engine, writer, answer, monkeypatch, caplog):
-    client = start(verifier, engine)
-    client.rounds(writer, 2)
-    client.settle()
     with monkeypatch.context() as broken:
         broken.setattr(type(engine), "step", lambda *_: 1 / 0)
         client.rounds(writer)
-    assert [fault.code for fault in client.faults] == ["INTERNAL"]
-    assert "ZeroDivisionError" in caplog.text
+    assert [fault.code for fault in client.faults] == ["INTERNAL"] and "ZeroDivisionError" in caplog.text
     client.events.clear()
     assert client.session.resend()
     client.rounds(writer)
@@ -351,33 +347,33 @@ def test_health_is_open_and_what_the_verifier_does_needs_a_token(verifier, engin
     assert {"sessions", "version", "uptime_s"} <= status.keys()
 
 
-@pytest.mark.parametrize(
-    ("body", "value"),
-    [
-        ("{", ""),
-        ("[" * 4000, ""),
-        ("[]", ""),
-        ('{"tokens": []}', "tokens"),
-        ('{"tokens": [512]}', "512"),
-        ('{"tokens": [1.5]}', "512"),
-        ('{"tokens": [1], "temprature": 1}', "temperature"),
-        ('{"tokens": [1], "temperature": NaN}', "temperature"),
-        ('{"tokens": [1], "temperature": 1%s}' % ("0" * 400), "temperature"),
-        ('{"tokens": [1], "top_p": 0}', "top_p"),
-        ('{"tokens": [1], "seed": -1}', "seed"),
-        ('{"tokens": [1], "max_new_tokens": 0}', "max_new_tokens"),
-        ('{"tokens": [%s]}' % ("1," * 520 + "1"), "521"),
-        (" " * 5000, "4096"),
+#: Bad bodies by a value that the answer names.
+BAD_BODIES = {
+    "": ["{", "[" * 4000, "[]"],
+    "tokens": ['{"tokens": []}'],
+    "512": ['{"tokens": [512]}', '{"tokens": [512], "stream": true}', '{"tokens": [1.5]}'],
+    "temperature": [
+        '{"tokens": [1], "temprature": 1}',
+        '{"tokens": [1], "temperature": NaN}',
+        '{"tokens": [1], "temperature": 1%s}' % ("0" * 400),
     ],
-    ids=lambda value: value[:24],
-)
+    "521": ['{"tokens": [%s]}' % ("1," * 520 + "1")],
+    "4096": [" " * 5000],
+}
+BAD_BODIES |= {
+    name: [f'{{"tokens": [1], "{name}": {value}}}']
+    for name, value in (("top_p", 0), ("seed", -1), ("max_new_tokens", 0), ("stream", 1))
+}
+
+
+@pytest.mark.parametrize(("value", "body"), [(value, body) for value, each in BAD_BODIES.items() for body in each])
 def test_decode_refuses_bad_input_and_names_the_value(verifier, body, value):
     answered = verifier.http("POST", "/v1/decode", content=body)
     assert answered.status_code == (413 if len(body) == 5000 else 400)
     assert value in answered.json()["error"]
 
 
-def test_what_goes_wrong_in_reading_ends_the_connection_at_once(verifier, engine, monkeypatch, caplog):
+def test_an_exception_in_reading_ends_the_connection_at_once(verifier, engine, monkeypatch, caplog):
     with verifier.connect() as socket, monkeypatch.context() as broken:
         socket.send(hello(engine))
         receive(socket)
@@ -385,3 +381,95 @@ def test_what_goes_wrong_in_reading_ends_the_connection_at_once(verifier, engine
         socket.send(b"anything")
         assert fault_code(receive_last(socket)) == "FAULT_CODE_INTERNAL"
     assert "ZeroDivisionError" in caplog.text and "Traceback" not in caplog.text
+
+
+# -- plain decoding ------------------------------------------------------------------------------
+
+
+def events(response: httpx.Response) -> list[dict]:
+    return [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SEEDED])
+def test_a_stream_brings_each_token_and_ends_with_the_forwards(transformers_engine, sampling):
+    body = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+    body |= {"tokens": PROMPT, "max_new_tokens": 20, "stream": True}
+    with serving(transformers_engine, Settings()) as verifier:
+        response = verifier.http("POST", "/v1/decode", json=body)
+        whole = verifier.http("POST", "/v1/decode", json={**body, "stream": False}).json()
+    steps = list(decode(transformers_engine, PROMPT, sampling, 20))
+    assert response.headers["content-type"].startswith("text/event-stream")
+    end = {"forwards": sum(step.steps for step in steps), "finish": "length"}
+    assert events(response) == [*({"token": step.token} for step in steps), {"done": True, **end}]
+    assert whole == {"tokens": [step.token for step in steps], **end}
+
+
+def test_a_failing_engine_ends_the_stream_and_frees_its_slot(engine, monkeypatch, caplog):
+    body = {"tokens": PROMPT, "max_new_tokens": 5, "stream": True}
+    with serving(engine, Settings(max_sessions=1)) as verifier:
+        with monkeypatch.context() as broken:
+            broken.setattr(type(engine), "step", lambda *_: 1 / 0)
+            [said] = events(verifier.http("POST", "/v1/decode", json=body))
+            whole = verifier.http("POST", "/v1/decode", json={**body, "stream": False})
+        assert whole.status_code == 500 and whole.json() == said and said["error"]
+        assert "ZeroDivisionError" in caplog.text and "Traceback" not in caplog.text
+        assert len(events(verifier.http("POST", "/v1/decode", json=body))) == 6
+
+
+class GatedEngine(ToyEngine):
+    """Takes a step for each ``permits.release()``."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=10)
+        self.permits = threading.Semaphore(0)
+
+    async def step(self, requests):
+        await asyncio.get_running_loop().run_in_executor(None, self.permits.acquire, True, TIMEOUT_S)
+        return await super().step(requests)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_decoding_stops_when_the_client_leaves(stream):
+    engine = GatedEngine()
+    with serving(engine, Settings(max_sessions=1)) as verifier:
+        url = f"http://127.0.0.1:{verifier.port}/v1/decode"
+        body = {"tokens": [1], "stream": stream}
+        if stream:
+            engine.permits.release()
+            with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as response:
+                lines = response.iter_lines()  # kept: without it the response is closed
+                assert next(lines) == f'data: {{"token": {engine.choice([1])}}}'
+                # The stream holds the only place, and waits for its second token.
+                refused = verifier.http("POST", "/v1/decode", json={"tokens": [1]})
+                assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(url, json=body, timeout=0.3)
+        eventually(lambda: not verifier.parts.plain.running)
+        steps = len(engine.steps)
+        engine.permits.release(100)
+        assert verifier.http("POST", "/v1/decode", json={"tokens": [2], "max_new_tokens": 1}).status_code == 200
+        assert len(engine.steps) <= steps + 2
+        assert engine.sequences_open <= 1
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_tokens_sessions_count_for_decoding_and_a_withdrawn_token_ends_its_stream(tmp_path, withdrawn):
+    token, entry = new_token("alice")
+    file, engine = tmp_path / "tokens.json", GatedEngine()
+    file.write_text(json.dumps({"tokens": [{**json.loads(entry), "sessions": 1}]}))
+    with serving(engine, Settings(token_file=file)) as verifier:
+        verifier.token = token
+        url = f"http://127.0.0.1:{verifier.port}/v1/decode"
+        engine.permits.release()
+        with httpx.stream("POST", url, json={"tokens": [1], "stream": True}, headers=verifier.headers) as response:
+            lines = response.iter_lines()
+            next(lines)
+            if withdrawn:
+                file.write_text('{"tokens": []}')
+                verifier.parts.authenticator.reload()
+                engine.permits.release(100)
+                assert "error" in json.loads([line for line in lines if line][-1].removeprefix("data: "))
+            else:
+                assert verifier.http("POST", "/v1/decode", json={"tokens": [1]}).status_code == 503
+        engine.permits.release(100)

@@ -141,18 +141,14 @@ def test_weights_that_the_pass_has_twice_can_be_released(tiny_target, dtype):
     assert plain(released, text, SAMPLINGS[0], 8) == plain(keeps, text, SAMPLINGS[0], 8)
 
 
-@pytest.fixture
-def general(tiny_target, tiny_drafter, monkeypatch, caplog):
+def test_the_general_pass_chooses_the_same_and_gives_the_same_rows(
+    engine, tiny_target, tiny_drafter, monkeypatch, caplog
+):
     caplog.set_level(logging.INFO, logger="moa_server")
     monkeypatch.setattr(transformers, "misfit", lambda target: "a test wants it")
-    engine = TransformersEngine.load(str(tiny_target), tiny_drafter)
+    general, rng = TransformersEngine.load(str(tiny_target), tiny_drafter), random.Random(2)
     assert "a test wants it" in caplog.text
-    assert isinstance(engine.target_pass, GeneralPass) and not engine.batch_invariant
-    return engine
-
-
-def test_the_general_pass_chooses_the_same_and_gives_the_same_rows(general, engine):
-    rng = random.Random(2)
+    assert isinstance(general.target_pass, GeneralPass) and not general.batch_invariant
     for text in texts(3):
         tokens = plain(engine, text, SAMPLINGS[0], 30)
         assert plain(general, text, SAMPLINGS[0], 30) == tokens
