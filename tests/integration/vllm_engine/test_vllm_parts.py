@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from moa_drafter.target import target_facts
 from moa_runtime.session.events import Sampling
-from moa_server.engine.base import EngineError, StepRequest
-from moa_server.engine.vllm.engine import HeldSequence, Move, RequestProgress
+from moa_server.engine.base import EngineError, Outcome, StepRequest
+from moa_server.engine.vllm.engine import HeldSequence, Move, VllmEngine
 from moa_server.engine.vllm.paged_cache import BLOCK, PagedLayer, PagedStates
 from support.refusals import refused
+from support.toy_engine import ToyEngine
 
 HEADS, SIZE, BLOCKS = 3, 16, 9
 
@@ -110,27 +115,78 @@ def test_a_sequence_moves_to_a_prefix(prefix, choosing, move):
         assert held(chosen=None).move(prefix, 4, choosing=True) == (Move.REWRITE, 10)
 
 
-def work(draft, sampling=Sampling()) -> RequestProgress:  # noqa: B008 (frozen)
-    return RequestProgress(StepRequest(1, TEXT, draft, sampling=sampling), held([]))
+# -- the whole engine over a toy in the place of vLLM ----------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("draft", "given", "accepted", "token"),
-    [
-        ([1, 2, 3], [[1, 2, 9]], 2, 9),  # it ends at the first token that the target does not choose
-        ([1, 2, 3], [[1], [2], [3], [4]], 3, 4),  # however vLLM cuts it
-    ],
-)
-def test_a_draft_is_verified(draft, given, accepted, token):
-    progress = work(draft)
-    for tokens in given:
-        assert not progress.done
-        progress.take(tokens)
-    assert (progress.done, progress.accepted, progress.token) == (True, accepted, token)
-    assert (progress.held.tokens, progress.held.chosen) == ([*TEXT, *draft[:accepted]], token)
+class ToyCore:
+    """Requests that hold tokens, as :class:`moa_server.engine.vllm.core.VllmCore` does, and a toy that chooses."""
+
+    batch_invariant, shared_weights = False, None
+
+    def __init__(self, target, dtype, max_context, blocks, sequences) -> None:
+        self.blocks, self.held, self.preempted = blocks, {}, random.Random(2)
+        self.lost, self.begin, self.close = (lambda name: name not in self.held), self.held.__setitem__, self.held.clear
+
+    def table(self, name):
+        return [0] * -(-len(self.held[name]) // BLOCK)
+
+    @property
+    def free_blocks(self):
+        return self.blocks - sum(len(self.table(name)) for name in self.held)
+
+    def rewrite(self, name, keep, tokens):
+        self.held[name] = [*self.held[name][:keep], *tokens]
+
+    def drop(self, names):
+        for name in names:
+            self.held.pop(name, None)
+
+    def step(self, drafts, samplings):
+        """Run one forward, which cuts drafts after two tokens; at times a request is preempted."""
+        if len(drafts) > 1 and self.preempted.random() < 0.1:
+            del self.held[next(iter(drafts))]
+        drafts = {name: draft for name, draft in drafts.items() if name in self.held}
+        given = {
+            name: verdict(self.held[name], draft)[:2] if samplings[name] else [0] for name, draft in drafts.items()
+        }
+        for name, tokens in given.items():
+            self.held[name] = [*self.held[name], *tokens]
+        assert self.free_blocks >= 0
+        return given
 
 
-def test_a_piece_of_prefill_chooses_nothing():
-    piece = work([], None)
-    piece.take([0])
-    assert (piece.done, piece.token, piece.held.tokens, piece.held.chosen) == (True, None, TEXT, None)
+def verdict(text, draft):
+    """The accepted tokens of a draft, and the toy's choice after them."""
+    tokens = []
+    for drafted in [*draft, None]:
+        tokens.append(ToyEngine().choice([*text, *tokens]))
+        if tokens[-1] != drafted:
+            return tokens
+
+
+def test_any_schedule_of_steps_gives_the_choices_of_the_toy(monkeypatch, tiny_target):
+    monkeypatch.setitem(sys.modules, "moa_server.engine.vllm.core", SimpleNamespace(VllmCore=ToyCore))
+    engine = VllmEngine(target_facts(str(tiny_target)), max_context=128, cache_tokens=64)
+    rng, texts, evicted, preempted = random.Random(1), {number: [number] for number in range(1, 6)}, 0, 0
+    for _ in range(150):
+        requests = []
+        for number in rng.sample(list(texts), rng.randint(1, 5)):
+            text = texts[number][: rng.choice((100, 100, 100, rng.randint(1, 100)))]
+            texts[number] = text = [*text, *(rng.randrange(3, 40) for _ in range(rng.choice((0, 0, 20))))]
+            draft: list[int] = []
+            for _ in range(rng.choice((0, 0, 1, 4))):
+                draft += verdict([*text, *draft], []) if rng.random() < 0.8 else [3]
+            requests.append(StepRequest(number, text, draft, (), Sampling()))
+            if rng.random() < 0.2:
+                requests[-1] = StepRequest(number, text)
+        for request, outcome in zip(requests, asyncio.run(engine.step(requests)), strict=True):
+            *accepted, token = verdict(request.prefix, request.draft) if request.sampling else [None]
+            if not outcome.done:
+                preempted += 1
+                assert outcome == Outcome(done=False) and engine.held(request.sequence, request.prefix) == 0
+                continue
+            assert (len(outcome.path), outcome.token) == (len(accepted), token)
+            texts[request.sequence] = [*request.prefix, *accepted, *([token] if token else [])]
+        evicted += len(engine._held) < len(texts)
+    assert evicted and preempted and engine.forwards and engine.cache_use[0] > 0
+    engine.close()
