@@ -1,0 +1,551 @@
+"""The end of a verifier: received frames are answered, last frames arrive, and all clients continue elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.client import ClientProtocol
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Opcode
+from websockets.protocol import State
+from websockets.uri import parse_uri
+
+from moa_runtime.bundle import Fingerprints
+from moa_runtime.session.client import ClientSession
+from moa_runtime.session.events import Origin, Sampling
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.app import LEAVING
+from moa_server.connection import GOING_AWAY, NORMAL, REFUSED
+from moa_server.edge.connection_limits import EdgeLimits
+from moa_server.edge.websocket import EdgeWebSocket
+from moa_server.engine.baseline import decode
+from moa_server.settings import Settings
+from support.server.edge_running import edge, eventually, secured
+from support.server.running import TIMEOUT_S, Client, Verifier, moa_serve, serving
+from support.toy_engine import PRINTS, STOP, ToyEngine
+from support.toy_engine import plain as toy_plain
+
+CLIENTS, COUNT = 30, 24
+PROMPTS = [[5 + number, 6, 7] for number in range(CLIENTS)]
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
+
+
+class Leaver(Client):
+    """A client that asks until the verifier goes away.
+
+    Attributes:
+        code: of the close frame, once there was one.
+        unanswered: frames sent on the last connection without an answer.
+    """
+
+    code: int | None = None
+    unanswered = 0
+
+    def begin(self, prompt: list[int]) -> None:
+        self.connect()
+        self.session.prompt(prompt, Sampling(), COUNT)
+        self.send()
+
+    def send(self) -> None:
+        for frame in self.session.frames_to_send():
+            self.socket.send(frame)
+            self.unanswered += 1
+
+    def take(self) -> None:
+        self.events += self.session.receive(self.socket.recv(2 * TIMEOUT_S))
+        self.unanswered -= 1
+
+    def until_closed(self, drafted: list[int]) -> None:
+        """Rounds, one frame after the other, until the verifier closes the connection; ``drafted`` is the answer."""
+        try:
+            while self.session.answering:
+                self.take()
+                if self.session.answering and not self.session.awaiting_verdict:
+                    at = len(self.session.tokens)
+                    self.session.extend(drafted[at : at + 2], Origin.DRAFTED)
+                    self.session.propose()
+                    self.send()
+            while True:  # memory rows may come after the last verdict
+                self.take()
+        except ConnectionClosed as closed:
+            self.code = closed.rcvd.code if closed.rcvd else None
+        self.session.disconnected()
+
+
+@contextlib.contextmanager
+def asking(verifier: Verifier, engine, answers: list[list[int]]) -> Iterator[list[Leaver]]:
+    """Clients that draft their answers in threads; after the block, all connections must end."""
+    clients = [Leaver(verifier, engine) for _ in PROMPTS]
+    for client, prompt in zip(clients, PROMPTS, strict=True):
+        client.begin(prompt)
+    threads = [
+        threading.Thread(target=client.until_closed, args=(answer,))
+        for client, answer in zip(clients, answers, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    yield clients
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+
+
+def rest_of(clients: list[Leaver], elsewhere: Verifier, answers: list[list[int]]) -> None:
+    """Let everybody finish at another verifier; the texts must be the target's own."""
+    for client, answer in zip(clients, answers, strict=True):
+        if client.session.answering:
+            client.connect(elsewhere)
+            client.rounds(lambda tokens, answer=answer: answer[len(tokens) : len(tokens) + 3])
+            client.socket.close()
+        assert not client.faults and client.session.committed == answer
+
+
+# -- a process ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def answers(transformers_engine) -> list[list[int]]:
+    """Each prompt with the target's own answer."""
+    return [
+        [*prompt, *(token.token for token in decode(transformers_engine, prompt, Sampling(), COUNT))]
+        for prompt in PROMPTS
+    ]
+
+
+@pytest.fixture
+def model(tiny_target, tiny_drafter) -> tuple[str, ...]:
+    return "--model", str(tiny_target), "--drafter", str(tiny_drafter)
+
+
+def test_sigterm_under_load_loses_no_token(transformers_engine, model, answers):
+    with (
+        moa_serve(*model, "--drain-seconds", 60) as (running, ready),
+        asking(Verifier(None, ready["port"], ""), transformers_engine, answers) as clients,
+    ):
+        eventually(lambda: clients[-1].session.committed[len(PROMPTS[-1]) :])  # all of them have begun
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=60 + TIMEOUT_S)
+    assert (running.returncode, out, err) == (0, "", "")
+    assert [client.code for client in clients] == [GOING_AWAY] * CLIENTS
+    with serving(transformers_engine, Settings()) as elsewhere:
+        rest_of(clients, elsewhere, answers)
+
+
+def test_a_second_signal_ends_at_once(transformers_engine, model):
+    with moa_serve(*model, "--drain-seconds", 1000) as (running, ready):
+        client = Leaver(Verifier(None, ready["port"], ""), transformers_engine)
+        client.connect()
+        with client.verifier.connect() as idle:  # says nothing, not even Hello
+            # Again and again: of two that come before the first is handled, the system keeps one.
+            eventually(lambda: running.send_signal(signal.SIGTERM) or running.poll() is not None)
+            assert running.returncode == 0
+            with pytest.raises(ConnectionClosed):
+                idle.recv(TIMEOUT_S)
+        assert running.communicate() == ("", "")
+
+
+#: moa-serve with a toy. What an engine leaves behind says so where Python takes it apart, and where it ends in order.
+TOY = """
+import atexit, os, sys
+import moa_server.cli as cli
+from support.toy_engine import ToyEngine
+
+class Left:
+    def __del__(self):
+        os.write(2, b"taken apart ")
+
+def load(options):
+    global left
+    left = Left()
+    atexit.register(print, "in order", end="")
+    return ToyEngine()
+
+cli.load_engine = load
+sys.exit(cli.main())
+"""
+
+
+def test_python_does_not_take_apart_what_has_served():
+    beside_toys = Path(__file__).parents[2]
+    options = ("--no-drafts", "--drain-seconds", 1000)
+    with moa_serve(*options, program=TOY, cwd=beside_toys) as (process, ready):
+        assert Verifier(None, ready["port"], "").decode([5], 3, Sampling())
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=2 * TIMEOUT_S)
+    assert (process.returncode, out, err) == (0, "in order", "")
+
+
+# -- an engine that is held up --------------------------------------------------------------------
+
+
+class Held(ToyEngine):
+    """A toy whose steps wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    async def step(self, requests):
+        while not self.go.is_set():
+            await asyncio.sleep(0.005)
+        return await super().step(requests)
+
+
+def begun(verifier: Verifier, engine: Held) -> list[Leaver]:
+    """Thirty clients, each with a frame that the verifier has received."""
+    clients = [Leaver(verifier, engine) for _ in range(CLIENTS)]
+    for client, prompt in zip(clients, PROMPTS, strict=True):
+        client.begin(prompt)
+    eventually(lambda: len(verifier.parts.worker) == CLIENTS)
+    return clients
+
+
+def closed(client: Leaver) -> int | None:
+    """Take what still comes; the code of the close frame behind it."""
+    with pytest.raises(ConnectionClosed) as end:
+        while True:
+            client.take()
+    client.session.disconnected()
+    return end.value.rcvd.code if end.value.rcvd else None
+
+
+@pytest.fixture
+def toy_answers() -> list[list[int]]:
+    return [[*prompt, *toy_plain(ToyEngine(), prompt, COUNT)] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_received_frames_get_their_verdicts_or_are_given_up(toy_answers, caplog, in_time):
+    engine = Held()
+    with serving(engine, Settings(), drain_seconds=2 * TIMEOUT_S if in_time else 0.3) as verifier:
+        clients = begun(verifier, engine)
+        verifier.server.handle_exit(signal.SIGTERM, None)
+        if in_time:
+            eventually(lambda: verifier.http("GET", "/readyz").status_code != 200)
+            with pytest.raises(InvalidStatus) as refused:
+                verifier.connect().__enter__()
+            assert refused.value.response.status_code == 503
+            engine.go.set()
+        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
+        assert [client.unanswered for client in clients] == [0 if in_time else 1] * CLIENTS
+        engine.go.set()  # a step is never broken off
+    assert engine.steps and not caplog.records
+    with serving(ToyEngine(), Settings()) as elsewhere:
+        rest_of(clients, elsewhere, toy_answers)
+
+
+def test_clients_that_are_streamed_to_go_on_elsewhere(caplog):
+    """They wait for no frame: the token that is being decided is still sent, and nothing after it."""
+    engine, length = ToyEngine(delay_s=(0.01, 0.0)), 900
+    answers = [[*prompt, *toy_plain(engine, prompt, length)] for prompt in PROMPTS]
+    with serving(engine, Settings(), drain_seconds=TIMEOUT_S) as verifier:
+        clients = [Leaver(verifier, engine) for _ in range(CLIENTS)]
+        for client, prompt in zip(clients, PROMPTS, strict=True):
+            client.connect()
+            client.session.prompt(prompt, Sampling(), length)
+            client.session.grant_credit(1000)
+            client.send()
+        for client in clients:
+            while len(client.session.committed) < 10:
+                client.take()
+        verifier.server.handle_exit(signal.SIGTERM, None)
+        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
+        assert any(client.session.answering for client in clients)
+    with serving(ToyEngine(), Settings()) as elsewhere:
+        rest_of(clients, elsewhere, answers)
+    assert not caplog.records
+
+
+def test_a_stream_that_does_not_end_in_time_is_broken_off(caplog):
+    engine = Held()
+    with serving(engine, Settings(), drain_seconds=0.3) as verifier:
+        body = {"tokens": [5], "stream": True}
+        with httpx.stream(
+            "POST", f"http://127.0.0.1:{verifier.port}/v1/decode", json=body, timeout=TIMEOUT_S
+        ) as answer:
+            assert answer.status_code == 200
+            verifier.server.handle_exit(signal.SIGTERM, None)
+            assert LEAVING in answer.read().decode()
+        engine.go.set()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["drafted", "streamed"])
+def test_chats_that_have_finished_their_answers_are_not_waited_for(streamed):
+    engine = ToyEngine()
+    with serving(engine, Settings(), drain_seconds=100 * TIMEOUT_S) as verifier:
+        clients = [Client(verifier, engine) for _ in range(4)]
+        for number, client in enumerate(clients):
+            client.connect()
+            client.session.prompt([5 + number, 6, 7], Sampling(), COUNT)
+            if streamed:
+                client.session.grant_credit(COUNT + 3)
+            client.rounds(lambda tokens: [])
+            assert client.finished
+        verifier.server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: verifier.server.should_exit)
+
+
+# -- last frames -----------------------------------------------------------------------------------
+
+#: Longer than any test takes: no peer is given up.
+PATIENT = EdgeLimits(close_seconds=10 * TIMEOUT_S)
+
+TLS = pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+
+
+class Writer:
+    """A client that reads only when it is told to, through a small buffer. A write of it that fails fails the test."""
+
+    def __init__(self, port: int, path: str, tls: bool) -> None:
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.settimeout(TIMEOUT_S)
+        raw.connect(("127.0.0.1", port))
+        self.socket: socket.socket | ssl.SSLSocket = secured(raw) if tls else raw
+        self.ended = False
+        self.protocol = ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}{path}"), max_size=None)
+        self.protocol.send_request(self.protocol.connect())
+        self._flush()
+        while self.protocol.state is State.CONNECTING:
+            self.protocol.receive_data(self.socket.recv(1))
+        self.protocol.events_received()
+
+    def write(self, message: bytes, count: int = 1) -> None:
+        """So many times the same message."""
+        for _ in range(count):
+            self.protocol.send_binary(message)
+        self._flush()
+
+    def ping(self) -> None:
+        self.protocol.send_ping(b"")
+        self._flush()
+
+    def write_on(self) -> None:
+        """Write what no app is told of, for long enough that a server which just closes is seen to."""
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            self.protocol.send_pong(b"")
+            self._flush()
+            time.sleep(0.01)
+
+    def read(self) -> bytes:
+        """The next message."""
+        while not (messages := self._messages(100)):
+            pass
+        return messages[0]
+
+    def rest(self, *, to_end: bool = False) -> tuple[list[bytes], int | None]:
+        """Return all messages that still come, and the code of the close frame after them; then close, or before that
+        wait until the server has closed."""
+        with self.socket:
+            messages = []
+            while not (self.ended or (self.protocol.close_rcvd and not to_end)):
+                messages += self._messages()
+            return messages, self.protocol.close_rcvd.code if self.protocol.close_rcvd else None
+
+    def _messages(self, size: int = 65536) -> list[bytes]:
+        """The messages that what is read next ends."""
+        received = self.socket.recv(size)
+        self.ended = not received
+        self.protocol.receive_data(received) if received else self.protocol.receive_eof()
+        self._flush()
+        return [bytes(event.data) for event in self.protocol.events_received() if event.opcode is Opcode.BINARY]
+
+    def _flush(self) -> None:
+        for data in self.protocol.data_to_send():
+            self.socket.sendall(data) if data else None
+
+
+# -- why a session ends ----------------------------------------------------------------------------
+
+
+@dataclass
+class Ending:
+    """A client's session that ends.
+
+    Attributes:
+        said: an event among the verifier's last messages; None where there need be none.
+        code: of its close frame.
+    """
+
+    said: str | None
+    code: int
+    end: Callable[[Verifier, Writer, ClientSession], None]
+    prints: Fingerprints = PRINTS
+    settings: Settings = field(default_factory=Settings)
+
+
+def drain(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+    """Ask; a verdict is due from then on."""
+    session.prompt([5, 6, 7], Sampling(), COUNT)
+    for frame in session.frames_to_send():
+        writer.write(frame)
+    eventually(lambda: verifier.parts.engine.steps)
+
+
+def refusal(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+    eventually(lambda: "moa_refusals_total" in verifier.parts.metrics.text().decode())
+
+
+def silence(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+    eventually(lambda: not verifier.server.slots.busy)
+
+
+def pings(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+    for _ in range(300):
+        writer.ping()
+    silence(verifier, writer, session)
+
+
+def goodbye(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+    writer.write(wire.ClientMessage(bye=wire.Bye()).SerializeToString())
+    silence(verifier, writer, session)
+
+
+ENDINGS = {
+    "drain": Ending("verdict", GOING_AWAY, drain),
+    "fault": Ending("fault", REFUSED, refusal, prints=Fingerprints("another", "tokenizer", "drafter")),
+    "idle": Ending("fault", GOING_AWAY, silence, settings=Settings(idle_seconds=0.5)),
+    "limit": Ending(None, REFUSED, pings),
+    "normal": Ending(None, NORMAL, goodbye),
+}
+
+
+@TLS
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+def test_a_client_that_writes_while_the_verifier_ends_gets_the_last_frames(ending, secure, tls, caplog):
+    with serving(
+        ToyEngine(), ending.settings, limits=PATIENT, tls=tls if secure else None, drain_seconds=TIMEOUT_S
+    ) as verifier:
+        writer, session = Writer(verifier.port, "/v1/session", secure), ClientSession(ending.prints, stop_tokens=[STOP])
+        session.connect()
+        for frame in session.frames_to_send():
+            writer.write(frame)
+        if ending.prints == PRINTS:
+            session.receive(writer.read())
+        ending.end(verifier, writer, session)
+        verifier.server.handle_exit(signal.SIGTERM, None)
+        writer.write_on()
+        messages, code = writer.rest()
+        assert code == ending.code
+        if ending.said is not None:
+            assert ending.said in [wire.ServerMessage.FromString(each).WhichOneof("event") for each in messages]
+        eventually(lambda: not verifier.server.server_state.connections)  # long before the deadline of its peer
+    assert not caplog.records
+
+
+@TLS
+def test_a_client_that_writes_gets_a_large_message_and_the_close_frame_after_it(secure, tls):
+    with edge(PATIENT, tls if secure else None, graceful_s=10 * TIMEOUT_S) as running:
+        writer = Writer(running.port, "/ws", secure)
+        writer.write(b"flood1000000")
+        writer.write(b"close")
+        eventually(lambda: running.ended)
+        running.server.should_exit = True
+        writer.write_on()
+        assert writer.rest() == ([b"y" * 1_000_000], 4000)
+        assert not running.complaints()
+
+
+def test_over_tls_a_connection_ends_once_its_client_has_closed(tls):
+    """A client waits for that, and only over TLS the close frame alone says so."""
+    with edge(PATIENT, tls) as running:
+        writer = Writer(running.port, "/ws", tls=True)
+        writer.write(b"close")
+        eventually(lambda: running.ended)
+        writer.write(b"a message after it")
+        assert writer.rest(to_end=True) == ([], 4000)
+        eventually(lambda: len(running.slots) == 0)
+        assert not running.complaints()
+
+
+@TLS
+def test_what_comes_after_the_close_frame_is_dropped_unparsed(secure, tls, monkeypatch):
+    parsed = []
+    handle_bytes = EdgeWebSocket.handle_bytes
+
+    def counting(self, event) -> None:
+        parsed.append(event)
+        handle_bytes(self, event)
+
+    monkeypatch.setattr(EdgeWebSocket, "handle_bytes", counting)
+    with edge(PATIENT, tls if secure else None) as running:
+        writer = Writer(running.port, "/ws", secure)
+        writer.write(b"close")
+        eventually(lambda: running.ended)
+        for _ in range(100):
+            writer.write(b"m", 1000)
+        assert writer.rest()[1] == 4000
+        eventually(lambda: len(running.slots) == 0)
+        assert len(parsed) < 1000, "of a hundred thousand"
+        assert not running.complaints()
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def python(program: str, *arguments: object) -> Iterator[subprocess.Popen]:
+    """One of the programs of ``tests/support/server``."""
+    tests = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(tests), *sys.path])
+    command = [sys.executable, str(tests / "support" / "server" / program), *map(str, arguments)]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def test_clients_of_a_process_that_stood_still_while_the_verifier_ended():
+    with (
+        python("verifier_process.py", PATIENT.close_seconds) as verifier,
+        python("writing_clients.py", int(verifier.stdout.readline()), CLIENTS) as clients,
+    ):
+        assert clients.stdout.readline() == "ready\n"
+        clients.send_signal(signal.SIGSTOP)
+        verifier.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            verifier.wait(2)  # as one that does not wait for its peers has ended long before
+        clients.send_signal(signal.SIGCONT)
+        told, complaints = clients.communicate(timeout=TIMEOUT_S)
+        committed, faults = verifier.communicate(timeout=TIMEOUT_S)
+    assert (complaints, faults, verifier.returncode) == ("", "", 0)
+    assert json.loads(told) == {"codes": [GOING_AWAY] * CLIENTS, "tokens": int(committed)}
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_every_client_of_processes_that_end_gets_its_last_verdict_and_the_close_frame(processes):
+    answers = [[*prompt, *toy_plain(ToyEngine(), prompt, COUNT)] for prompt in PROMPTS]
+    codes: list[int | None] = []
+    lost = 0
+    for _ in range(processes):
+        with (
+            python("verifier_process.py", PATIENT.close_seconds) as running,
+            asking(Verifier(None, int(running.stdout.readline()), ""), ToyEngine(), answers) as clients,
+        ):
+            running.send_signal(signal.SIGTERM)
+            committed, faults = running.communicate(timeout=60 + TIMEOUT_S)
+        assert (faults, running.returncode) == ("", 0)
+        codes += [client.code for client in clients]
+        told = sum(len(each.session.committed) for each in clients) - sum(map(len, PROMPTS))
+        lost += int(committed) - told
+    assert (codes, lost) == ([GOING_AWAY] * CLIENTS * processes, 0)
