@@ -66,13 +66,13 @@ TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x16"  # as a server with TLS answers plai
         ("ws://127.0.0.1:PORT", HTTP, "http_status", True),
         ("ws://127.0.0.1:PORT", saying(b"220 mail.example ESMTP\r\n\r\n"), "no_websocket", True),
         ("ws://127.0.0.1:PORT", saying(TLS_ALERT), "no_answer", False),
-        ("wss://127.0.0.1:PORT", saying(b""), "unreachable", False),
+        ("wss://127.0.0.1:PORT", saying(b""), "unreachable no_answer", False),  # reset, or closed before
         ("ws://127.0.0.1:9", None, "unreachable", False),
     ],
 )
 def test_each_cause_has_its_code(url: str, answer: Answer | None, code: str, final: bool) -> None:
     error = told(url, answer)
-    assert (error.code, error.final) == (code, final)
+    assert error.code in code.split() and error.final is final
 
 
 def test_an_unknown_name_and_a_defect_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

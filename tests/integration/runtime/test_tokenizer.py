@@ -1,4 +1,7 @@
-"""The device's tokenizer against transformers, and text that never shows half a character."""
+"""The device's tokenizer against transformers, and streams of text without half characters.
+
+The recorded vectors hold more: special tokens in messages, turns after cut answers, templates that rewrite history.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.conversation import Conversation
-from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError, TextStream
+from moa_runtime.tokenizer import ChatTokenizer, TextStream
 from support import tiny
 from support.refusals import refused
 
@@ -95,22 +98,6 @@ def test_special_tokens_typed_by_a_user_stay_text(folder: Path) -> None:
     assert tokens[-5:] == harmless[-5:]
 
 
-@pytest.mark.parametrize("text", ["\ufdd0", "\ufdd1\ufdd0", "\ufdd00\ufdd1", "\ufdd0999\ufdd1", "<|im_end|>\ufdd0x"])
-def test_characters_of_the_guards_stay_text(folder: Path, text: str) -> None:
-    tokenizer, messages = load(folder), [{"role": "user", "content": f"a {text} b"}]
-    tokens = tokenizer.encode_chat(messages)
-    assert tokenizer.decode(tokens, skip_special_tokens=False) == tokenizer.render_chat(messages)
-    assert tokens.count(2) == tokenizer.encode_chat([USER]).count(2)
-
-
-def test_special_tokens_in_a_question_after_others_stay_text(folder: Path) -> None:
-    tokenizer = load(folder)
-    typed = [{"role": "user", "content": TYPED}, {"role": "assistant", "content": "It is <|im_end|>."}]
-    committed = [*tokenizer.encode_chat(typed[:1]), *tokenizer.encode("It ends."), 2]
-    whole = committed + tokenizer.continue_turns(committed, typed, [typed[0]])
-    assert whole.count(2) == tokenizer.encode_chat([USER, ANSWER, AGAIN]).count(2)
-
-
 def test_a_bundles_tokenizer_is_loaded_once(onnx_bundle: Path) -> None:
     bundle = Bundle.open(onnx_bundle)
     tokenizer = ChatTokenizer.from_bundle(bundle)
@@ -118,12 +105,6 @@ def test_a_bundles_tokenizer_is_loaded_once(onnx_bundle: Path) -> None:
     prints = replace(bundle.manifest.fingerprints, tokenizer="another")
     other = replace(bundle, manifest=replace(bundle.manifest, fingerprints=prints))
     assert ChatTokenizer.from_bundle(other) is not tokenizer
-
-
-def test_a_template_that_rewrites_history_cannot_be_continued(folder: Path) -> None:
-    tokenizer = load(folder, "{{ messages | length }}:{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}")
-    with refused("history_rewritten", HistoryRewrittenError):
-        tokenizer.continue_turns([2], [USER, ANSWER], [AGAIN])
 
 
 # Mistral's: the system message stands in the last question, wherever that is.
