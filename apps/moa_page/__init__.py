@@ -15,5 +15,6 @@ def page_folder() -> Path:
     """
     folder = Path(__file__).with_name("static")
     if not (folder / "index.html").is_file():
-        raise MoaError("the page is not built: in a checkout of moa-edge, make web builds it (with npm)")
+        text = "the page is not built: in a checkout of moa-edge, make web builds it (with npm)"
+        raise MoaError(text, code="not_built")
     return folder

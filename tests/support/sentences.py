@@ -30,32 +30,39 @@ def sources() -> dict[str, dict[Path, ast.Module]]:
 
 
 def error_classes(packages: Mapping[str, Mapping[Path, ast.Module]]) -> set[str]:
-    """Names of ``MoaError`` and all classes derived from it."""
-    classes = [n for files in packages.values() for tree in files.values() for n in ast.walk(tree)]
+    """Names of ``MoaError`` and the classes derived from it, without those that make their own sentence and code."""
+    trees = [tree for files in packages.values() for tree in files.values()]
+    defined = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
     names = {"MoaError"}
-    while True:
-        found = {
-            n.name for n in classes if isinstance(n, ast.ClassDef) and any(_name(base) in names for base in n.bases)
-        }
-        if found <= names:
-            return names
+    while found := {n.name for n in defined if any(_name(base) in names for base in n.bases)} - names:
         names |= found
+    return names - {
+        n.name for n in defined for call in ast.walk(n) if isinstance(call, ast.Call) and _makes_itself(call)
+    }
 
 
 def errors_of(tree: ast.Module, classes: set[str]) -> Iterator[tuple[int, str | None, str]]:
     """Line, code (None if it has none) and sentence of each error that is constructed.
 
-    What is put into a sentence stands in braces; a sentence made elsewhere is the expression in angle brackets.
+    What is put into a sentence stands in braces; a sentence made elsewhere is the expression in angle brackets. A class
+    that makes its own sentence and code is one error.
     """
     scopes = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and _name(node.func) in classes):
+        if not (isinstance(node, ast.Call) and (_name(node.func) in classes or _makes_itself(node))):
             continue
         code = next((_text(k.value) for k in node.keywords if k.arg == "code"), None)
         inside = [n for n in scopes if n.lineno <= node.lineno <= (n.end_lineno or 0)]
         scope = max(inside, key=lambda n: n.lineno) if inside else tree
         texts = [_sentence(argument, scope, node.lineno) for argument in node.args]
         yield node.lineno, code, max(texts, key=len, default="")
+
+
+def _makes_itself(call: ast.Call) -> bool:
+    """Whether it is ``super().__init__(text, code="...")``."""
+    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "__init__"):
+        return False
+    return any(k.arg == "code" and isinstance(k.value, ast.Constant) for k in call.keywords)
 
 
 def _sentence(node: ast.expr, scope: ast.AST, line: int) -> str:
