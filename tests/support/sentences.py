@@ -59,10 +59,10 @@ def errors_of(tree: ast.Module, classes: set[str]) -> Iterator[tuple[int, str | 
 
 
 def _makes_itself(call: ast.Call) -> bool:
-    """Whether it is ``super().__init__(text, code="...")``."""
+    """Whether it is ``super().__init__(text, code=...)`` with a code that is no argument of the caller."""
     if not (isinstance(call.func, ast.Attribute) and call.func.attr == "__init__"):
         return False
-    return any(k.arg == "code" and isinstance(k.value, ast.Constant) for k in call.keywords)
+    return any(k.arg == "code" and not isinstance(k.value, ast.Name) for k in call.keywords)
 
 
 def _sentence(node: ast.expr, scope: ast.AST, line: int) -> str:
