@@ -89,24 +89,16 @@ def test_sessions_are_those_that_fit_into_the_rate():
 @pytest.mark.parametrize("engine", [ToyEngine(), ToyEngine(max_context=40), ToyEngine(vocab_size=9)])
 def test_steps_are_measured_and_leave_nothing(engine):
     found = asyncio.run(measure(engine))
-    assert [(step.sequences, step.tokens) for step in found] == [
-        *((1, tokens) for tokens in (1, 4, 8, 16)),
-        (1, 1),
-        (8, 1),
-        (1, min(256, engine.max_context)),
-    ]
+    sizes = [(step.sequences, step.tokens) for step in found]
+    assert sizes == [(1, 1), (1, 4), (1, 8), (1, 16), (1, 1), (8, 1), (1, min(256, engine.max_context))]
     assert all(step.seconds > 0 for step in found) and engine.sequences_open == 0
     requests = [request for step in engine.steps for request in step]
     assert max(len(request.prefix) + len(request.draft) for request in requests) <= engine.max_context
     # Sequences share no text: an engine that finds what it has computed before would seem too fast.
     firsts = {request.sequence: request.prefix[0] for request in requests}
     assert engine.vocab_size < 10 or len(set(firsts.values())) == len(firsts) > 8
-
-
-def test_an_engine_without_drafts_is_measured_without_them():
-    found = asyncio.run(measure(ToyEngine(capabilities=Capabilities(False, 0, schedules_itself=True))))
-    assert {step.tokens for step in found} == {1, 256}
-    assert sessions(found, 64).streaming > 0
+    itself = asyncio.run(measure(ToyEngine(capabilities=Capabilities(False, 0, schedules_itself=True))))
+    assert {step.tokens for step in itself} == {1, 256} and sessions(itself, 64).streaming > 0  # without drafts
 
 
 def test_advice():
@@ -137,12 +129,10 @@ def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
     assert "streaming" in capsys.readouterr().out
 
 
-def test_an_unknown_target_is_refused(capsys):
+def test_a_target_that_is_unknown_or_fails_at_once_is_not_served(capsys, monkeypatch, tiny_target):
     assert main(["--doctor", "--model", "no-such-model"]) == 2
     assert "no-such-model" in capsys.readouterr().err
 
-
-def test_a_target_that_fails_at_once_is_not_served(capsys, monkeypatch, tiny_target):
     async def fail(engine, requests):
         raise RuntimeError("no memory is left")
 

@@ -65,9 +65,10 @@ def test_what_a_session_counts():
 
 def test_dropped_jobs_are_counted():
     class Gated(ToyEngine):
-        gate = asyncio.Event()
+        entered, gate = asyncio.Event(), asyncio.Event()
 
         async def step(self, requests):
+            self.entered.set()
             await self.gate.wait()
             return await super().step(requests)
 
@@ -77,9 +78,9 @@ def test_dropped_jobs_are_counted():
         engine.broken.add(4)
         jobs = [Job(sequence, [1], Sampling()) for sequence in range(1, 5)]
         running = [asyncio.create_task(worker.run(job, 10)) for job in jobs[:1]]
-        await asyncio.sleep(0.01)  # its step waits at the gate
+        await engine.entered.wait()
         running += [asyncio.create_task(worker.run(job, 0 if job is jobs[2] else 10)) for job in jobs[1:]]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # they wait for the next step
         running[1].cancel()
         engine.gate.set()
         outcomes = await asyncio.gather(*running, return_exceptions=True)
@@ -104,9 +105,8 @@ def test_prometheus_takes_the_metrics(transformers_engine):
         client.rounds(lambda tokens: [9, 9])
         client.socket.close()
         text = verifier.http("GET", "/metrics").text
-    checked = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    check = {"input": text, "capture_output": True, "text": True, "timeout": TIMEOUT_S}
+    checked = subprocess.run([promtool, "check", "metrics"], **check)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     assert (types["moa_tokens_total"], types["moa_step_seconds"]) == ("counter", "histogram")
