@@ -128,7 +128,7 @@ class Accept(Benchmark):
         add("--width N", f"tokens continued on each level of a tree (default {tree.width})")
         options.add_ngrams_option(parser)
         add("--datastore FILE", "also copy from these earlier texts, made by moa-export datastore (default: none)")
-        options.add_answer_options(parser, max_new_tokens=settings.max_new_tokens)
+        options.add_answer_options(parser, max_new_tokens=settings.max_new_tokens, draft_length=False)
         add("--replay", "compare drafts with answers that the target writes before", action="store_true")
         add("--answers FILE", "with --replay: keep the target's answers in this file, and reuse those in it")
         add("--show", "print the answers, each token with its origin", action="store_true")
@@ -149,12 +149,11 @@ class Accept(Benchmark):
                 {**candidate.properties(), **each.as_dict()}
                 for candidate, each in zip(candidates, results, strict=True)
             ]
-            skipped = [dataclasses.asdict(turn) for turn in results[0].skipped]
-            return {**found[0], "skipped": skipped, "rivals": found[1:]}
+            return {**found[0], "skipped": results[0].skipped, "rivals": found[1:]}
 
         measured = Measured(figures, _settings_for_json(args, settings, first.target), first.device.fingerprints)
         yield measured
-        with options.recording(args, "device and verifier") as ends:
+        with options.recording(args, "device and verifier") as (timeline, _):
             for candidate, each in zip(candidates, results, strict=True):
                 engine, tokenizer = candidate.engine, candidate.device.tokenizer
                 judge = engine if answers is None else ReplayEngine(engine, answers, has_rows=bool(engine.row_reads))
@@ -164,7 +163,7 @@ class Accept(Benchmark):
                         show_answer(turn, answer.tokens, answer.origins, tokenizer)
 
                 asked = Progress(questions, desc=f"accept: {candidate.name}", unit="question")
-                for _ in count_rounds(asked, candidate.device, judge, settings, each, show, ends.device):
+                for _ in count_rounds(asked, candidate.device, judge, settings, each, show, timeline):
                     yield measured
 
     def tables(self, result: Result) -> list[Table]:
@@ -215,9 +214,7 @@ class AcceptSettings:
     Args:
         draft_length: tokens of each draft, a greedy chain, or levels of each tree; for chosen shapes the least number
             of depths that are counted.
-        nodes: tokens of each tree; None drafts chains.
-        width: nodes continued on each level of a tree.
-        max_new_tokens: tokens of an answer at most.
+        nodes, width: tokens of each tree (None drafts chains), and nodes continued on each of its levels.
         adaptive: how the shape of each draft is chosen, as in the runtime; None for a fixed shape.
         pace: of simulated machines; None for the times of this one.
 
@@ -243,8 +240,6 @@ class AcceptSettings:
         if nodes is not None and not 1 <= width <= nodes:
             text = f"a level of a tree of {nodes} nodes continues 1 to {nodes}, not {width}"
             raise MoaError(text, code="out_of_range")
-        if self.max_new_tokens < 1:
-            raise MoaError(f"--max-new-tokens must be at least 1, not {self.max_new_tokens}", code="out_of_range")
 
     @property
     def timed(self) -> bool:
@@ -262,6 +257,7 @@ class AcceptSettings:
 
 def settings_of(args: argparse.Namespace) -> AcceptSettings:
     """Make the settings. Raises MoaError for options that contradict each other, or a number out of range."""
+    options.check_at_least(args, max_new_tokens=1)
     rest = {"max_new_tokens": args.max_new_tokens, "sampling": options.sampling_of(args)}
     pace = None if args.pace is None else Pace.parse(args.pace)
     adaptive = next((word for word in ADAPTIVE if word == args.draft), None)
@@ -394,15 +390,6 @@ def figures_of(rounds: Sequence[Round], questions: int, draft_length: int, *, ti
     }
 
 
-@dataclass(frozen=True)
-class SkippedTurn:
-    """A turn that was not asked, like the question's later ones; ``turn`` counts from 1."""
-
-    question_id: int | str
-    turn: int
-    reason: str
-
-
 @dataclass
 class Results:
     """What was measured of one drafter so far, with whole rounds of an unfinished question.
@@ -417,7 +404,7 @@ class Results:
     timed: bool = False
     rounds: dict[str, list[Round]] = field(default_factory=dict)
     questions: Counter[str] = field(default_factory=Counter)
-    skipped: list[SkippedTurn] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
     target_passes: int = 0
 
     @property
@@ -479,8 +466,8 @@ def _converse(
     count: Callable[[Round], None],
     on_answer: Callable[[str, Answer], None],
     timeline: Timeline,
-) -> SkippedTurn | None:
-    """Ask all turns of one question; returns the turn that did not fit, if any."""
+) -> dict[str, Any] | None:
+    """Ask all turns of one question; returns the turn that did not fit (they count from 1), if any, for JSON."""
     history: list[dict[str, str]] = []
     drafter, controller, clock = device.new_drafter(), settings.controller(), Clock(settings.pace)
     prints, stops, reads = device.fingerprints, device.stop_tokens, device.reads_rows
@@ -495,7 +482,7 @@ def _converse(
             except RefusedError as refusal:
                 if refusal.code != "CONTEXT_FULL":
                     raise
-                return SkippedTurn(question.id, number, str(refusal))
+                return {"question_id": question.id, "turn": number, "reason": str(refusal)}
             on_answer(text, answer)
             history += turn_messages(text, device.tokenizer.decode(answer.tokens))
     return None
@@ -571,13 +558,7 @@ def _conditions(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A drafter to measure.
-
-    Attributes:
-        name: for people; no path.
-        weights: ``"bundle"``, :data:`CHECKPOINT` or :data:`NO_MODEL`.
-        target: the target's name.
-    """
+    """A drafter to measure: its name for people, and its weights: of a bundle, a checkpoint, or none."""
 
     name: str
     weights: str
@@ -609,7 +590,10 @@ def candidates_of(args: argparse.Namespace) -> list[Candidate]:
     from moa_drafter.target import load_target
     from moa_drafter.target_source import DEFAULT_TARGET
 
-    model, against = args.model or DEFAULT_TARGET, [_place(given) for given in args.against or ()]
+    def place_of(given: str | None) -> str | Path:
+        return without_model(given or "") or checkpoint_of(given)
+
+    model, against = args.model or DEFAULT_TARGET, [place_of(given) for given in args.against or ()]
     if args.datastore is not None and not args.ngrams and not any(map(without_model, (args.drafter, *against))):
         text = "--datastore is copied from together with n-grams: leave out --datastore or --no-ngrams"
         raise MoaError(text, code="contradiction")
@@ -624,7 +608,7 @@ def candidates_of(args: argparse.Namespace) -> list[Candidate]:
     else:
         if args.backend is not None:
             raise MoaError("--backend chooses among the graphs of a bundle: add --bundle", code="contradiction")
-        first = _place(args.drafter)
+        first = place_of(args.drafter)
         if args.drafter is None:  # the default drafter is not measured twice
             against = [place for place in against if place != first]
         found, target, places = [], load_target(model), [first, *against]
@@ -642,11 +626,6 @@ def row_bytes(engine: TransformersEngine) -> int:
         return 0
     encoded = encode_rows(0, rows.keys, rows.values, wire.ROW_ENCODING_INT8)
     return len(encoded.data) + len(encoded.scales)
-
-
-def _place(given: str | None) -> str | Path:
-    """Return the name of a drafter without a model, or a checkpoint's folder. Raises MoaError."""
-    return without_model(given or "") or checkpoint_of(given)
 
 
 def _name(place: str | Path) -> str:

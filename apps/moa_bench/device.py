@@ -62,7 +62,6 @@ loading and of stepping at every context. Loading finds the files in the system'
         add("--repeats N", "timed calls of each step (default %(default)s)", default=50)
         add("--no-answers", "leave out the answers; no verifier is needed", action="store_true")
         options.add_question_options(parser, required=False)
-        options.add_draft_length_option(parser)
         options.add_answer_options(parser, max_new_tokens=48)
         options.add_server_options(parser)
         options.add_target_options(parser)

@@ -64,8 +64,7 @@ class RandomInputs:
 
     Args:
         longest: the largest context to come.
-        kv_shape: of a cache entry; None for the drafter's.
-        row_shape: of a memory row; None for that of a cache entry.
+        kv_shape, row_shape: of a cache entry and of a memory row; None for the drafter's.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ def measure_steps(
     """Load the target, step at every context, then time every step; all new tokens are queries.
 
     Args:
-        bundle: its folder.
         contexts: numbers of cached tokens, and of memory rows.
         tokens: numbers of new tokens.
         repeats: timed calls of each step.

@@ -45,13 +45,7 @@ if TYPE_CHECKING:  # these bring torch
 
 @dataclass(frozen=True)
 class Device:
-    """The parts of a device: fingerprints, tokenizer, a new drafter for each conversation, perhaps an offline writer.
-
-    Attributes:
-        stop_tokens: ids that end the assistant's turn.
-        new_writer: makes the bundle's offline writer; None if it has none.
-        reads_rows: whether the drafter reads memory rows.
-    """
+    """The parts of a device: a new drafter for each conversation, perhaps the bundle's offline writer."""
 
     fingerprints: Fingerprints
     tokenizer: ChatTokenizer
@@ -104,7 +98,6 @@ def checkpoint_pair(
 
     Args:
         given: see :func:`moa_drafter.pretrained.checkpoint_of`.
-        ngrams: see :func:`drafting`.
         datastore: a file of earlier texts to copy from.
 
     Raises:
@@ -250,7 +243,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Answer:
-    """The committed tokens of an answer, with the one that ends the turn, and the origin of each."""
+    """The committed tokens of an answer, the one that ends the turn included, and the origin of each."""
 
     tokens: list[int]
     origins: list[Origin]
@@ -261,9 +254,6 @@ class Conversation:
     ahead. With a pace, answers take time.
 
     Args:
-        fingerprints: of the bundle.
-        stop_tokens: ids that end the assistant's turn.
-        controller: chooses the shape of the drafts.
         clock: the time of the loop and its controller.
         timeline: gets the spans ``draft`` and ``receive``.
         reads_rows: whether memory rows are sent.

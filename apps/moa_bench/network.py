@@ -26,7 +26,6 @@ from moa_bench.serving import (
     AnswerSettings,
     CutAnswer,
     CutSettings,
-    Mode,
     Outcome,
     Turn,
     ask,
@@ -123,7 +122,6 @@ to the whole answer  from the Hello to the last token
         options.add_bundle_options(parser)
         options.add_target_options(parser)
         options.add_server_options(parser)
-        options.add_draft_length_option(parser)
         options.add_answer_options(parser, max_new_tokens=32)
         add("--threads N", "processor threads of the drafter (default %(default)s)", default=1)
         add(
@@ -157,18 +155,19 @@ to the whole answer  from the Hello to the last token
         wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
         total = len(prompts) * len(links) * len(names)
         with (
-            options.recording(args) as ends,
-            open_verifier(endpoint, **wanted, options=ends.verifier_options) as verifier,
+            options.recording(args) as (timeline, recorded),
+            open_verifier(endpoint, **wanted, options=recorded) as verifier,
             Progress(total=total, desc="network", unit="answer") as progress,
         ):
             if cut is None:
-                modes = make_modes(names, bundle, settings, ends.device)
-                warm_up(prompts[0], verifier, modes, settings)
-                ask_one = partial(ask, verifier, modes, settings)
+                modes = make_modes(names, bundle, settings, timeline)
+                ask_one, turn = partial(ask, verifier, modes, settings), _turn(prompts[0], verifier, settings)
+                for mode in modes:  # first times are slow, and misfits of bundle and verifier show here
+                    ask_one(None, mode, turn)
             else:
                 ask_one = partial(ask_and_cut, verifier, bundle, settings, cut)
             measured = Measured(
-                lambda: {**results.as_dict(), "skipped": [dataclasses.asdict(question) for question in skipped]},
+                lambda: {**results.as_dict(), "skipped": skipped},
                 {
                     **options.question_settings(args),
                     "trace": [path.name for path in args.trace] if args.trace else None,
@@ -187,7 +186,7 @@ to the whole answer  from the Hello to the last token
                 progress.update()
                 if isinstance(outcome, Outcome):
                     answer = outcome.answer
-                    ends.device.mark(f"answered over {profile}, {mode}", "answers", tokens=len(answer.tokens))
+                    timeline.mark(f"answered over {profile}, {mode}", "answers", tokens=len(answer.tokens))
                     if args.show:
                         show_answer(f"[{profile}, {mode}] {turn.text}", answer.tokens, answer.origins, tokenizer)
                 yield measured
@@ -329,13 +328,6 @@ def _ratio(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
     low, high = np.percentile(ours[drawn].mean(axis=1) / theirs[drawn].mean(axis=1), _PERCENTILES)
     found = {"ratio": ours.mean() / theirs.mean(), "low": low, "high": high}
     return {name: round(float(each), 4) for name, each in found.items()}
-
-
-def warm_up(prompt: Prompt, verifier: Verifier, modes: Mapping[str, Mode], settings: AnswerSettings) -> None:
-    """Ask once in each mode without an emulator: first times are slow, and misfits of bundle and verifier show here."""
-    turn = _turn(prompt, verifier, settings)
-    for mode in modes:
-        ask(verifier, modes, settings, None, mode, turn)
 
 
 def measure_answers(

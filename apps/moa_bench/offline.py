@@ -8,8 +8,8 @@ import functools
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from moa_bench.harness import (
     engine_of,
     exchange,
 )
-from moa_bench.questions import Question, Skipped
+from moa_bench.questions import Question
 from moa_bench.result import ratio, rounded
 from moa_bench.simulated_clock import Clock
 from moa_bench.transcript import MARKS, ROLLED_BACK, show_answer, show_tokens
@@ -36,7 +36,6 @@ from moa_runtime.drafters.ngram import NgramDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.errors import MoaError
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Origin, Sampling, SessionEvent
@@ -124,7 +123,9 @@ offline is no special case there: the session is told that the connection is gon
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         from moa_drafter.progress import Progress
 
-        settings = OfflineSettings(args.after, options.numbers_of("--lengths", args.lengths))
+        options.check_at_least(args, after=1)
+        lengths = options.numbers_of("--lengths", args.lengths, 1, Limits().max_draft_tokens)
+        settings = OfflineSettings(args.after, lengths)
         questions, bundle = options.questions_of(args), options.bundle_of(args)
         with Progress(questions, desc="offline", unit="question") as asked:  # visible while everything is loaded, too
             device = device_of(bundle, args.backend, ngrams=args.ngrams)
@@ -148,9 +149,12 @@ offline is no special case there: the session is told that the connection is gon
             score = functools.partial(log_probabilities, engine)
             for question in asked:
                 outcome = try_question(question, device, engine, score, settings)
-                results.add(outcome)
-                if args.show and isinstance(outcome, Trial):
-                    show_trial(outcome, device.tokenizer)
+                if isinstance(outcome, str):
+                    results.skipped.append({"question_id": question.id, "reason": outcome})
+                else:
+                    results.trials.append(outcome)
+                    if args.show:
+                        show_trial(outcome, device.tokenizer)
                 yield measured
 
     def tables(self, result: Result) -> list[Table]:
@@ -193,30 +197,11 @@ offline is no special case there: the session is told that the connection is gon
             axes.legend()
 
 
-@dataclass(frozen=True)
-class OfflineSettings:
-    """When the link is cut, and how much is written then.
-
-    Args:
-        after: committed tokens of the answer before the cut.
-        lengths: tokens written at most during the cut.
-
-    Raises:
-        MoaError: a number out of range.
-    """
+class OfflineSettings(NamedTuple):
+    """Committed tokens of the answer before the link is cut, and the most tokens to write during the cut."""
 
     after: int = 32
     lengths: tuple[int, ...] = (16, 32, 64, 128)
-
-    def __post_init__(self) -> None:
-        most = Limits().max_draft_tokens
-        if self.after < 1:
-            text = f"the link can be cut after 1 token of the answer at the earliest, not {self.after}"
-            raise MoaError(text, code="out_of_range")
-        if not all(1 <= length <= most for length in self.lengths):
-            lengths = ", ".join(map(str, self.lengths))
-            text = f"the lengths to write offline must be 1 to {most} tokens, not {lengths}"
-            raise MoaError(text, code="out_of_range")
 
 
 # -- figures ---------------------------------------------------------------------------------------------
@@ -247,8 +232,7 @@ def distinct_of(texts: Sequence[Text]) -> float | None:
     return ratio(sum(len(set(own)) for own in grams), sum(map(len, grams)))
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """One writer's text during a cut, and the number of its tokens that the target kept afterwards."""
 
     text: Text
@@ -302,14 +286,7 @@ class Results:
     lengths: Sequence[int]
     writers: Sequence[str] = WRITERS
     trials: list[Trial] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-
-    def add(self, outcome: Trial | Skipped) -> None:
-        """Count one question."""
-        if isinstance(outcome, Skipped):
-            self.skipped.append(outcome)
-        else:
-            self.trials.append(outcome)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain figures for JSON."""
@@ -317,8 +294,7 @@ class Results:
         for writer in self.writers:
             outages = [(trial.written[writer], trial.target) for trial in self.trials]
             writers[writer] = {str(length): figures_of(outages, length) for length in self.lengths}
-        skipped = [asdict(question) for question in self.skipped]
-        return {"questions": len(self.trials), "writers": writers, "skipped": skipped}
+        return {"questions": len(self.trials), "writers": writers, "skipped": self.skipped}
 
 
 # -- measuring -------------------------------------------------------------------------------------------
@@ -370,9 +346,9 @@ class Outage:
 
 def try_question(
     question: Question, device: Device, engine: Engine, score: Score, settings: OfflineSettings
-) -> Trial | Skipped:
-    """Ask the first turn of a question, cut the link, and try every writer. ``score``: of the engine's target. Raises
-    RefusedError: bundle and engine do not belong together."""
+) -> Trial | str:
+    """Ask the first turn of a question, cut the link, and try every writer; returns the reason if that cannot be done.
+    Raises RefusedError: bundle and engine do not belong together."""
     longest, drafter = max(settings.lengths), device.new_drafter()
     with closing(LoopbackVerifier(engine)) as verifier:
         shape = _UpTo(settings.after)
@@ -384,11 +360,11 @@ def try_question(
         except RefusedError as refusal:
             if refusal.code != "CONTEXT_FULL":
                 raise
-            return Skipped(question.id, str(refusal))
+            return str(refusal)
         if not conversation.answering:
-            return Skipped(question.id, f"its answer ended with token {len(answer.tokens)}, before the cut")
+            return f"its answer ended with token {len(answer.tokens)}, before the cut"
         if len(conversation.committed) + longest > engine.max_context:
-            return Skipped(question.id, f"the target's context has no room for {longest} tokens after the cut")
+            return f"the target's context has no room for {longest} tokens after the cut"
         outage = Outage(conversation.cut(), verifier)
         texts = {"writer": outage.write(device.new_writer(), longest)} if device.new_writer else {}
         texts["moa"] = outage.write(drafter, longest)

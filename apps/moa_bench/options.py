@@ -7,7 +7,6 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -112,29 +111,18 @@ def endpoint_of(args: argparse.Namespace) -> Endpoint | None:
     return endpoint
 
 
-def add_draft_length_option(parser: argparse.ArgumentParser) -> None:
-    add = adder(parser)
-    add(
-        "--draft-length N",
-        "tokens of each draft, a chain; auto: as many as pay; thompson or thompson-calibrated: as EESD chooses "
-        "(default %(default)s)",
-        type=draft_length_of,
-        default="auto",
-    )
-
-
 def add_ngrams_option(parser: argparse.ArgumentParser) -> None:
-    add = adder(parser)
-    add(
-        "--ngrams",
-        "mix the drafter with an n-gram index of the conversation, as the runtime does (default: yes)",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-    )
+    """Add ``--ngrams`` and ``--no-ngrams``."""
+    text = "mix the drafter with an n-gram index of the conversation, as the runtime does (default: yes)"
+    adder(parser)("--ngrams", text, action=argparse.BooleanOptionalAction, default=True)
 
 
-def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
+def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int, draft_length: bool = True) -> None:
+    """Add the options of answers, and with ``draft_length`` that of drafts."""
     add = adder(parser)
+    if draft_length:
+        chosen = "auto: as many as pay; thompson or thompson-calibrated: as EESD chooses (default %(default)s)"
+        add("--draft-length N", f"tokens of each draft, a chain; {chosen}", type=draft_length_of, default="auto")
     add("--max-new-tokens N", "tokens of an answer at most (default %(default)s)", default=max_new_tokens)
     add("--temperature", "of the target; 0, the default, is greedy", type=float, default=0.0)
     add("--top-p", "of the target, when sampling (default %(default)s)", type=float, default=1.0)
@@ -142,7 +130,7 @@ def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) 
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
-    """Raises MoaError for a number out of range."""
+    """Return how the target chooses. Raises MoaError for a number out of range."""
     if not 0 <= args.temperature < inf:
         text = f"--temperature must be 0 (greedy) or above, not {args.temperature}"
         raise MoaError(text, code="out_of_range")
@@ -188,38 +176,30 @@ def check_at_least(args: argparse.Namespace, **least: int) -> None:
 
 
 def add_timeline_option(parser: argparse.ArgumentParser) -> None:
-    add = adder(parser)
-    add(
+    """Add ``--timeline``, see :func:`recording`."""
+    adder(parser)(
         "--timeline FILE",
         "write the work of device and verifier over time as a Chrome trace (JSON) that Perfetto opens; of a "
         "verifier that was not started here only the device's side is known",
     )
 
 
-@dataclass(frozen=True)
-class Recording:
-    """Where both ends record their work.
-
-    Attributes:
-        device: the timeline of this process.
-        verifier_options: options of ``moa-serve`` that make the verifier record too.
-    """
-
-    device: Timeline = NO_TIMELINE
-    verifier_options: Sequence[str] = ()
-
-
 @contextlib.contextmanager
-def recording(args: argparse.Namespace, process: str = "device") -> Iterator[Recording]:
-    """Record while the context is open and write the file at its end, also after an error. Without ``--timeline``
-    nothing is recorded. ``process``: name of this process in the trace. Raises MoaError: the file cannot be written."""
+def recording(args: argparse.Namespace, process: str = "device") -> Iterator[tuple[Timeline, Sequence[str]]]:
+    """Record while the context is open and write the file at its end, also after an error.
+
+    Yields the timeline of this process, which is called ``process`` in the trace, and options of ``moa-serve`` that
+    make the verifier record too. Without ``--timeline`` nothing is recorded.
+
+    Raises:
+        MoaError: the file cannot be written.
+    """
     if args.timeline is None:
-        yield Recording()
+        yield NO_TIMELINE, ()
         return
     with tempfile.TemporaryDirectory(prefix="moa-timeline-") as scratch:
-        sink = Path(scratch) / "verifier.json"
-        device = Timeline(process)
+        sink, device = Path(scratch) / "verifier.json", Timeline(process)
         try:
-            yield Recording(device, ("--timeline", str(sink)))
+            yield device, ("--timeline", str(sink))
         finally:
             write_timeline(args.timeline, [*device.events, *(read_sink(sink) if sink.exists() else [])])

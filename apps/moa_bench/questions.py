@@ -111,17 +111,9 @@ class Prompt:
     tokens: list[int]
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A question that was not asked, and the reason."""
-
-    question_id: int | str
-    reason: str
-
-
 def prompts_of(
     questions: Iterable[Question], tokenizer: ChatTokenizer, max_context: int
-) -> tuple[list[Prompt], list[Skipped]]:
+) -> tuple[list[Prompt], list[dict[str, Any]]]:
     """Encode the questions; list those that leave no room for an answer in the target's context (tokens). Raises
     MoaError: none of them leaves room."""
     prompts, skipped = [], []
@@ -132,7 +124,7 @@ def prompts_of(
             prompts.append(Prompt(text, tokens))
         else:
             reason = f"it has {len(tokens)} tokens, the target's context holds {max_context}"
-            skipped.append(Skipped(question.id, reason))
+            skipped.append({"question_id": question.id, "reason": reason})
     if not prompts:
         text = f"none of the questions fits the target's context of {max_context} tokens"
         raise MoaError(text, code="too_long")

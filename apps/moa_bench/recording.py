@@ -87,10 +87,7 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class Recording:
-    """Answers of one target with the predictions of one drafter.
-
-    ``ngrams``: whether the drafter is mixed with an n-gram index of the conversation.
-    """
+    """Answers of one target with the predictions of one drafter, perhaps mixed with an n-gram index."""
 
     drafter: str
     fingerprints: Fingerprints
@@ -273,15 +270,12 @@ class _RowsOfZeros:
         return common_length(self._held.get(sequence, ()), prefix)
 
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        self._held.update((request.sequence, request.prefix) for request in requests)
-        return [Outcome(rows=self._rows(request)) for request in requests]
+        outcomes = []
+        for request in requests:
+            self._held[request.sequence], start = request.prefix, request.rows_from
+            zeros = np.zeros((len(request.prefix) - (start or 0), 1, 1), np.float32)
+            outcomes.append(Outcome(rows=None if start is None else Rows(start, zeros, zeros)))
+        return outcomes
 
     def release(self, sequence: int) -> None:
         self._held.pop(sequence, None)
-
-    @staticmethod
-    def _rows(request: StepRequest) -> Rows | None:
-        if request.rows_from is None:
-            return None
-        rows = np.zeros((len(request.prefix) - request.rows_from, 1, 1), np.float32)
-        return Rows(request.rows_from, rows, rows)

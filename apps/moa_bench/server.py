@@ -36,6 +36,7 @@ _SAMPLE_EVERY_S = 0.05
 _LONGEST_FORGETTING_S = 30.0
 _HEADER = ("sessions", "mode", "tokens/s", "by window", "tokens/CPU s", "ms/token", "p50", "p95")
 _HEADER += ("first token ms", "p95", "passes/token", "tokens/round", "peak MB", "client CPU")
+_LAST_FIGURES = ("passes_per_token", "tokens_per_round", "peak_memory_mb", "client_cpu_share")
 
 
 class Server(Benchmark):
@@ -85,7 +86,6 @@ client_cpu_share  processor time of all clients by that of the processors they s
             f"engine of the target in the verifier, of {','.join(ENGINES)}; several are compared in one run "
             f"(default: {ENGINES[0]})",
         )
-        options.add_draft_length_option(parser)
         options.add_answer_options(parser, max_new_tokens=64)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
@@ -121,7 +121,7 @@ client_cpu_share  processor time of all clients by that of the processors they s
             measured = Measured(
                 lambda: {
                     **figures_of(windows, args.seconds, client_cpus),
-                    "skipped": [dataclasses.asdict(question) for question in skipped],
+                    "skipped": skipped,
                 },
                 {
                     "sessions": sessions,
@@ -151,7 +151,13 @@ client_cpu_share  processor time of all clients by that of the processors they s
     def tables(self, result: Result) -> list[Table]:
         engines = result["settings"]["engines"]
         base = f"{engines[0]} stream" if len(engines) > 1 else "stream"
-        rows = [_row(count, mode, load) for count, modes in result["sessions"].items() for mode, load in modes.items()]
+        rows = []
+        for count, modes in result["sessions"].items():
+            for mode, load in modes.items():
+                low, high = (format_cell(end(load["tokens_per_s_by_window"])) for end in (min, max))
+                speed = [count, mode, load["tokens_per_s"], f"{low} - {high}", load["tokens_per_cpu_s"]]
+                times = [*load["ms_per_token"].values(), *load["ttft_ms"].values()]
+                rows.append([*speed, *times, *map(load.get, _LAST_FIGURES)])
         drafting = list(dict.fromkeys(mode for modes in result["speedup"].values() for mode in modes))
         return [
             Table(_HEADER, rows),
@@ -333,20 +339,6 @@ def plot_by_sessions(axes: Axes, result: Result, figure: Callable[[dict[str, Any
         points = [(int(count), figure(modes[mode])) for count, modes in result["sessions"].items() if mode in modes]
         known = [point for point in points if point[1] is not None]
         axes.plot([count for count, _ in known], [value for _, value in known], marker="o", label=mode)
-
-
-def _row(count: str, mode: str, load: dict[str, Any]) -> list[object]:
-    windows = load["tokens_per_s_by_window"]
-    return [
-        count,
-        mode,
-        load["tokens_per_s"],
-        f"{format_cell(min(windows))} - {format_cell(max(windows))}",
-        load["tokens_per_cpu_s"],
-        *(load["ms_per_token"][name] for name in ("mean", "p50", "p95")),
-        *(load["ttft_ms"][name] for name in ("mean", "p95")),
-        *(load[name] for name in ("passes_per_token", "tokens_per_round", "peak_memory_mb", "client_cpu_share")),
-    ]
 
 
 def _conditions(result: Result) -> str:

@@ -132,14 +132,16 @@ def open_fleet(
         MoaError: a client cannot load the bundle.
     """
     fleet = Fleet()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which processes inherit: Ctrl-C is for the parent alone
     try:
-        with _ignored_interrupts():  # which the processes inherit: Ctrl-C is for the parent alone
-            for number in range(clients):
-                first = number % len(prompts)
-                fleet.start(bundle_folder, [*prompts[first:], *prompts[:first]], settings)
-        fleet.wait_until_ready()
+        for number in range(clients):
+            first = number % len(prompts)
+            fleet.start(bundle_folder, [*prompts[first:], *prompts[:first]], settings)
+        signal.signal(signal.SIGINT, before)
+        fleet.collect()  # every client is loaded
         yield fleet
     finally:
+        signal.signal(signal.SIGINT, before)
         fleet.close()
 
 
@@ -152,7 +154,7 @@ class Fleet:
         self._busy: list[Connection] = []
 
     def start(self, *work: object) -> None:
-        """Start one more client; ``work`` are the arguments of :func:`run_client`."""
+        """Start one more client, busy with loading; ``work`` are the arguments of :func:`run_client`."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=run_client, args=(theirs, *work), daemon=True)
@@ -160,11 +162,7 @@ class Fleet:
         theirs.close()  # while it is open here, the process could end unnoticed
         self.processes.append(process)
         self._connections.append(ours)
-
-    def wait_until_ready(self) -> None:
-        """Wait until every client started is loaded; raises as :meth:`collect`."""
-        self._busy = list(self._connections)
-        self.collect()
+        self._busy.append(ours)
 
     def begin(self, clients: int, window: Window) -> None:
         """Set the first ``clients`` clients to work; the others stay idle."""
@@ -207,12 +205,3 @@ class Fleet:
         if isinstance(reply, MoaError):
             raise reply
         return reply
-
-
-@contextlib.contextmanager
-def _ignored_interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

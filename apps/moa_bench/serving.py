@@ -43,8 +43,6 @@ class AnswerSettings:
     """Settings of every answer, the same for every mode that has a use for them.
 
     Args:
-        draft_length: tokens of each draft, a chain, or a word for how they are chosen.
-        max_new_tokens: tokens of an answer at most.
         threads: processor threads of the drafter.
         answer_timeout_s: seconds after which an answer, connecting included, is given up.
     """
@@ -58,12 +56,7 @@ class AnswerSettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """A question and its correct answer.
-
-    Attributes:
-        prompt: the question's tokens by the chat template, up to the beginning of the answer.
-        reference: the answer (tokens) that the target writes alone, as long as answers may get.
-    """
+    """A question, its tokens up to the answer, and the answer (tokens) that the target writes alone."""
 
     text: str
     prompt: Sequence[int]
@@ -75,9 +68,7 @@ class Answer:
     """The committed tokens of an answer as they arrived.
 
     Attributes:
-        sent: when the question was sent, by default now; seconds on the clock of ``bursts``,
-            :func:`time.perf_counter`.
-        origins: of each token.
+        sent: when the question was sent, by default now; seconds of :func:`time.perf_counter`, as in ``bursts``.
         bursts: one for each message that brought tokens.
         payload_up, payload_down: bytes in HTTP bodies or WebSocket messages, as the client counts them.
     """
@@ -238,8 +229,11 @@ class OracleDrafter:
 def make_modes(
     names: Sequence[str], bundle: Bundle, settings: AnswerSettings, timeline: Timeline = NO_TIMELINE
 ) -> dict[str, Mode]:
-    """Make the modes of :data:`MODES` that ``names`` lists, in their order. ``timeline``: gets the device's work in the
-    modes that draft. Raises MoaError: the bundle's graph cannot be loaded."""
+    """Make the modes of :data:`MODES` that ``names`` lists; ``timeline`` gets the device's work in those that draft.
+
+    Raises:
+        MoaError: the bundle's graph cannot be loaded.
+    """
 
     def chat(new_drafter: Callable[[Turn], Drafter | None], drafting: Drafting = "device") -> Mode:
         return ChatMode(bundle, new_drafter, settings, LoopSettings(drafting=drafting), timeline)
@@ -298,8 +292,17 @@ def ask(
         if profile is not None:
             link = stack.enter_context(background_link(profile, *verifier.host_and_port))
             endpoint = through(link, endpoint)
-        asking = _ask(endpoint, link, modes[mode], turn)
-        answer, up, down = asyncio.run(watched(asking, verifier, settings.answer_timeout_s))
+
+        async def asked() -> tuple[Answer, int, int]:
+            async with modes[mode].connect(endpoint, turn) as send:
+                up, down = (0, 0) if link is None else (link.bytes_up, link.bytes_down)
+                answer = Answer()
+                await send(answer)
+                if link is None:
+                    return answer, answer.payload_up, answer.payload_down
+                return answer, link.bytes_up - up, link.bytes_down - down
+
+        answer, up, down = asyncio.run(watched(asked(), verifier, settings.answer_timeout_s))
     identical, passes = answer.tokens == list(turn.reference), verifier.forwards() - before
     return Outcome(answer, identical, passes, up, down, modes[mode].in_rounds)
 
@@ -308,17 +311,6 @@ def through(link: BackgroundLink, endpoint: Endpoint) -> Endpoint:
     """Return the endpoint of the same verifier through an emulated link."""
     address = urlsplit(endpoint.address)._replace(netloc=f"127.0.0.1:{link.port}")
     return replace(endpoint, url=address.geturl())
-
-
-async def _ask(endpoint: Endpoint, link: BackgroundLink | None, mode: Mode, turn: Turn) -> tuple[Answer, int, int]:
-    """Return the answer, and bytes up and down."""
-    async with mode.connect(endpoint, turn) as send:
-        up, down = (0, 0) if link is None else (link.bytes_up, link.bytes_down)
-        answer = Answer()
-        await send(answer)
-        if link is None:
-            return answer, answer.payload_up, answer.payload_down
-        return answer, link.bytes_up - up, link.bytes_down - down
 
 
 async def watched(work: Coroutine[Any, Any, T], verifier: Verifier, timeout_s: float) -> T:
@@ -371,15 +363,13 @@ class CutSettings:
 
 @dataclass(frozen=True)
 class CutAnswer:
-    """One answer. Times in seconds.
+    """One answer whose link was cut. Times in seconds.
 
     Attributes:
         confirmed, tentative: tokens on screen when the link returned: the target's, and the device's after them.
         kept: of the tentative ones, leading tokens that the target would have written.
         hello_s: from the link's return to the client's Hello; None if the connection survived the cut.
-        token_s: from the Hello, or else the link's return, to the next confirmed token.
-        whole_s: from there to the complete answer.
-        tokens: of the complete answer.
+        token_s, whole_s: from the Hello, or else the link's return, to the next confirmed token and to the last one.
         identical: whether it is the answer that the target writes alone.
     """
 

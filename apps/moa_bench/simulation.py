@@ -8,10 +8,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, log
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import simpy
@@ -71,21 +71,16 @@ class Target:
         self.active: dict[int, float] = {}
         self.passes = 0
         self.env, self.recording, self.times = env, recording, times
-        self._scheduler = Scheduler(_KnownCost(times()))
+        self.scheduler = Scheduler(_KnownCost(times()))
         self._waiting: dict[int, simpy.Event] = {}  # by identity of the job
         self._drafts: list[tuple[DraftTree, simpy.Event]] = []
         self._more = env.event()
         env.process(self._run())
 
-    @property
-    def sharing(self) -> int:
-        """Number of conversations that share the target."""
-        return self._scheduler.serving
-
     def run(self, job: Job) -> simpy.Event:
         """Hand in a job; the event occurs when it is done."""
         done = self._waiting[id(job)] = self.env.event()
-        self._scheduler.add(Waiting(job, self.env.now))
+        self.scheduler.add(Waiting(job, self.env.now))
         self._wake()
         return done
 
@@ -98,7 +93,7 @@ class Target:
 
     def rest(self, sequence: int) -> None:
         """End an answer."""
-        self._scheduler.rest(sequence)
+        self.scheduler.rest(sequence)
         self.active.pop(sequence, None)
 
     def _wake(self) -> None:
@@ -110,7 +105,7 @@ class Target:
             yield self.env.timeout(0)  # conversations that were answered hand in their next work
             if self._drafts:
                 yield from self._make_drafts()
-            elif (step := self._scheduler.plan(self.env.now, self.engine.held)).pieces:
+            elif (step := self.scheduler.plan(self.env.now, self.engine.held)).pieces:
                 yield from self._take(step)
             else:
                 self._more = self.env.event()
@@ -133,7 +128,7 @@ class Target:
             piece.waiting.job.seconds += seconds
             piece.waiting.job.take(piece.request, outcome)
         self.passes += 1
-        self._scheduler.stepped(step, self.env.now)
+        self.scheduler.stepped(step, self.env.now)
         for piece in step.pieces:
             if piece.waiting.job.done:
                 self._waiting.pop(id(piece.waiting.job)).succeed()
@@ -233,7 +228,7 @@ class _ServerEnd:
             work = replace(work, draft=tree.tokens, parents=tree.parents)
         began, job = self._env.now, job_of(work, self.sequence)
         yield self._target.run(job)
-        sharing = self._target.sharing
+        sharing = self._target.scheduler.serving
         if work.pushed and self._drafter is not None:
             counts = (len(tree.tokens), tree.depth, len(job.path), tree.steps)
             waited_s = self._env.now - began
@@ -477,9 +472,8 @@ def draw_shapes(count: int, seed: int, lengths: Sequence[int]) -> Iterator[tuple
 # -- placement -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Placement:
-    """A scenario: times before and after ``change``, which happens half-way, and answers by number."""
+class Placement(NamedTuple):
+    """A scenario: times before and after ``change``, which happens half-way, and numbers of answers."""
 
     seed: int
     before: Times

@@ -120,18 +120,9 @@ async def _written(
 
 class AnswerFile:
     """A file of answers: JSON lines ``{"target": fingerprint, "max_new_tokens": n}``, then ``{"p": [ids], "r": [ids]}``
-    for each answer. If answers are sampled, the first line has ``"sampling"`` too: temperature, top_p and seed.
+    for each answer, in ``answers``. If answers are sampled, the first line has ``"sampling"`` too.
 
     It is created if it is missing, and read up to its last whole line, so an interrupted benchmark continues.
-
-    Args:
-        target: the target's fingerprint.
-        max_new_tokens: tokens of an answer at most.
-        sampling: how the target chooses.
-        vocab_size: of the target.
-
-    Attributes:
-        answers: the file's answers.
 
     Raises:
         MoaError: a file that cannot be read or created, with other content, or of another target, length or sampling.
@@ -222,7 +213,6 @@ class ReplayEngine:
 
     Args:
         engine: asked for memory rows.
-        answers: to every text that will be asked.
         has_rows: whether the drafter is sent memory rows.
 
     Attributes:

@@ -62,12 +62,7 @@ class Verifier:
         return self._ask("/v1/status")
 
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> list[int]:
-        """Let the target write alone after ``prompt``, at most ``count`` tokens.
-
-        Raises:
-            VerifierGoneError: the verifier does not answer.
-            MoaError: it refused.
-        """
+        """Let the target write alone after ``prompt``, at most ``count`` tokens. Raises MoaError if it refuses."""
         return self._ask("/v1/decode", decode_request(prompt, count, sampling))["tokens"]
 
     def _ask(self, path: str, body: dict[str, object] | None = None) -> dict[str, Any]:
@@ -149,10 +144,6 @@ async def stream_decode(
 
     Close the generator (``contextlib.aclosing``) to stop early: the verifier then stops decoding too.
 
-    Args:
-        base_url: :attr:`Verifier.http_url`.
-        token: bearer token; empty for none.
-
     Raises:
         VerifierGoneError: the connection was lost.
         MoaError: the verifier refused.
@@ -183,11 +174,8 @@ async def stream_decode(
 
 
 def split_cpus() -> tuple[set[int], set[int]] | None:
-    """Split this process's processors between client (and link) and verifier, so that neither slows the other.
-
-    Returns:
-        the client's lower and the verifier's upper half; None with one processor, or if the system cannot tell.
-    """
+    """Split this process's processors between client (and link) and verifier, so that neither slows the other; returns
+    None with one processor, or if the system cannot tell."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     own = sorted(os.sched_getaffinity(0))

@@ -36,17 +36,13 @@ class _LinkClock:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._lost = 0.0
+        self.lost = 0.0
         self._stopped_at: float | None = None
         self._running = asyncio.Event()
         self._running.set()
 
     def now(self) -> float:
-        return (self._loop.time() if self._stopped_at is None else self._stopped_at) - self._lost
-
-    def begin(self) -> None:
-        """Set the clock to 0."""
-        self._lost += self.now()
+        return (self._loop.time() if self._stopped_at is None else self._stopped_at) - self.lost
 
     def stop(self) -> None:
         if self._stopped_at is None:
@@ -55,7 +51,7 @@ class _LinkClock:
 
     def start(self) -> None:
         if self._stopped_at is not None:
-            self._lost += self._loop.time() - self._stopped_at
+            self.lost += self._loop.time() - self._stopped_at
             self._stopped_at = None
             self._running.set()
 
@@ -98,7 +94,7 @@ class _Flow:
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-        self._reading = asyncio.create_task(self._read())
+        self.reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         data: bytes | None = b"start"
@@ -133,9 +129,6 @@ class _Flow:
                 _reset(writer)
             else:
                 writer.write_eof()
-
-    def close(self) -> None:
-        self._reading.cancel()
 
 
 class Link:
@@ -207,7 +200,7 @@ class Link:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._outages is None:  # the first connection
-            self._clock.begin()
+            self._clock.lost += self._clock.now()  # it shows 0
             self._outages = asyncio.create_task(self._run_outages())
         task = asyncio.create_task(self._connect(reader, writer))
         self._connections.add(task)
@@ -217,7 +210,7 @@ class Link:
         """Serve one connection until both directions have ended or one side is gone."""
         up = _Flow(self._up, reader)
         with contextlib.ExitStack() as stack:
-            stack.callback(up.close)
+            stack.callback(up.reading.cancel)
             stack.callback(self._drop, writer)
             self._writers.add(writer)
             await self._clock.sleep_until(0.0)  # not in an outage
@@ -232,7 +225,7 @@ class Link:
             self._writers.add(target_writer)
             target_writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
             down = _Flow(self._down, target_reader)
-            stack.callback(down.close)
+            stack.callback(down.reading.cancel)
             await asyncio.gather(up.deliver(target_writer), down.deliver(writer))
 
     def _drop(self, writer: asyncio.StreamWriter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,12 +11,12 @@ import pytest
 from moa_bench import harness
 from moa_bench.accept import AcceptSettings, Results, count_rounds, figures_of
 from moa_bench.cli import main
-from moa_bench.harness import Answer, Conversation, Device, LoopbackVerifier, RefusedError, Round, checkpoint_pair
+from moa_bench.harness import Conversation, Device, LoopbackVerifier, Round, checkpoint_pair
 from moa_bench.questions import Question
-from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
+from moa_bench.target_answers import AnswerFile, ReplayEngine
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import shipped_checkpoint
-from moa_runtime.bundle import Bundle, Fingerprints
+from moa_runtime.bundle import Bundle
 from moa_runtime.datastore import write_datastore
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
@@ -26,11 +25,9 @@ from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.paths import bundle_of_drafter
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_server.engine.base import Outcome, StepRequest, new_sequence
 from moa_server.engine.baseline import decode
 from support.bench.commands import Run, refusal
 from support.bench.toys import ToyDrafter
-from support.refusals import refused
 from support.said import is_progress
 from support.tiny import make_tiny_bundle, make_tiny_drafter, make_tiny_rival
 from support.toy_engine import PRINTS, STOP, ToyEngine, plain
@@ -119,42 +116,6 @@ def test_tau_is_the_mean_over_tasks_not_over_rounds():
     assert results.tau == results.as_dict()["tau"] == 2.0
 
 
-def test_other_fingerprints_are_refused_and_named():
-    other = Fingerprints("another", "tokenizer", "drafter")
-    with pytest.raises(RefusedError, match=r"another.*target"):
-        Conversation(LoopbackVerifier(ToyEngine()), ToyDrafter(ToyEngine(), 0), other, [STOP], FixedShape())
-
-
-@pytest.mark.parametrize("changed", [{"draft_length": 0}, {"draft_length": 100_000}, {"max_new_tokens": 0}])
-def test_settings_out_of_range_are_refused(changed):
-    with refused("out_of_range"):
-        AcceptSettings(**changed)
-
-
-def outcome_of(engine: ReplayEngine, draft: list[int], parents: list[int]) -> Outcome:
-    """The outcome of one draft after the prompt."""
-    request = StepRequest(new_sequence(), PROMPT, draft, parents, Sampling(), rows_from=0)
-    return asyncio.run(engine.step([request]))[0]
-
-
-def test_a_replay_needs_no_forward_for_a_drafter_without_rows():
-    engine = ToyEngine()
-    known = plain(engine, PROMPT, 4)
-    outcome = outcome_of(ReplayEngine(engine, {tuple(PROMPT): known}, has_rows=False), known[:2], [0, 1])
-    assert (outcome.path, outcome.token, outcome.rows, engine.forwards) == ((0, 1), known[2], None, 0)
-
-
-def test_a_replay_judges_trees():
-    """After a wrong token nothing is right, even if it is the token that the text has there."""
-    engine = ToyEngine()
-    known = plain(engine, PROMPT, 4)
-    wrong = known[0] % (engine.vocab_size - 1) + 1
-    tree, parents = [wrong, known[0], known[1], known[1], known[2]], [0, 0, 1, 2, 4]
-    outcome = outcome_of(ReplayEngine(engine, {tuple(PROMPT): known}), tree, parents)
-    assert (outcome.path, outcome.token) == ((1, 3, 4), known[3])
-    assert outcome.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in range(len(PROMPT) + 3)]
-
-
 def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tiny):
     *_, bundle, _, _ = tiny
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
@@ -168,8 +129,8 @@ def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tin
     found = results.as_dict()
     # Each answer: one token with the question's verdict, seven with one round.
     assert (found["rounds"], found["tokens"], found["questions"]) == (3, 21, 2)
-    assert [(turn.question_id, turn.turn) for turn in results.skipped] == [(2, 2)]
-    assert str(engine.max_context) in results.skipped[0].reason and engine.sequences_open == 0
+    assert [(turn["question_id"], turn["turn"]) for turn in results.skipped] == [(2, 2)]
+    assert str(engine.max_context) in results.skipped[0]["reason"] and engine.sequences_open == 0
 
 
 # -- a tiny model, the real drafter, the command -------------------------------------------------------------
@@ -267,11 +228,10 @@ def test_drafts_have_the_shape_that_pays_at_a_pace_given_by_hand(command, found)
     assert found("--draft", "auto", "--limit", "1")["ms_per_token"] > 0  # at the pace of this machine
 
 
-@pytest.mark.parametrize("draft", ["thompson", "thompson-calibrated"])
-def test_lengths_are_drawn_by_thompson_sampling(found, draft):
-    how = ("--replay", "--no-ngrams", "--draft", draft)
+def test_lengths_are_drawn_by_thompson_sampling(found):
+    how = ("--replay", "--no-ngrams", "--draft", "thompson-calibrated")
     result = found(*how)
-    assert result["settings"]["draft"] == draft and result["settings"]["draft_length"] is None
+    assert result["settings"]["draft_length"] is None
     assert result["branched"] == 0 and result["levels"] == result["nodes"] > 0  # chains, of several lengths
     assert result["levels"] != round(result["levels"]) and result["ms_per_token"] is None
     assert found(*how)["tau"] == result["tau"] and found(*how, "--pace", "1,0.05,30,0,200")["ms_per_token"] > 0
@@ -284,13 +244,6 @@ def test_copying_commits_the_same_text_in_fewer_rounds(found, shape):
     mixed, alone = (found(*long, option) for option in ("--ngrams", "--no-ngrams"))
     assert mixed["tokens"] == alone["tokens"] and mixed["rounds"] < alone["rounds"]
     assert (mixed["settings"]["ngrams"], alone["settings"]["ngrams"]) == (True, False)
-
-
-def test_the_same_seed_gives_the_same_figures(found):
-    first, second = (found("--temperature", "1.5", "--seed", "3") for _ in range(2))
-    timed = {"seconds": 0, "measured_at": "", "draft_ms": 0}
-    assert first | timed == second | timed
-    assert first["settings"]["sampling"] == asdict(Sampling(1.5, 1.0, 3))
 
 
 # -- answers that the target writes before -------------------------------------------------------------------
@@ -334,8 +287,6 @@ def test_answers_are_kept_for_the_next_run(found, tmp_path, monkeypatch):
 
 def test_answers_of_something_else_are_refused(command, tmp_path):
     kept, warm = tmp_path / "answers.jsonl", tmp_path / "warm.jsonl"
-    refusal(command("--answers", str(kept)), "contradiction")
-    assert not kept.exists()
     how, one = ("--replay", "--answers", str(kept)), ("--replay", "--answers", str(warm), "--limit", "1")
     assert command(*how, "--limit", "1")[0] == 0
     assert command(*one, "--temperature", "0.5", "--seed", "3")[0] == 0 and '"seed":3' in warm.read_text()
@@ -354,22 +305,6 @@ def test_answers_of_something_else_are_refused(command, tmp_path):
         refusal(command(*how), code)
         assert kept.read_text() == held
     refusal(command("--replay", "--answers", str(tmp_path / "no" / "folder")), "not_writable")
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 0.9, 3)])
-def test_answers_written_at_once_are_those_written_alone(tiny, sampling):
-    """Two turns, and a conversation that its second turn is too long for."""
-    *_, bundle, _, engine = tiny
-    tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
-    questions = [Question(1, "qa", ("Why?", "And how?")), Question(2, "qa", ("Name three.", "word " * 300))]
-    done: list[list[object]] = []
-    how = {"max_new_tokens": 9, "sampling": sampling, "max_context": 200}
-    answers = write_answers(engine, questions, tokenizer, **how, on_answers=done.append)
-    assert len(answers) == sum(map(len, done)) == 3
-    for prompt, answer in answers.items():
-        assert answer == [step.token for step in decode(engine, prompt, sampling, 9)]
-    later = [p for p in answers if any(p[: len(q) + len(a)] == (*q, *a) for q, a in answers.items())]
-    assert len(later) == 1 and answers[later[0]]
 
 
 # -- drafters that run from their checkpoint -----------------------------------------------------------------
@@ -392,18 +327,6 @@ def bare(tiny_target, questions, capsys):
         return main(["accept", *where, *more]), *capsys.readouterr()
 
     return run
-
-
-@pytest.mark.parametrize("architecture", ["eagle", "early-exit", "independent"])
-def test_answers_of_every_architecture_equal_plain_decoding(rivals, tiny, architecture):
-    device, engine = checkpoint_pair(rivals[architecture], tiny[-1].target)
-    question = device.tokenizer.encode_chat([{"role": "user", "content": "Name three primary colours."}])
-    for nodes in (None, 20):
-        answers: list[Answer] = []
-        settings = AcceptSettings(draft_length=4, nodes=nodes, max_new_tokens=30)
-        asked = [Question(1, "qa", ("Name three primary colours.",))]
-        measure(asked, device, engine, settings, Results(4), lambda turn, answer, to=answers: to.append(answer))
-        assert answers[0].tokens == [step.token for step in decode(engine, question, Sampling(), 30)]
 
 
 def test_one_table_compares_all_architectures(bare, found, rivals, tiny):
@@ -516,46 +439,11 @@ def test_a_name_chooses_the_bundle_if_none_is_given(
 
 
 @pytest.mark.parametrize(
-    ("argv", "code"),
-    [
-        (["--draft", "auto", "--pace", "1,2"], "out_of_range"),
-        (["--draft", "auto", "--pace", "1,2,3,4,-5"], "out_of_range"),
-        (["--draft", "auto", "--pace", "1,2,3,4,soon"], "out_of_range"),
-        (["--pace", "1,2,3,4,5"], "contradiction"),
-        (["--draft", "auto", "--draft-length", "4"], "contradiction"),
-        (["--draft", "thompson", "--draft-length", "4"], "contradiction"),
-        (["--draft", "auto", "--nodes", "4"], "contradiction"),
-        (["--draft", "auto", "--replay"], "contradiction"),
-        (["--nodes", "9"], "contradiction"),
-        (["--width", "9"], "contradiction"),
-        (["--draft", "tree", "--width", "63"], "out_of_range"),
-        (["--draft", "tree", "--nodes", "5"], "out_of_range"),
-        (["--temperature", "-1"], "out_of_range"),
-        (["--temperature", "nan"], "out_of_range"),
-        (["--top-p", "0"], "out_of_range"),
-        (["--seed", "-1"], "out_of_range"),
-        (["--limit", "0"], "out_of_range"),
-        (["--draft-length", "0"], "out_of_range"),
-        (["--no-ngrams", "--datastore", "a.moadata"], "contradiction"),
-        (["--questions", "no-such-file"], "not_readable"),
-        (["--timeline", "no-such-folder/out.json"], "not_writable"),
-        (["--plot", "no-such-folder/out.svg"], "not_writable"),
-    ],
-)
-def test_options_that_contradict_each_other_or_are_out_of_range_are_refused(command, argv, code):
-    refusal(command(*argv), code)
-
-
-@pytest.mark.parametrize("argv", [["--bundle", "no-such"], ["--model", "no-such"], ["--drafter", "no-such"]])
-def test_missing_files_are_named(command, argv):
-    assert "no-such" in refusal(command(*argv))
-
-
-@pytest.mark.parametrize(
     ("argv", "named"),
     [
         (["--against", "no-such-folder"], "no-such-folder"),
         (["--drafter", "no-such-folder"], "no-such-folder"),
+        (["--model", "no-such-model"], "no-such-model"),
         (["--backend", "onnx"], "[contradiction]"),
         (["--datastore", "no-such-file"], "no-such-file"),
         (["--against", str(shipped_checkpoint())], "target"),
