@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from support.chromium import BROWSERS
-from support.page.browsing import Chromium, Page
-from support.page.served import SERVE
+from support.page.browsing import SERVE, Chromium, Page
 
 _TOKEN = "pictures"
 _SCALE = 1.5

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +18,14 @@ import torch
 
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.target import target_fingerprint
-from moa_export import cli, pipeline
+from moa_export import cli, pipeline, progress
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ParityError
 from moa_export.offline_model import NONE, WriterSettings
 from moa_export.progress import Progress
 from moa_export.validation import NOT_ASKED
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint
+from moa_runtime.cli_main import own_program
 from support import tiny
 from support.export.commands import refuse, run, run_json
 from support.refusals import refused
@@ -210,6 +214,36 @@ def test_the_rejected_name_is_replaced_only_if_it_is_a_bundle(tmp_path: Path) ->
     with refused("no_bundle"), staged_bundle(tmp_path / "bundle", force=False):
         raise ParityError("too far")
     assert (kept / "notes.txt").read_text() == "mine"
+
+
+def shown(stages: list[tuple[str, int]], **options: bool) -> list[str]:
+    out = io.StringIO()
+    drawn = Progress(out, **{"quiet": False, **options})
+    for title, steps in stages:
+        with drawn.stage(title, steps) as advance:
+            for _ in range(steps):
+                advance()
+    return out.getvalue().splitlines()
+
+
+def test_at_most_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = [("reading", 1), ("comparing", 3)]
+    assert shown(stages) == ["moa-export: reading (0 s gone)"], "the rest took no minute"
+    assert shown(stages, quiet=True) == []
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    assert shown(stages) == ["moa-export: reading (0 s gone)", *["moa-export: comparing (0 s gone)"] * 4]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows ends programs without asking them")
+def test_an_export_that_is_terminated_leaves_nothing(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
+    options = ("--model", tiny_target, "--drafter", tiny_drafter, "--out", tmp_path / "bundle")
+    exporting = subprocess.Popen(own_program("moa_export.cli", *map(str, options)), stderr=subprocess.PIPE, text=True)
+    while exporting.poll() is None and not list(tmp_path.iterdir()):
+        time.sleep(0.01)
+    exporting.terminate()
+    said = exporting.communicate()[1]
+    assert exporting.returncode == 128 + 15 and "Traceback" not in said
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ import pytest
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_export.errors import ExportError
-from moa_export.golden_step import worked_example
 from moa_export.offline_model import whole_model
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import NotRun, TargetOptions
@@ -91,21 +90,6 @@ def exported(drafter, tmp_path_factory) -> tuple[Path, TargetEntry]:
     return folder, entry
 
 
-def test_a_port_to_javascript_computes_the_worked_example(exported, web_engine_here):
-    """Within the tolerance of docs/bundle.md for this engine."""
-    folder, entry = exported
-    there = worked_example(web_runner(folder, entry, npm=False))["steps"]
-    here = worked_example(OnnxBackend(folder / GRAPH_FILE, threads=1))["steps"]
-    for ours, theirs in zip(there, here, strict=True):
-        assert ours["inputs"] == theirs["inputs"]
-        ours, theirs = ours["outputs"], theirs["outputs"]
-        assert ours["top_tokens"][0][0] == theirs["top_tokens"][0][0]
-        assert ours["top_logprobs"][0] == pytest.approx(theirs["top_logprobs"][0], abs=0.001)
-        for name in ("keys", "values"):
-            assert ours[name]["first"] == pytest.approx(theirs[name]["first"], abs=0.001)
-            assert ours[name]["sum"] == pytest.approx(theirs[name]["sum"], abs=0.01)
-
-
 def test_no_graph_holds_float16_and_codes_are_small(exported, target, tmp_path):
     export_web_writer(whole_model(target), 4, tmp_path)
     for file in (exported[0] / GRAPH_FILE, tmp_path / WRITER_FILE):
@@ -138,19 +122,6 @@ def test_without_the_setting_a_graph_computes_the_same(exported, web_engine_here
     specs = (*entry.inputs, *entry.outputs)
     plain = WebBackend(web_engine_here, folder / GRAPH_FILE, specs, {"graphOptimizationLevel": "all"})
     assert_alike(stepped(plain, rows=3), stepped(OnnxBackend(folder / GRAPH_FILE), rows=3), 0.1)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "code"),
-    [
-        (Recipe(Weights(16)), "unsupported_bits"),
-        (Recipe(head=Weights(8, 32, symmetric=False)), "unsupported_offset"),
-        (Recipe(Weights(8, 48)), "unsupported_group"),
-    ],
-)
-def test_what_it_cannot_make_is_refused(drafter, recipe, code):
-    with refused(code):
-        WebTarget(recipe, TargetOptions()).check(drafter.config)
 
 
 # -- the engine ----------------------------------------------------------------------------------

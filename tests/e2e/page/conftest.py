@@ -15,8 +15,7 @@ from moa_bench.link.proxy import BackgroundLink, background_link
 from moa_page import page_folder
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
-from support.page.browsing import PLAYWRIGHT, Chromium, Person
-from support.page.served import SERVE, TOKEN, Site
+from support.page.browsing import PLAYWRIGHT, SERVE, TOKEN, Chromium, Person, Site
 
 #: Each round of a draft takes so long, so that one can come between.
 SLOW = with_round_trip(150)

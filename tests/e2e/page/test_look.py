@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.page.browsing import QUESTION, Chromium, Page, Person
-from support.page.served import Site
+from support.page.browsing import QUESTION, Chromium, Page, Person, Site
 
 #: WCAG 2.2, level AA: of text, and of what shows where a control is.
 TEXT, CONTROL = 4.5, 3.0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from support.page.browsing import QUESTION, Person
-from support.page.served import TOKEN, Site
+from support.page.browsing import QUESTION, TOKEN, Person, Site
 
 COUNT = 24
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moa_bench.link.proxy import BackgroundLink
-from support.page.browsing import QUESTION, Person
-from support.page.served import Site
+from support.page.browsing import QUESTION, Person, Site
 
 COUNT = 90
 

@@ -25,7 +25,6 @@ from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.executorch import ExecutorchBackend
 from moa_runtime.bundle import Bundle, TargetEntry
 from moa_runtime.errors import MoaError
-from support.refusals import refused
 
 Made = tuple[Path, TargetEntry]
 
@@ -120,25 +119,6 @@ def test_a_program_for_another_machine_is_lowered_but_not_run(made: Callable[...
     assert entry.details["applied"]["activation_bits"] == (16 if delegate == "coreml" else 8)
     result = runner((folder, entry))
     assert isinstance(result, NotRun) and DELEGATES[delegate].backend in result.reason
-
-
-@pytest.mark.parametrize(
-    ("recipe", "delegate", "code"),
-    [
-        (Recipe(Weights(16), Weights(16), activation_bits=32), "xnnpack", "unsupported_bits"),
-        (Recipe(), "vulkan", "unsupported_bits"),
-        (Recipe(Weights(4, 16)), "xnnpack", "unsupported_group"),
-        (Recipe(Weights(8, 32, symmetric=False)), "xnnpack", "unsupported_offset"),
-        (Recipe(activation_bits=32), "xnnpack", "unsupported_activations"),
-        (Recipe(embedding=Weights(16)), "xnnpack", "unsupported_bits"),
-        (Recipe(Weights(4, 96), Weights(4, 96)), "xnnpack", "unsupported_group"),
-    ],
-)
-def test_recipes_that_a_delegate_cannot_carry_out_are_refused(
-    drafter: MoADrafter, recipe: Recipe, delegate: str, code: str
-) -> None:
-    with refused(code):
-        ExecutorchTarget(recipe, TargetOptions(delegates=(delegate,))).check(drafter.config)
 
 
 def test_files_that_are_no_program_are_refused(tmp_path: Path, int8: Path) -> None:

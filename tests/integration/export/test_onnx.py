@@ -1,0 +1,326 @@
+"""ONNX graphs: stored weights, what tracing and rounding cost in memory, and the offline writer; refused recipes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnxscript import ir
+
+from moa_drafter.architectures.registry import torch_backend_of
+from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
+from moa_drafter.config import FitError, LayerDims
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import Target, load_target
+from moa_export.cli import main
+from moa_export.offline_model import NONE, TARGET, WRITER, WriterSettings, make_writer, model_of, whole_model
+from moa_export.progress import Progress
+from moa_export.recipe import PRESETS, Recipe, Weights
+from moa_export.recordings import Recording
+from moa_export.targets import target_of
+from moa_export.targets.base import TargetOptions
+from moa_export.targets.onnx import GRAPH_FILE, WRITER_FILE, OnnxTarget, capture, export_writer
+from moa_export.targets.onnx_graph import put_with_offsets, round_with_offsets, take_matrices
+from moa_export.targets.web import put_rounded, put_rounded_with_offsets
+from moa_export.validation import Proof, compare, rehearse
+from moa_runtime.backends.base import Backend, StepInputs
+from moa_runtime.backends.load import load_backend, load_writer
+from moa_runtime.backends.onnx import OnnxBackend, session_options
+from moa_runtime.bundle import Bundle, TargetEntry
+from support.refusals import refused
+from support.tiny import make_tiny_bundle
+
+TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
+
+
+def test_a_traced_graph_holds_no_copy_of_the_matrices(drafter: MoADrafter) -> None:
+    model, matrices = capture(drafter, Recipe())
+    weights = [layer.weight.detach().numpy() for _, layer in drafter.named_modules() if hasattr(layer, "in_features")]
+    weights.append(drafter.head.numpy())
+    assert len(matrices) == 13
+    for matrix in matrices.values():
+        assert any(np.shares_memory(matrix, weight) for weight in weights)
+    floats = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
+    assert sum(len(tensor.raw_data) for tensor in floats) < 1024
+    operators = {node.input[1]: node.op_type for node in model.graph.node if len(node.input) > 1}
+    assert {operators[name] for name in matrices} == {"MatMul"}
+
+
+def test_a_product_with_a_bias_is_no_matrix_to_take() -> None:
+    sizes = {"x": [2, 3], "bias": [5], "y": [2, 5]}
+    x, bias, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n, size in sizes.items())
+    weight = onnx.numpy_helper.from_array(np.ones((5, 3), np.float32), "weight")
+    node = onnx.helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], name="product", transB=1)
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "one", [x, bias], [y], [weight]))
+    with pytest.raises(ValueError, match="product"):
+        take_matrices(ir.from_proto(model).graph)
+
+
+@pytest.mark.parametrize(("linear", "head", "symmetric"), [(8, 4, True), (4, 8, False), (8, 32, False), (32, 8, True)])
+def test_every_part_has_its_own_bits(
+    drafter: MoADrafter, tmp_path: Path, linear: int, head: int, symmetric: bool
+) -> None:
+    recipe = Recipe(Weights(linear, 32, symmetric), Weights(head, 32, symmetric), Weights(32))
+    target = OnnxTarget(recipe, TargetOptions())
+    (entry,) = target.export(drafter, tmp_path).values()
+    products = {
+        attribute.i
+        for node in onnx.load(tmp_path / GRAPH_FILE).graph.node
+        if node.op_type == "MatMulNBits"
+        for attribute in node.attribute
+        if attribute.name == "bits"
+    }
+    assert products == {linear, head} - {32}
+    keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
+    expected = [rehearse(torch_backend_of(drafter, top_k=16), Recording(list(range(10, 40)), 12, keys, values))]
+    assert 0 < compare(expected, target.runner(tmp_path, entry)).mean_logprob_error < 0.25
+
+
+def round_4(matrix: np.ndarray) -> np.ndarray:
+    """The matrix that rounding with offsets stands for."""
+    codes, scales, least = round_with_offsets(matrix)
+    return (codes * scales[:, :, None] + least[:, :, None]).reshape(matrix.T.shape).T
+
+
+@pytest.mark.parametrize(
+    ("put", "rounded", "error"),
+    [
+        (put_with_offsets, round_4, 0.1),  # activations are rounded to 8 bits
+        (put_rounded_with_offsets, round_4, 1e-5),
+        (lambda model, name, matrix: put_rounded(model, name, matrix, Weights(4, 32)), np.asarray, 0.2),
+        (lambda model, name, matrix: put_rounded(model, name, matrix, Weights(8, 32)), np.asarray, 0.01),
+    ],
+    ids=["onnx, 4 bits with offsets", "web, 4 bits with offsets", "web, 4 bits", "web, 8 bits"],
+)
+def test_a_product_is_that_with_the_rounded_matrix(
+    tmp_path: Path, put: Callable[..., None], rounded: Callable[[np.ndarray], np.ndarray], error: float
+) -> None:
+    rng = np.random.default_rng(1)
+    matrix, x = rng.normal(0.3, 1, (96, 40)).astype(np.float32), rng.normal(0, 1, (5, 96)).astype(np.float32)
+    sizes = {"x": ["T", 96], "y": ["T", 40]}
+    x_info, y_info = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n, size in sizes.items())
+    node = onnx.helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
+    weight = onnx.numpy_helper.from_array(np.zeros((0, 0), np.float32), "weight")
+    graph = onnx.helper.make_graph([node], "one", [x_info], [y_info], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    put(model, "weight", matrix)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(1))
+    (y,) = session.run(None, {"x": x})
+    assert np.abs(y - x @ rounded(matrix)).max() < error * np.abs(y).max()
+
+
+def test_what_one_file_cannot_hold_is_refused_before_any_work(drafter: MoADrafter) -> None:
+    llama = LayerDims(hidden_size=4096, num_heads=32, num_kv_heads=4, head_dim=128, intermediate_size=6144)
+    config = dataclasses.replace(drafter.config, vocab_size=128256, draft_vocab_size=128256, decoder=llama)
+    OnnxTarget(PRESETS["laptop"], TargetOptions()).check(config)
+    with refused("too_large"):
+        OnnxTarget(PRESETS["max-quality"], TargetOptions()).check(config)
+
+
+def test_a_sharper_drafter_has_a_sharper_graph(
+    tiny_target: Path, tiny_drafter: Path, target: Target, tmp_path: Path
+) -> None:
+    drafter = load_checkpoint(tiny_drafter)
+    drafter.config = dataclasses.replace(drafter.config, sharpness=1.5)
+    save_checkpoint(drafter, tmp_path / "drafter")
+    make_tiny_bundle(tmp_path / "bundle", tiny_target, tmp_path / "drafter", "none", preset="max-quality")
+
+    def logprobs(backend: Backend) -> np.ndarray:
+        nothing, row = (np.zeros((count, *backend.kv_shape), np.float32) for count in (0, 1))
+        return backend.step(StepInputs.chain([7, 11, 13], (nothing, nothing), (row, row), asked=3)).top_logprobs
+
+    graph = logprobs(load_backend(Bundle.open(tmp_path / "bundle")))
+    sharp, plain = (
+        logprobs(torch_backend_of(load_bound(folder, target), top_k=graph.shape[1]))
+        for folder in (tmp_path / "drafter", tiny_drafter)
+    )
+    np.testing.assert_allclose(graph, sharp, atol=0.05)
+    assert np.abs(sharp - plain).max() > 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "options", "code"),
+    [
+        ("onnx", Recipe(Weights(8, 48)), {}, "unsupported_group"),
+        ("web", Recipe(Weights(16)), {}, "unsupported_bits"),
+        ("web", Recipe(head=Weights(8, 32, symmetric=False)), {}, "unsupported_offset"),
+        ("web", Recipe(Weights(8, 48)), {}, "unsupported_group"),
+        ("coreml", Recipe(linear=Weights(8, 48)), {}, "unsupported_group"),
+        ("coreml", Recipe(head=Weights(4, 128)), {}, "unsupported_group"),
+        ("coreml", Recipe(embedding=Weights(4, 48)), {}, "unsupported_group"),
+        ("coreml", Recipe(linear=Weights(symmetric=False)), {}, "unsupported_offset"),
+        ("coreml", Recipe(), {"context": 100}, "out_of_range"),
+        ("coreml", Recipe(), {"context": 16384}, "out_of_range"),
+        ("executorch", Recipe(Weights(16), Weights(16), activation_bits=32), {}, "unsupported_bits"),
+        ("executorch", Recipe(), {"delegates": ("vulkan",)}, "unsupported_bits"),
+        ("executorch", Recipe(Weights(4, 16)), {}, "unsupported_group"),
+        ("executorch", Recipe(Weights(8, 32, symmetric=False)), {}, "unsupported_offset"),
+        ("executorch", Recipe(activation_bits=32), {}, "unsupported_activations"),
+        ("executorch", Recipe(embedding=Weights(16)), {}, "unsupported_bits"),
+        ("executorch", Recipe(Weights(4, 96), Weights(4, 96)), {}, "unsupported_group"),
+    ],
+)
+def test_a_recipe_that_a_target_cannot_carry_out_is_refused(drafter: MoADrafter, name, recipe, options, code) -> None:
+    with refused(code):
+        target_of(name)(recipe, TargetOptions(**options)).check(drafter.config)
+
+
+# -- the offline writer ---------------------------------------------------------------------------
+
+
+def stepped(backend, text=TEXT, asked=1):
+    empty = np.zeros((0, *backend.kv_shape), np.float32)
+    return backend.step(StepInputs.chain(text, (empty, empty), (empty, empty), asked=asked))
+
+
+def logits_of(target: Target, text=TEXT) -> torch.Tensor:
+    with torch.no_grad():
+        return target.model(torch.tensor([text])).logits[0]
+
+
+def test_a_copy_computes_what_the_target_computes(target: Target):
+    copied = torch_backend_of(whole_model(target), top_k=8)
+    result = stepped(copied, asked=len(TEXT))
+    expected = logits_of(target).log_softmax(-1).topk(8, dim=-1)
+    assert np.array_equal(result.top_tokens, expected.indices.numpy())
+    assert np.allclose(result.top_logprobs, expected.values.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_graph_computes_what_the_copy_computes_with_rounded_weights(target, tmp_path, bits, tied):
+    model = copy.deepcopy(whole_model(target))
+    if tied:
+        model.embedding = model.head
+    export_writer(model, bits, tmp_path)
+    graph = OnnxBackend(tmp_path / WRITER_FILE, threads=1)
+    assert not graph.needs_a_row and graph.kv_shape == (8, 16)
+    ours, theirs = stepped(graph, asked=len(TEXT)), stepped(torch_backend_of(model, top_k=16), asked=len(TEXT))
+    same = [len(set(a) & set(b)) for a, b in zip(ours.top_tokens.tolist(), theirs.top_tokens.tolist(), strict=True)]
+    assert np.mean(same) > (13 if bits == 8 else 7)
+    error = np.abs(ours.keys - theirs.keys).mean() / np.abs(theirs.keys).mean()
+    assert error < (0.05 if bits == 8 else 0.4)
+    # Step by step it says the same as at once.
+    cache = (ours.keys[:-1], ours.values[:-1])
+    last = graph.step(StepInputs.chain(TEXT[-1:], cache, cache))
+    assert np.allclose(last.top_logprobs[0], ours.top_logprobs[-1], atol=1e-3)
+
+
+def test_a_table_that_is_head_too_is_stored_once(target, tmp_path):
+    model, sizes = whole_model(target), []
+    for table in (model.embedding, model.head):
+        model.embedding = table
+        sizes.append(export_writer(model, 8, tmp_path).bytes)
+    assert 0.9 * model.head.numel() < sizes[0] - sizes[1]
+
+
+def test_what_lies_on_a_grid_of_four_bits_is_represented_exactly():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 16, (24, 3, 32))
+    codes[:, :, 0], codes[:, :, 1] = 0, 15  # as of any group that was rounded between its extremes
+    scales, least = (rng.uniform(low, 1, (24, 3)).astype(np.float16).astype(np.float32) for low in (0.1, -1))
+    matrix = np.ascontiguousarray((codes * scales[:, :, None] + least[:, :, None]).reshape(24, 96).T.astype(np.float32))
+    found = round_with_offsets(matrix)
+    for ours, theirs in zip(found, (codes, scales, least), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_a_bundle_has_its_writer(writing_bundle):
+    entry = Bundle.open(writing_bundle).manifest.writer
+    assert entry.details == {"model": "target", "bits": 8, "max_context": 512} and entry.file == WRITER_FILE
+    assert entry.checks["perplexity"]["status"] == "passed" and entry.checks["perplexity"]["ratio"] < 1.05
+
+
+def test_a_writer_s_memory_and_time_are_taken_when_it_writes(writing_bundle, onnx_bundle, monkeypatch):
+    assert load_writer(Bundle.open(onnx_bundle)) is None
+    made = []
+    monkeypatch.setattr("moa_runtime.backends.onnx.OnnxBackend.__init__", lambda self, *_, **__: made.append(self))
+    backend = load_writer(Bundle.open(writing_bundle))
+    assert backend.kv_shape == (8, 16) and backend.top_k == 16 and not backend.needs_a_row and not made
+    with pytest.raises(AttributeError):
+        stepped(backend)
+    assert len(made) == 1
+
+
+def test_which_model_writes(target: Target, monkeypatch):
+    assert model_of(WriterSettings(), target) == (TARGET, "")
+    assert model_of(WriterSettings("none"), target) == (NONE, "")
+    monkeypatch.setattr(type(target.model), "num_parameters", lambda self: 8_000_000_000)
+    model, note = model_of(WriterSettings(), target)
+    assert model == NONE and "8.0 billion" in note and "--offline-model" in note
+    assert model_of(WriterSettings("target"), target) == (TARGET, "")
+    with refused("unsupported_bits"):
+        WriterSettings(bits=3)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bits of graphs that are said to be written, with nothing in them."""
+    bits_of = []
+
+    def write(model: torch.nn.Module, bits: int, folder: Path) -> TargetEntry:
+        bits_of.append(bits)
+        (folder / WRITER_FILE).write_bytes(b"")
+        return TargetEntry(WRITER_FILE, 0, (), ())
+
+    monkeypatch.setattr("moa_export.offline_model.export_writer", write)
+    monkeypatch.setattr("moa_export.offline_model.loss_of", lambda *_: 1.0)
+    return bits_of
+
+
+@pytest.mark.parametrize(
+    ("model", "fails", "bits"),
+    [(None, (4, 8), None), ("target", (4, 8), 8), (None, (4,), 8)],
+    ids=["none if too much is lost", "one that was asked for", "of 8 bits, with a note"],
+)
+def test_four_bits_then_eight_then_none(model, fails, bits, written, target, tmp_path, monkeypatch):
+    def prove(*_):
+        lost = {"perplexity": {"status": "failed", "reason": f"lost in {written[-1]}"}}
+        return Proof(lost if written[-1] in fails else {}, 1.0)
+
+    monkeypatch.setattr("moa_export.offline_model._prove", prove)
+    made, note = make_writer(WriterSettings(model), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
+    assert written == [4, 8] and list(made) == ([] if bits is None else [WRITER])
+    if bits is None:
+        assert "lost in 8" in note and not list(tmp_path.iterdir())
+    else:
+        assert made[WRITER].entry.details["bits"] == bits
+        assert ("lost in 4" in note) == (model is None) and bool(made[WRITER].proof.failures) == (8 in fails)
+
+
+def test_layers_that_ours_could_not_compute_with_are_refused(target: Target):
+    other = copy.deepcopy(target.model)
+    attention = other.model.layers[1].self_attn
+    attention.q_proj.bias = torch.nn.Parameter(torch.zeros(attention.q_proj.out_features))
+    with refused("unsupported_model", FitError):
+        whole_model(Target(target.folder, other, target.tokenizer, target.fingerprint))
+
+
+def test_a_model_with_another_tokenizer_is_refused(tiny_target, tiny_drafter, tmp_path, capsys):
+    other = tmp_path / "other"
+    model = load_target(str(tiny_target))
+    model.model.save_pretrained(other)
+    model.tokenizer.add_tokens(["<extra>"])
+    model.tokenizer.save_pretrained(other)
+    words = ["--target", "onnx", "--model", tiny_target, "--drafter", tiny_drafter, "--out", tmp_path / "bundle"]
+    assert main([*map(str, words), "--offline-model", str(other), "--quiet"]) != 0
+    assert "[other_tokenizer]" in capsys.readouterr().err
+
+
+def test_verify_and_inspect_know_the_writer(writing_bundle, tiny_target, tiny_drafter, capsys):
+    assert main(["inspect", str(writing_bundle)]) == 0
+    shown = capsys.readouterr().out
+    assert "target" in shown and WRITER_FILE in shown
+    words = ["verify", writing_bundle, "--model", tiny_target, "--drafter", tiny_drafter, "--json", "--quiet"]
+    assert main(list(map(str, words))) == 0
+    found = json.loads(capsys.readouterr().out)["targets"]["writer"]
+    assert found["perplexity"]["status"] == "passed" and found["step_ms"] > 0
