@@ -265,11 +265,8 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 class Results:
-    """Whole answers so far, by profile and mode.
-
-    Attributes:
-        too_short: number of answers that ended before the cut or during it.
-    """
+    """Whole answers so far, by profile and mode. ``too_short``: number of answers that ended before the cut or during
+    it."""
 
     def __init__(self, profiles: Iterable[str], modes: Sequence[str], *, cutting: bool = False) -> None:
         self.modes, self.too_short, self._cutting = list(modes), 0, cutting
@@ -454,11 +451,8 @@ def add_link_options(parser: argparse.ArgumentParser) -> None:
 
 def links_of(args: argparse.Namespace, endpoint: Endpoint | None) -> dict[str, LinkProfile | None]:
     """Return the links by name, in the order in which they were named, a recorded one last; None for no emulation.
-
-    Raises:
-        MoaError: an unknown profile, a trace that cannot be read, an impossible round trip, or an emulated link to a
-            verifier with TLS.
-    """
+    Raises MoaError: an unknown profile, a trace that cannot be read, an impossible round trip, or an emulated link
+    to a verifier with TLS."""
     round_trip_ms = args.round_trip_ms or 0.0
     if args.round_trip_ms is not None and not args.trace:
         message = "--round-trip-ms belongs to --trace: the named profiles have round trips of their own"

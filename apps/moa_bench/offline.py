@@ -257,9 +257,7 @@ def figures_of(outages: Sequence[tuple[Written, Text]], length: int) -> dict[str
 
     Example: at length 3 one text of 3 tokens begins with 2 of the target's, and the target keeps these 2; another has 1
     token, a wrong one. Then 2 tokens are written on average, the agreement is 1 token, and the share kept is 2 of 4.
-
-    Args:
-        outages: the writer's texts, each with the target's own continuation.
+    ``outages``: the writer's texts, each with the target's own continuation.
     """
     texts = [written.text.first(length) for written, _ in outages]
     own = [target.first(len(text.tokens)) for text, (_, target) in zip(texts, outages, strict=True)]

@@ -189,10 +189,8 @@ def recording(args: argparse.Namespace, process: str = "device") -> Iterator[tup
     """Record while the context is open and write the file at its end, also after an error.
 
     Yields the timeline of this process, which is called ``process`` in the trace, and options of ``moa-serve`` that
-    make the verifier record too. Without ``--timeline`` nothing is recorded.
-
-    Raises:
-        MoaError: the file cannot be written.
+    make the verifier record too. Without ``--timeline`` nothing is recorded. Raises MoaError: the file cannot be
+    written.
     """
     if args.timeline is None:
         yield NO_TIMELINE, ()

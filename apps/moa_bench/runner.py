@@ -79,11 +79,8 @@ def _measured(benchmark: Benchmark, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Refuse before the measurement what could not be written after it.
-
-    Raises:
-        MoaError: an unknown kind of plot, a file that cannot be written, or one that another option names.
-    """
+    """Refuse before the measurement what could not be written after it. Raises MoaError: an unknown kind of plot, a
+    file that cannot be written, or one that another option names."""
     if args.plot is not None and args.plot.suffix not in _PLOTS:
         raise MoaError(f"--plot {args.plot} must end with .png, .svg or .pdf", code="unknown_format")
     for option in _OUTPUTS:

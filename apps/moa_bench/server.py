@@ -228,12 +228,8 @@ def schedule(
 
 
 def measure_window(load: Load, seconds: float, verifier: Verifier, fleet: Fleet) -> WindowResult:
-    """Let the clients of a load work for a window.
-
-    Raises:
-        VerifierGoneError: the verifier has ended.
-        MoaError: a client has ended, or was refused.
-    """
+    """Let the clients of a load work for a window. Raises VerifierGoneError: the verifier has ended; MoaError: a client
+    has ended, or was refused."""
     import psutil
 
     _await_forgetting(verifier)

@@ -92,11 +92,8 @@ async def _until_over(asking: Coroutine[None, None, None], seconds: float, answe
 
 
 async def _chat(verifier: Verifier, prompts: Sequence[Prompt], mode: ChatMode, answers: list[Answer]) -> None:
-    """Ask with the runtime's chat, each question in a conversation and on a connection of its own.
-
-    Raises:
-        MoaError: the verifier refuses, or cannot be reached.
-    """
+    """Ask with the runtime's chat, each question in a conversation and on a connection of its own. Raises MoaError: the
+    verifier refuses, or cannot be reached."""
     for prompt in itertools.cycle(prompts):
         async with mode.connect(verifier.endpoint, Turn(prompt.text, prompt.tokens, ())) as ask:
             answers.append(Answer())
@@ -126,11 +123,8 @@ async def _stream(
 def open_fleet(
     clients: int, bundle_folder: Path, prompts: Sequence[Prompt], settings: AnswerSettings
 ) -> Iterator[Fleet]:
-    """Start clients, loaded and idle. Each begins with another of the prompts, the same in every window.
-
-    Raises:
-        MoaError: a client cannot load the bundle.
-    """
+    """Start clients, loaded and idle. Each begins with another of the prompts, the same in every window. Raises
+    MoaError: a client cannot load the bundle."""
     fleet = Fleet()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which processes inherit: Ctrl-C is for the parent alone
     try:

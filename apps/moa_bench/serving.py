@@ -103,22 +103,16 @@ Ask = Callable[[Answer], Awaitable[None]]
 
 @dataclass(frozen=True)
 class StreamMode:
-    """``POST /v1/decode`` with ``"stream": true``, over an HTTP connection that is open already.
-
-    Attributes:
-        in_rounds: whether the device sends a message for each one that it receives.
-    """
+    """``POST /v1/decode`` with ``"stream": true``, over an HTTP connection that is open already. ``in_rounds``: whether
+    the device sends a message for each one that it receives."""
 
     settings: AnswerSettings
     in_rounds: ClassVar[bool] = False
 
     @asynccontextmanager
     async def connect(self, endpoint: Endpoint, turn: Turn) -> AsyncIterator[Ask]:
-        """Open a connection for one answer; calling its result sends the question.
-
-        Raises:
-            MoaError: on entering or in the call, if the verifier is gone or refuses.
-        """
+        """Open a connection for one answer; calling its result sends the question. Raises MoaError: on entering or in
+        the call, if the verifier is gone or refuses."""
         import httpx
 
         url = Verifier(endpoint).http_url
@@ -230,10 +224,7 @@ def make_modes(
     names: Sequence[str], bundle: Bundle, settings: AnswerSettings, timeline: Timeline = NO_TIMELINE
 ) -> dict[str, Mode]:
     """Make the modes of :data:`MODES` that ``names`` lists; ``timeline`` gets the device's work in those that draft.
-
-    Raises:
-        MoaError: the bundle's graph cannot be loaded.
-    """
+    Raises MoaError: the bundle's graph cannot be loaded."""
 
     def chat(new_drafter: Callable[[Turn], Drafter | None], drafting: Drafting = "device") -> Mode:
         return ChatMode(bundle, new_drafter, settings, LoopSettings(drafting=drafting), timeline)
@@ -314,12 +305,8 @@ def through(link: BackgroundLink, endpoint: Endpoint) -> Endpoint:
 
 
 async def watched(work: Coroutine[Any, Any, T], verifier: Verifier, timeout_s: float) -> T:
-    """Await ``work``; a client would wait for ever for a verifier that is gone.
-
-    Raises:
-        VerifierGoneError: the verifier died.
-        MoaError: ``work`` raised it, or took longer than ``timeout_s``.
-    """
+    """Await ``work``; a client would wait for ever for a verifier that is gone. Raises VerifierGoneError: the verifier
+    died; MoaError: ``work`` raised it, or took longer than ``timeout_s``."""
     working, watching = asyncio.create_task(work), asyncio.create_task(_until_gone(verifier))
     try:
         done, _ = await asyncio.wait({working, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

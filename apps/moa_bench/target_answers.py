@@ -122,10 +122,8 @@ class AnswerFile:
     """A file of answers: JSON lines ``{"target": fingerprint, "max_new_tokens": n}``, then ``{"p": [ids], "r": [ids]}``
     for each answer, in ``answers``. If answers are sampled, the first line has ``"sampling"`` too.
 
-    It is created if it is missing, and read up to its last whole line, so an interrupted benchmark continues.
-
-    Raises:
-        MoaError: a file that cannot be read or created, with other content, or of another target, length or sampling.
+    It is created if it is missing, and read up to its last whole line, so an interrupted benchmark continues. Raises
+    MoaError: a file that cannot be read or created, with other content, or of another target, length or sampling.
     """
 
     def __init__(self, path: Path, target: str, max_new_tokens: int, sampling: Sampling, *, vocab_size: int) -> None:

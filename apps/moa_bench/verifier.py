@@ -142,11 +142,8 @@ async def stream_decode(
 ) -> AsyncGenerator[int, None]:
     """Stream the tokens that the target writes alone after ``tokens``, as chat APIs do (``POST /v1/decode``).
 
-    Close the generator (``contextlib.aclosing``) to stop early: the verifier then stops decoding too.
-
-    Raises:
-        VerifierGoneError: the connection was lost.
-        MoaError: the verifier refused.
+    Close the generator (``contextlib.aclosing``) to stop early: the verifier then stops decoding too. Raises
+    VerifierGoneError: the connection was lost; MoaError: the verifier refused.
     """
     import httpx
 

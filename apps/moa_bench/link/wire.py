@@ -24,10 +24,8 @@ class Trace:
 
     At each time the link passes up to 1500 bytes of what waits; unused room is lost. A time that is listed several
     times is as many opportunities. After the last time the trace repeats, its time 0 at its last time. Opportunities
-    are numbered from 0, over all repetitions.
-
-    Args:
-        times_ms: whole milliseconds after the beginning, ascending, at least one of them above 0.
+    are numbered from 0, over all repetitions. ``times_ms``: whole milliseconds after the beginning, ascending, at least
+    one of them above 0.
     """
 
     times_ms: tuple[int, ...]
@@ -53,12 +51,8 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace file, one time a line.
-
-    Raises:
-        MoaError: it cannot be read, a line is not a whole number of milliseconds or earlier than the line before,
-            or the last time is 0.
-    """
+    """Read a trace file, one time a line. Raises MoaError: it cannot be read, a line is not a whole number of
+    milliseconds or earlier than the line before, or the last time is 0."""
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError as error:
@@ -81,11 +75,7 @@ def read_trace(path: Path) -> Trace:
 
 class Wire:
     """Passes bytes in order, here without a limit. Times are seconds of the link's clock and never decrease from call
-    to call.
-
-    Attributes:
-        chunk_bytes: the most bytes that should be handed to it at once.
-    """
+    to call. ``chunk_bytes``: the most bytes that should be handed to it at once."""
 
     chunk_bytes = READ_BYTES
 
