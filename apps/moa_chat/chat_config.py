@@ -123,7 +123,7 @@ def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bund
     if not path.exists():
         command = " ".join(("moa-export", "--target", "onnx", *drafter_option(drafter), "--out", str(path)))
         itself = "" if folder else ", and so does moa-chat --local"
-        raise MoaError(f"there is no bundle at {path}: `{command}` writes it{itself}", code="bundle_missing")
+        raise MoaError(f"there is no bundle at {path}: `{command}` writes it{itself}", code="no_bundle")
     bundle = Bundle.open(path)
     found = bundle.manifest.architecture
     if drafter is not None and DRAFTERS[drafter].has_graph and found != drafter:
@@ -148,7 +148,7 @@ def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
             text = f"--tls-ca {tls_ca} is not a certificate authority in PEM format"
             raise MoaError(text, code="certificate_unreadable") from error
         except OSError as error:
-            raise MoaError(f"--tls-ca {tls_ca} cannot be read: {reason_of(error)}", code="path_refused") from error
+            raise MoaError(f"--tls-ca {tls_ca} cannot be read: {reason_of(error)}", code="unreadable") from error
     if any(not 32 < ord(char) < 127 for char in token):
         text = "the token may only hold visible ASCII characters: check --token or MOA_TOKEN"
         raise MoaError(text, code="not_ascii")

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from moa_chat import strings
 from moa_runtime.bundle import MANIFEST_FILE, make_bundle
 from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
@@ -64,16 +65,11 @@ def ensure_bundle(drafter: DrafterName | None = None) -> None:
 def local_verifier(
     options: Sequence[str] = (), *, cpus: set[int] | None = None, token: str | None = None
 ) -> Iterator[LocalVerifier]:
-    """A verifier on a free port of this machine, while the context is open. Raises MoaError if the server's packages
-    are not installed, or it does not start.
-
-    Args:
-        options: of ``moa-serve``, such as the target; without any it serves the default one.
-        cpus: the processors it keeps to; all when omitted.
-        token: the bearer token that it asks for; one of its own when omitted.
-    """
+    """Run a verifier on a free port of this machine while the context is open, with ``options`` of ``moa-serve``, on
+    all ``cpus`` if none are given, and with a token of its own unless one is given. Raises MoaError if it does not
+    start, as when the server's packages are not installed."""
     require_extra("server", "--local (moa-serve)")
-    _note("starting a verifier on this machine (it fetches the target if that is not here yet)")
+    print(strings.STARTING_LOCAL, file=sys.stderr, flush=True)
     token = token or secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -103,7 +99,7 @@ def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
         try:
             line = lines.get(timeout=min(_EVERY_S, _START_SECONDS - waited))
         except queue.Empty:
-            _note(f"the verifier is not ready after {time.monotonic() - began:.0f} s; waiting on")
+            print(strings.STILL_STARTING.format(time.monotonic() - began), file=sys.stderr, flush=True)
             continue
         if not line:
             break
@@ -144,7 +140,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     assert process.stdin is not None
     process.stdin.close()  # not before: its end would be heard sooner than the signal
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -64,14 +64,10 @@ class LoopThread:
 
 
 class RunningAnswer:
-    """An answer that is being written in the background loop.
-
-    Attributes:
-        ended: whether all of its events were taken.
-    """
+    """An answer that is being written in the background loop."""
 
     def __init__(self, events: AsyncGenerator[ChatEvent, None], loop: asyncio.AbstractEventLoop) -> None:
-        self.ended = False
+        self.ended = False  # whether all of its events were taken
         self._problem: MoaError | None = None
         self._queue: queue.SimpleQueue[ChatEvent | MoaError | None] = queue.SimpleQueue()
         self._pump: Future[None] = asyncio.run_coroutine_threadsafe(self._take(events), loop)

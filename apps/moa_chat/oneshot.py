@@ -10,42 +10,36 @@ from typing import Any, TextIO
 from moa_chat import strings
 from moa_chat.chat_config import ChatConfig
 from moa_chat.terminal.renderer import PlainView
-from moa_runtime.chat import Chat
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
 
 
 def run_once(config: ChatConfig, prompt: str, *, as_json: bool, out: TextIO | None = None) -> int:
     """Connect, ask, and write the answer to ``out`` (default: stdout)."""
     out = out or sys.stdout
-    finished = asyncio.run(_connect_and_ask(config, prompt, None if as_json else PlainView(out)))
+    finished = asyncio.run(_ask(config, prompt, None if as_json else PlainView(out)))
     if as_json:
         print(json.dumps(as_object(finished, config), ensure_ascii=False), file=out, flush=True)
     return 0
 
 
-async def _connect_and_ask(config: ChatConfig, prompt: str, view: PlainView | None) -> AnswerFinished:
-    chat = await config.connect()
+async def _ask(config: ChatConfig, prompt: str, view: PlainView | None) -> AnswerFinished:
+    """Show committed text in ``view`` as it comes, and report on stderr that the verifier is away."""
+    away, chat = False, await config.connect()
     try:
-        return await follow(chat, prompt, config, view)
+        async for event in chat.send(prompt, max_new_tokens=config.max_new_tokens, sampling=config.sampling()):
+            if isinstance(event, AnswerFinished):
+                if view is not None:
+                    view.finish(event.text)
+                return event
+            if isinstance(event, AnswerUpdate):
+                if view is not None:
+                    view.draw(event.committed)
+            elif isinstance(event, LinkChanged) and event.status is (LinkStatus.ONLINE if away else LinkStatus.OFFLINE):
+                away = not away
+                said = strings.ONCE_OFFLINE.format(event.detail) if away else strings.ONCE_ONLINE
+                print(said, file=sys.stderr, flush=True)
     finally:
         await chat.close()
-
-
-async def follow(chat: Chat, prompt: str, config: ChatConfig, view: PlainView | None) -> AnswerFinished:
-    """Ask; show committed text in ``view`` as it comes, and report on stderr that the verifier is away."""
-    away = False
-    async for event in chat.send(prompt, max_new_tokens=config.max_new_tokens, sampling=config.sampling()):
-        if isinstance(event, AnswerFinished):
-            if view is not None:
-                view.finish(event.text)
-            return event
-        if isinstance(event, AnswerUpdate):
-            if view is not None:
-                view.draw(event.committed)
-        elif isinstance(event, LinkChanged) and event.status is (LinkStatus.ONLINE if away else LinkStatus.OFFLINE):
-            away = not away
-            said = strings.ONCE_OFFLINE.format(event.detail) if away else strings.ONCE_ONLINE
-            print(said, file=sys.stderr, flush=True)
     raise AssertionError("a chat's last event is AnswerFinished")
 
 

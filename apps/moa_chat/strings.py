@@ -109,6 +109,8 @@ WORDS = "{} words"
 LIMIT_REACHED = "; no more may be written offline"
 CHECKED_LATER = "the verifier checks that when it is back"
 STAYS = "that stays as it is"
+STARTING_LOCAL = "starting a verifier on this machine (it fetches the target if that is not here yet)"
+STILL_STARTING = "the verifier is not ready after {:.0f} s; waiting on"
 ONCE_OFFLINE = "moa-chat: offline: {}"
 ONCE_ONLINE = "moa-chat: online again"
 

@@ -14,12 +14,7 @@ _NAMES = {"system": "System", "user": "You", "assistant": "Assistant"}
 
 
 def as_markdown(title: str, messages: Sequence[Mapping[str, str]]) -> str:
-    """Return the conversation as a Markdown document.
-
-    Args:
-        title: becomes the heading; line breaks in it become spaces.
-        messages: ``{"role": ..., "content": ...}`` each; the content is Markdown already and stays as it is.
-    """
+    """Return the conversation as a Markdown document with a heading; the content of messages stays as it is."""
     parts = [f"# {' '.join(title.split())}"]
     for message in messages:
         role = message["role"]
@@ -67,5 +62,5 @@ def save_conversation(
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise MoaError(f"cannot write {path}: {error.strerror}", code="path_refused") from error
+        raise MoaError(f"cannot write {path}: {error.strerror}", code="cannot_write") from error
     return path

@@ -94,7 +94,11 @@ def run_desktop(options: argparse.Namespace) -> int:
     window.show()
     # After the first paint: what comes now must not delay it.
     QTimer.singleShot(0, window.begin)
-    _obey_signals(application, window)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: window.close())
+    # Python handles signals only when Python code runs.
+    clock = QTimer(application, interval=_SIGNALS_MS, timeout=lambda: None)
+    clock.start()
     try:
         return application.exec()
     finally:
@@ -132,13 +136,3 @@ def _show_other(lock: InstanceLock) -> int:
         QMessageBox.warning(None, "moa-chat", strings.OPEN_HANGS)
         return 1
     return 0
-
-
-def _obey_signals(application: QApplication, window: Window) -> None:
-    """Close the window in order on SIGINT and SIGTERM."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: window.close())
-    # Python handles signals only when Python code runs.
-    clock = QTimer(application)
-    clock.timeout.connect(lambda: None)
-    clock.start(_SIGNALS_MS)

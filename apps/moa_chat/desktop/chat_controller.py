@@ -48,7 +48,7 @@ class ChatController(QObject):
     returned = Signal(str)  # a question that could not be asked, for the composer
     told = Signal(str, str, object)  # a sentence for the user; a button's text; what it does
     busy_changed = Signal(bool)  # whether an answer is being written
-    figures_changed = Signal(list)  # the answer's figures, a list of Figure
+    figures_changed = Signal(list)  # the answer's figures, each with its meaning
     round_seen = Signal(object)  # a new Round
     round_trip_changed = Signal(float)  # seconds
     waiting = Signal(str)  # why there is no text yet

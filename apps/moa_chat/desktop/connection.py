@@ -179,28 +179,28 @@ async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
     cause, address = error.__cause__, endpoint.address
     if isinstance(cause, InvalidStatus) and cause.response.status_code in (401, 403):
         text = f"The verifier at {address} refused the token. Ask whoever runs it for the right one."
-        return ConnectionFailedError(text, Trouble.TOKEN, code="token_refused")
+        return ConnectionFailedError(text, Trouble.TOKEN, code=error.code)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return await _explain_certificate(cause, endpoint)
+        return await _explain_certificate(cause, endpoint, error.code)
     if isinstance(cause, ssl.SSLError):
         text = f"{address} does not speak TLS. Use ws:// for a verifier without encryption."
-        return ConnectionFailedError(text, Trouble.ADDRESS, code="no_tls")
+        return ConnectionFailedError(text, Trouble.ADDRESS, code=error.code)
     if isinstance(cause, InvalidHandshake) and not isinstance(cause, ProxyError):
-        return ConnectionFailedError(
-            f"There is no moa-edge verifier at {address}.", Trouble.ADDRESS, code="no_verifier"
-        )
+        return ConnectionFailedError(f"There is no moa-edge verifier at {address}.", Trouble.ADDRESS, code=error.code)
     if isinstance(error, ConnectError) and not error.final:
         if endpoint.proxy:
             return _failed(error, Trouble.AWAY)
         text = f"No verifier answers at {address}. Check the address, or try later."
-        return ConnectionFailedError(text, Trouble.AWAY, code="verifier_away")
+        return ConnectionFailedError(text, Trouble.AWAY, code=error.code)
     if str(error).startswith("the bundle was made for"):
         text = f"The bundle does not fit the verifier: {error}."
         return ConnectionFailedError(text, Trouble.BUNDLE, code="other_bundle")
     return _failed(error, Trouble.BUNDLE if isinstance(error, BundleError) else Trouble.OTHER)
 
 
-async def _explain_certificate(cause: ssl.SSLCertVerificationError, endpoint: Endpoint) -> ConnectionFailedError:
+async def _explain_certificate(
+    cause: ssl.SSLCertVerificationError, endpoint: Endpoint, code: str | None
+) -> ConnectionFailedError:
     if endpoint.tls is not None:
         text = f"{endpoint.address} shows another certificate than the one you trust, or that one has expired."
     else:
@@ -209,7 +209,7 @@ async def _explain_certificate(cause: ssl.SSLCertVerificationError, endpoint: En
         certificate = await asyncio.to_thread(fetch_certificate, endpoint.address)
     except MoaError:
         certificate = None
-    return ConnectionFailedError(text, Trouble.CERTIFICATE, certificate, code="certificate_untrusted")
+    return ConnectionFailedError(text, Trouble.CERTIFICATE, certificate, code=code)
 
 
 class Connector(QObject):
@@ -243,7 +243,8 @@ class Connector(QObject):
             return
         self._verifier.stop()
         self.connecting.emit(settings.server)
-        self._runtime.run(self._find_endpoint(settings), self._connect_to, self.failed.emit)
+        endpoint = asyncio.to_thread(endpoint_of, settings, self._options)
+        self._runtime.run(endpoint, self._connect_to, self.failed.emit)
 
     def cancel(self) -> None:
         """Stop starting the verifier of this machine."""
@@ -258,9 +259,6 @@ class Connector(QObject):
         """End the programs that were started."""
         self._verifier.stop()
         self.export.stop()
-
-    async def _find_endpoint(self, settings: Settings) -> Endpoint:
-        return endpoint_of(settings, self._options)
 
     def _started(self, endpoint: Endpoint) -> None:
         self.starting.emit(False)

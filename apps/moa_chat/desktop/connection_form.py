@@ -232,8 +232,6 @@ class ConnectionForm(QWidget):
         self.state.setText(text)
         self.state.setVisible(bool(text))
 
-    # -- the certificate -----------------------------------------------------------------------
-
     def _choose_certificate(self) -> None:
         name, _ = QFileDialog.getOpenFileName(self, strings.CERTIFICATE_FILE, "", strings.CERTIFICATE_FILES)
         if not name:

@@ -140,8 +140,6 @@ class ConversationView(QScrollArea):
         bar = self.verticalScrollBar()
         bar.setValue(bar.value() + direction * bar.pageStep())
 
-    # -- helpers -------------------------------------------------------------------------------
-
     def _add_widget(self, message: Message, at: int | None = None) -> None:
         number = len(self.widgets) if at is None else at
         widget = self._make_widget(message, self._first + number)
@@ -191,8 +189,6 @@ class ConversationView(QScrollArea):
         for widget in self.widgets:
             widget.refresh()
         self._place_jump()
-
-    # -- scrolling -----------------------------------------------------------------------------
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

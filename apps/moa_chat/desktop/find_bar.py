@@ -67,8 +67,6 @@ class FindBar(QFrame):
             self._current += direction
             self._mark(go=True)
 
-    # -- helpers -------------------------------------------------------------------------------
-
     def _step_on(self) -> None:
         """Step forward with Enter, back with Shift+Enter."""
         self.step(-1 if QApplication.keyboardModifiers() & Qt.KeyboardModifier.ShiftModifier else 1)

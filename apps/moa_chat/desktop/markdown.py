@@ -132,18 +132,14 @@ class SpanIndex:
         self._spans = [span for span in spans if span.text]
         self._ends = list(accumulate(len(span.text) for span in self._spans))
 
-    def at(self, offset: int) -> TextSpan | None:
-        """Return the span with the character at ``offset``; None after the last one."""
-        index = bisect_right(self._ends, offset)
-        return self._spans[index] if index < len(self._spans) else None
-
     def runs(self, offsets: Sequence[int]) -> list[Run]:
         """Cut a rendered text, whose characters have these offsets in the spans' text, at changes of origin."""
-        spans = [self.at(offset) for offset in offsets]
+        spans = [bisect_right(self._ends, offset) for offset in offsets]
         runs = []
-        for span, group in groupby(range(len(spans)), key=spans.__getitem__):
+        for number, group in groupby(range(len(spans)), key=spans.__getitem__):
             places = list(group)
-            if span is not None:
+            if number < len(self._spans):  # text after the last span has no origin
+                span = self._spans[number]
                 runs.append(Run(places[0], places[-1] + 1, span.origin, span.committed))
         return runs
 

@@ -86,11 +86,11 @@ class CodeBlock(QFrame):
     def _highlight(self, code: str, language: str) -> None:
         cursor, places = QTextCursor(self.text.document()), document_positions(code)
         cursor.beginEditBlock()
-        for piece in highlight(code, language, self._appearance.theme):
+        for start, end, color in highlight(code, language, self._appearance.theme):
             colored = QTextCharFormat()
-            colored.setForeground(QColor(piece.color))
-            cursor.setPosition(places[piece.start])
-            cursor.setPosition(places[piece.end], QTextCursor.MoveMode.KeepAnchor)
+            colored.setForeground(QColor(color))
+            cursor.setPosition(places[start])
+            cursor.setPosition(places[end], QTextCursor.MoveMode.KeepAnchor)
             cursor.mergeCharFormat(colored)
         cursor.endEditBlock()
 
@@ -264,8 +264,6 @@ class Answer(QWidget):
         """Render everything again, after a change of theme, size or colouring."""
         self._remove_from(0)
         self._render(0)
-
-    # -- helpers -------------------------------------------------------------------------------
 
     def _render(self, first: int) -> None:
         blocks, index = self._markdown.blocks, SpanIndex(whole_words(self.message.spans))

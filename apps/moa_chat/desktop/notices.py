@@ -70,14 +70,8 @@ class Notice(QFrame):
         stays: bool = False,
         until_asked: bool = False,
     ) -> None:
-        """Show a sentence.
-
-        Args:
-            offer: the button's text; no button without it.
-            does: what the button does.
-            stays: until it is closed; for what must not be missed.
-            until_asked: until it is closed, or :meth:`asked` is called.
-        """
+        """Show a sentence and, with ``offer``, a button: for a while, until it is closed (``stays``), or until
+        :meth:`asked` is called (``until_asked``)."""
         self._until_asked = until_asked
         self._text.setText(text)
         self.button.setText(offer)

@@ -29,17 +29,8 @@ _STRUCK_LENGTH = 14
 _STRUCK_SIZE = 0.82  # relative to other letters, so that an answer with many corrections stays readable
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Characters ``[start, end)`` of the code that are not in the usual colour."""
-
-    start: int
-    end: int
-    color: str
-
-
-def highlight(code: str, language: str, theme: Theme) -> Iterator[Piece]:
-    """The coloured pieces in order; none for a language that is not known."""
+def highlight(code: str, language: str, theme: Theme) -> Iterator[tuple[int, int, str]]:
+    """Yield start, end and colour of each coloured piece in order; none for an unknown language."""
     lexer = _lexer(language)
     if lexer is None or len(code) > _LONGEST_CODE:
         return
@@ -59,7 +50,7 @@ def highlight(code: str, language: str, theme: Theme) -> Iterator[Piece]:
     for start, kind, text in lexer.get_tokens_unprocessed(code):
         color = next((color for group, color in colors if kind in group), None)
         if color is not None:
-            yield Piece(start, start + len(text), color)
+            yield start, start + len(text), color
 
 
 @lru_cache(maxsize=64)

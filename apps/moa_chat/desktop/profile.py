@@ -51,7 +51,7 @@ class Profile:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise MoaError(
-                f"the profile folder {folder} cannot be made: {error.strerror}", code="path_refused"
+                f"the profile folder {folder} cannot be made: {error.strerror}", code="cannot_write"
             ) from error
 
     @classmethod
@@ -80,5 +80,5 @@ class Profile:
             replace_private(self._settings_path, [json.dumps(dataclasses.asdict(settings), indent=2).encode()])
         except OSError as error:
             raise MoaError(
-                f"the settings {self._settings_path} cannot be written: {error.strerror}", code="path_refused"
+                f"the settings {self._settings_path} cannot be written: {error.strerror}", code="cannot_write"
             ) from error

@@ -82,8 +82,6 @@ class RuntimeThread(QObject):
         """Tokens of a conversation at most; 0 while there is no chat."""
         return self.chat.manifest.max_context if self.chat is not None else 0
 
-    # -- the chat ------------------------------------------------------------------------------
-
     def connect_chat(
         self,
         connect: Callable[[Path | None], Coroutine[Any, Any, Chat]],
@@ -91,13 +89,8 @@ class RuntimeThread(QObject):
         done: Callable[[], None],
         failed: Callable[[MoaError], None],
     ) -> None:
-        """Open another chat, and put it in the place of the one before.
-
-        Args:
-            connect: opens the chat; its argument is the file in which an answer under way is kept, None for no file.
-            address: of the verifier, as a URL.
-            failed: gets a MoaError; the chat before is still there.
-        """
+        """Replace the chat by one that ``connect`` opens, given the file for an answer under way (None: no file), with
+        the verifier at the URL ``address``. ``failed`` gets a MoaError; the chat before is still there."""
 
         def take(chat: Chat) -> None:
             before, self.chat, self._link = self.chat, chat, None
@@ -184,8 +177,6 @@ class RuntimeThread(QObject):
         if self.chat is not None:
             self.run(call_in_loop(self.chat.keep_mine), self._follow_again)
 
-    # -- jobs ----------------------------------------------------------------------------------
-
     def run(
         self,
         work: Coroutine[Any, Any, T],
@@ -203,8 +194,6 @@ class RuntimeThread(QObject):
             with contextlib.suppress(FutureTimeoutError, CancelledError, MoaError):
                 self._worker.submit(self.chat.close()).result(_CLOSE_SECONDS)
         self._worker.close()
-
-    # -- helpers -------------------------------------------------------------------------------
 
     def _begin(self, begin: Callable[[Chat], AsyncGenerator[ChatEvent, None] | None]) -> None:
         assert self.chat is not None and self._answer is None

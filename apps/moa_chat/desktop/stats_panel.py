@@ -21,14 +21,6 @@ _ROUNDS = 80
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure of the panel, with what it means."""
-
-    text: str
-    meaning: str
-
-
-@dataclass(frozen=True)
 class Round:
     """One or more rounds that were seen together: seconds, and tokens committed in each of them."""
 
@@ -41,12 +33,12 @@ def round_trip(statistics: Statistics) -> float:
     return stats.median(statistics.round_trips[-_RECENT_TRIPS:]) if statistics.round_trips else 0.0
 
 
-def figures(statistics: Statistics, words_a_token: float) -> list[Figure]:
-    """Return the figures of an answer. Speed is in words, which a person counts; tokens are called pieces of words."""
-    shown: list[Figure] = []
+def figures(statistics: Statistics, words_a_token: float) -> list[tuple[str, str]]:
+    """Return the figures of an answer, each with its meaning. Speed is in words; tokens are called pieces of words."""
+    shown: list[tuple[str, str]] = []
 
     def show(figure: tuple[str, str], *values: object) -> None:
-        shown.append(Figure(figure[0].format(*values), figure[1].format(f"{statistics.tau:.2f}")))
+        shown.append((figure[0].format(*values), figure[1].format(f"{statistics.tau:.2f}")))
 
     show(strings.SPEED, words_a_token * generation_speed(statistics))
     if statistics.first_token_seconds is not None:
@@ -126,10 +118,10 @@ class RoundPlot(QFrame):
         self.round_trips.show_values(1000 * each.round_trip_s for each in self._rounds)
         self.confirmed.show_values(each.committed for each in self._rounds)
 
-    def show_figures(self, figures: Sequence[Figure]) -> None:
+    def show_figures(self, figures: Sequence[tuple[str, str]]) -> None:
         # Lines break between figures, not in them.
-        self.figures.setText("  · ".join(figure.text.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures))
-        self.figures.setToolTip("\n".join(f"{figure.text}: {figure.meaning}" for figure in figures))
+        self.figures.setText("  · ".join(text.replace(" ", "\N{NO-BREAK SPACE}") for text, _ in figures))
+        self.figures.setToolTip("\n".join(f"{text}: {meaning}" for text, meaning in figures))
 
 
 class _Chart(QWidget):

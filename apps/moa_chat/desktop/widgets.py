@@ -70,13 +70,7 @@ def icon(name: str, color: str, disabled: str | None = None) -> QIcon:
 
 
 def label(text: str = "", style: str = "", *, says: str = "", wraps: bool = True, selectable: bool = False) -> QLabel:
-    """Return a label.
-
-    Args:
-        style: its name in the style sheet.
-        says: its name for screen readers; the text when omitted.
-        selectable: whether the mouse can select its text.
-    """
+    """Return a label; ``style`` is its name in the style sheet, ``says`` its name for screen readers."""
     made = QLabel(text)
     made.setObjectName(style)
     made.setAccessibleName(says)
@@ -123,14 +117,7 @@ def centered(widget: QWidget) -> QHBoxLayout:
 
 
 class IconButton(QToolButton):
-    """A button with an icon, redrawn when the theme changes.
-
-    Args:
-        says: what the button does, for the tooltip and screen readers.
-        shortcut: shown in the tooltip; the window's actions make it work.
-        word: beside the icon, while :meth:`show_word` does not say otherwise.
-        color: name of a colour of the theme.
-    """
+    """A button with an icon, perhaps a word beside it, and a tooltip with the keys of the window's action."""
 
     def __init__(
         self,

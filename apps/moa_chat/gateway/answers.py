@@ -34,13 +34,10 @@ class StopFilter:
     with one character, at the longest of them. So the pieces in which the text comes make no difference.
 
     Example: with the stop text "END", ``feed`` of "the E", "N", "D of" returns "the ", "", "", and ``end`` is 7.
-
-    Attributes:
-        end: characters up to the end of the stop text, itself included; None while none has come.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.end: int | None = None
+        self.end: int | None = None  # characters up to the end of the stop text, itself included
         self._stops = stops
         self._held, self._passed_on = "", 0
 

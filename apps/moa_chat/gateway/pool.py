@@ -16,12 +16,8 @@ _LONG = 100
 
 
 class ChatPool:
-    """Lends a chat for each request: the one that knows most of the conversation already.
-
-    Args:
-        connect: opens another chat with the verifier; whether it must be there is its argument.
-        size: chats at most, which is also how many answers are written at once.
-    """
+    """Lends a chat for each request: the one that knows most of the conversation already. ``connect`` opens another
+    one, given whether the verifier must be there; at most ``size`` answers are written at once."""
 
     def __init__(self, connect: Callable[[bool], Awaitable[Chat]], size: int = 8) -> None:
         self._connect, self._size = connect, size
@@ -33,11 +29,7 @@ class ChatPool:
         self, history: Sequence[Message], question: str, *, count: int = 1, needs_verifier: bool = True
     ) -> AsyncIterator[list[Chat]]:
         """Lend ``count`` chats that are set to the turns of ``history``, ready for ``question``. Raises ApiError (429)
-        if the pool is exhausted, ConnectError if the verifier is away and no chat can be had without it.
-
-        Args:
-            needs_verifier: whether a new chat may only be opened if the verifier is there.
-        """
+        if the pool is exhausted, ConnectError if it ``needs_verifier`` for a new chat and there is none."""
         if self._lent + count > self._size:
             text = f"at most {self._size} answers are written at once, {self._lent} are already: try again later"
             raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(RETRY_SECONDS)})

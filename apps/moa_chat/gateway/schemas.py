@@ -339,12 +339,7 @@ def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an answer ended.
-
-    Attributes:
-        completion_tokens: of the answer, up to the one that completes a stop text, those that the target has not seen
-            included.
-    """
+    """How an answer ended; its tokens are counted up to the one that completes a stop text."""
 
     reason: str  # ``finish_reason``, "stop" or "length"
     statistics: Statistics

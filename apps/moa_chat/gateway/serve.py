@@ -90,23 +90,11 @@ class StrictHttp(H11Protocol):
 
 
 def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
-    """Run the endpoint until SIGINT or SIGTERM. Raises MoaError if the address cannot be listened on, the drafter
-    cannot be loaded, or ``verifier`` ended by itself.
-
-    Args:
-        verifier: the one that was started for it; None if the verifier was started elsewhere.
-        as_json: whether the line on stdout that says that the endpoint is ready is a JSON object.
-    """
-    defaults = Defaults(
-        model=config.target,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        seed=config.seed,
-        system=config.system,
-        offline=config.offline,
-        max_context=config.bundle.manifest.max_context,
-    )
+    """Run the endpoint until SIGINT or SIGTERM; ``as_json`` is the form of its ready line. Raises MoaError if the
+    address cannot be used, the drafter cannot be loaded, or a ``verifier`` that was started for it ended."""
+    names = ("max_new_tokens", "temperature", "top_p", "seed", "system", "offline")
+    given = {name: getattr(config, name) for name in names}
+    defaults = Defaults(config.target, **given, max_context=config.bundle.manifest.max_context)
     access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
     chats, texts = _pools(config)
     with listen(address.host, address.port) as listening:

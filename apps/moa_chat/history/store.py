@@ -50,7 +50,7 @@ def prepare(database: sqlite3.Connection) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
         text = f"the history was written by a newer moa-edge (version {version}, this one reads {VERSION})"
-        raise MoaError(f"{text}: upgrade moa-edge to open it", code="newer_version")
+        raise MoaError(f"{text}: upgrade moa-edge to open it", code="unknown_version")
     if version == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
         raise sqlite3.DatabaseError("it holds other tables than a history's")
     for step in range(version, VERSION):
@@ -62,14 +62,11 @@ class History:
     """Chats on disk; every call is one transaction, so that a crash loses nothing that was saved.
 
     Use :meth:`open`. From one thread only.
-
-    Attributes:
-        set_aside: where a damaged file was moved on opening; None if the file was fine.
     """
 
     def __init__(self, database: sqlite3.Connection, set_aside: Path | None = None) -> None:
         self._database = database
-        self.set_aside = set_aside
+        self.set_aside = set_aside  # where a damaged file was moved on opening
         # Of bytes, so that text which is no UTF-8 hides no chat.
         database.create_function("fold", 1, lambda text: text.decode(errors="replace").casefold(), deterministic=True)
         # Chats deleted in an earlier run can no longer be restored.
@@ -92,8 +89,6 @@ class History:
 
     def close(self) -> None:
         self._database.close()
-
-    # -- chats ---------------------------------------------------------------------------------
 
     def chats(self, search: str = "") -> list[ChatSummary]:
         """Return the chats, latest first; with a search, those that contain all its words in title or messages."""
@@ -131,8 +126,6 @@ class History:
 
     def restore(self, chat: int) -> None:
         self._change("UPDATE chat SET deleted = 0 WHERE id = ?", (chat,))
-
-    # -- messages ------------------------------------------------------------------------------
 
     def unfinished(self) -> list[tuple[int, int]]:
         """Return chats and positions of answers that were being written when a program ended, latest first."""
@@ -176,8 +169,6 @@ class History:
     def truncate(self, chat: int, length: int) -> None:
         """Drop a chat's messages from position ``length`` on."""
         self._change(_DELETE_FROM, (chat, length))
-
-    # -- helpers -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -50,12 +50,6 @@ class Palette:
         return styles.get(link, self.away)
 
 
-def tentative_spans(update: AnswerUpdate, palette: Palette) -> list[Span]:
-    """Return the update's tentative text: drafted online, or written offline."""
-    styles = {Origin.DRAFTED: palette.tentative}
-    return [Span(each.text, styles.get(each.origin, palette.offline)) for each in update.spans if not each.committed]
-
-
 def figures(statistics: Statistics) -> str:
     """Return figures such as ``tau 2.31 | 14.2 tokens/s | 12 rounds | rtt 63 ms``."""
     parts = [f"tau {statistics.tau:.2f}", f"{statistics.tokens_per_second:.1f} tokens/s", f"{statistics.rounds} rounds"]
@@ -91,19 +85,13 @@ def summary(reason: FinishReason | None, statistics: Statistics) -> str:
 
 
 class AnswerState:
-    """Takes a chat's events, and returns what to draw.
-
-    Attributes:
-        confirmed: the answer's confirmed text.
-        reason: why the answer ended; None before, and for one that was stopped.
-        disagreement: the one that the user may still decide on.
-    """
+    """Takes a chat's events, and returns what to draw."""
 
     def __init__(self, link: LinkChanged) -> None:
-        self.confirmed = ""
-        self.reason: FinishReason | None = None
+        self.confirmed = ""  # text of the answer
+        self.reason: FinishReason | None = None  # of its end; None before, and for one that was stopped
         self.statistics = Statistics()
-        self.disagreement: Disagreement | None = None
+        self.disagreement: Disagreement | None = None  # that the user may still decide on
         self._link, self._link_since = link, time.monotonic()
         self._update: AnswerUpdate | None = None
         self._pause: PauseReason | None = None
@@ -144,15 +132,12 @@ class AnswerState:
         return strings.WORDS_ALONE.format(words=words, limit=limit, later=later)
 
     def tentative(self, palette: Palette) -> list[Span]:
-        """Return the text after the confirmed one."""
-        return [] if self._update is None else tentative_spans(self._update, palette)
+        """Return the text after the confirmed one: drafted online, or written offline."""
+        styles, spans = {Origin.DRAFTED: palette.tentative}, self._update.spans if self._update is not None else ()
+        return [Span(each.text, styles.get(each.origin, palette.offline)) for each in spans if not each.committed]
 
     def status(self, palette: Palette, *, wanted_offline: bool, hint: str) -> list[Span]:
-        """Return the row below the answer.
-
-        Args:
-            hint: keys that do something now; a question to the user comes first, as the row may be cut off.
-        """
+        """Return the row below the answer; ``hint`` names keys. A question comes first, as the row may be cut off."""
         link = self._link
         left = None
         if link.retry_in_s is not None:

@@ -112,8 +112,6 @@ class Terminal:
                 interrupted = True
                 self._say(strings.HOW_TO_LEAVE)
 
-    # -- lines ---------------------------------------------------------------------------------
-
     def _prompt(self) -> str:
         link = self._chat.status
         return "you> " if link is LinkStatus.ONLINE else f"({link.value}) you> "
@@ -173,8 +171,6 @@ class Terminal:
 
     def _complain(self, text: str) -> None:
         self._view.write(Span(clean(f"error: {text}"), self._palette.error))
-
-    # -- an answer -----------------------------------------------------------------------------
 
     def _go_on(self) -> None:
         """Show the conversation that was kept, and finish its answer."""

@@ -145,10 +145,8 @@ class LiveView(PlainView):
 
     Rows of committed text that are full are written once and never touched again. Below them lies the
     *live region*, drawn anew each time: the last committed row, the tentative text, the status line.
-    It is never taller than the screen, so the way back to its first row is always known.
-
-    Args:
-        size: columns and rows of the terminal, asked before each frame.
+    It is never taller than the screen, so the way back to its first row is always known. ``size`` returns the columns
+    and rows of the terminal before each frame.
     """
 
     def __init__(self, out: TextIO, size: Callable[[], tuple[int, int]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.contrast import contrast
 from support.page.browsing import QUESTION, Chromium, Page, Person, Site
 
 #: WCAG 2.2, level AA: of text, and of what shows where a control is.
@@ -155,15 +156,3 @@ def test_it_can_be_installed(site: Site, person: Person) -> None:
     assert {icon["sizes"] for icon in manifest["icons"]} >= {"192x192", "512x512"}
     assert any(icon.get("purpose") == "maskable" for icon in manifest["icons"])
     assert page.do("evaluate", "navigator.serviceWorker.ready.then((ready) => ready.scope)") == site.url(token="")
-
-
-def contrast(first: str, second: str) -> float:
-    """Of two colours as WCAG 2.2 defines it, from 1 to 21."""
-    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

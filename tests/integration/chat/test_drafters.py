@@ -1,4 +1,4 @@
-"""``moa-chat --drafter``: what is offered, which bundle and verifier it takes, and what it refuses."""
+"""``moa-chat --drafter``: the names that it offers, the bundle and verifier that it takes, and its refusals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from moa_chat.cli import main
 from moa_chat.options import build_parser, drafters_help
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.factory import backend_for
-from moa_runtime.errors import MoaError
 from moa_runtime.options import DRAFTERS, OtherDrafterError
+from support.refusals import refused
 from support.tiny import make_tiny_bundle
 
 
@@ -42,7 +42,7 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_only_what_there_is_is_offered(tmp_path, monkeypatch):
+def test_only_drafters_with_weights_are_offered(tmp_path, monkeypatch):
     monkeypatch.setattr("moa_drafter.pretrained.WEIGHTS", tmp_path)
     for name in ("early-exit", "moa"):
         (tmp_path / name).mkdir()
@@ -51,10 +51,10 @@ def test_only_what_there_is_is_offered(tmp_path, monkeypatch):
     assert "{moa,sssd,early-exit}" in said and "independent:" not in said
     for name in ("moa", "sssd", "early-exit"):
         assert f"{name}: {DRAFTERS[name].help}" in drafters_help() and "right " in DRAFTERS[name].help
-    with pytest.raises(MoaError, match=r"--drafter: invalid choice: 'independent' \(choose from"):
-        build_parser().parse_args(["--drafter", "independent"])
-    with pytest.raises(MoaError, match=r"a folder, and a name was expected: moa, sssd, early-exit; .* with --bundle"):
-        build_parser().parse_args(["--drafter", str(tmp_path)])
+    for name in ("independent", str(tmp_path)):
+        with refused("bad_option") as caught:
+            build_parser().parse_args(["--drafter", name])
+        assert name in str(caught.value) and "sssd" in str(caught.value)
 
 
 def test_a_bundle_of_another_drafter_is_refused(bundles):
@@ -63,29 +63,26 @@ def test_a_bundle_of_another_drafter_is_refused(bundles):
             if wanted in (name, "sssd"):
                 assert open_bundle(bundle, wanted).folder == bundle
                 continue
-            with pytest.raises(OtherDrafterError) as refused:
+            with pytest.raises(OtherDrafterError) as caught:
                 open_bundle(bundle, wanted)
-            assert str(refused.value) == (
-                f"the bundle {bundle} drafts with {name}, not with {wanted}: name no drafter, or a bundle that "
-                f"`moa-export --drafter {wanted} --out DIR` made"
-            )
+            assert all(part in str(caught.value) for part in (str(bundle), name, f"moa-export --drafter {wanted}"))
         assert open_bundle(bundle).folder == bundle
 
 
 def test_the_runtime_refuses_another_architecture(bundles):
     bundle = Bundle.open(bundles["early-exit"])
-    with pytest.raises(OtherDrafterError, match="drafts with early-exit, not with moa"):
+    with pytest.raises(OtherDrafterError, match=r"early-exit.* moa"):
         backend_for(bundle, "moa")
     assert backend_for(bundle, "sssd") is None
     assert backend_for(bundle, "early-exit", threads=1).kv_shape == backend_for(bundle, threads=1).kv_shape
 
 
-def test_without_a_bundle_the_command_that_makes_it_is_named(capsys, monkeypatch, tmp_path, tiny_shipped):
+def test_a_missing_bundle_is_named_with_the_command_that_makes_it(capsys, monkeypatch, tmp_path, tiny_shipped):
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
     path = tmp_path / "bundles" / "early-exit"
     assert main(["--once", "x", "--drafter", "early-exit"]) == 2
-    said = f"there is no bundle at {path}: `moa-export --target onnx --drafter early-exit --out {path}` writes it"
-    assert said in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"`moa-export --target onnx --drafter early-exit --out {path}`" in said and "[no_bundle]" in said
 
 
 @pytest.mark.parametrize("name", ["moa", "sssd", "early-exit", "independent"])

@@ -1,4 +1,4 @@
-"""What the gateway answers depends on the target's tokens alone, not on how many a verdict brings."""
+"""The gateway's answer depends on the target's tokens alone, not on how many a verdict brings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENIZER: Any = SimpleNamespace(
 
 
 def events_of(verdicts: Sequence[tuple[Sequence[int], Sequence[int]]], reason: FinishReason) -> list[ChatEvent]:
-    """What a chat tells of verdicts: of the tokens that each brings, and those drafted behind them."""
+    """Events of a chat for verdicts: the tokens that each brings, and those drafted after them."""
     record = AnswerRecord(TOKENIZER, Question([], 0, []), lambda: (0, 0))
     events: list[ChatEvent] = []
     for committed, drafted in verdicts:

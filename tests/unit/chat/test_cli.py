@@ -95,7 +95,7 @@ def test_a_missing_bundle_is_named_with_the_command_that_makes_it(capsys, monkey
     (tmp_path / "file").touch()  # a profile that cannot be made has nothing to delete
     for argv in (("--bundle", path), ()):
         said = refusal(capsys, "--once", "x", *argv)
-        assert "[bundle_missing]" in said and f"`moa-export --target onnx --out {path}`" in said
+        assert "[no_bundle]" in said and f"`moa-export --target onnx --out {path}`" in said
     assert str(tmp_path) in refusal(capsys, "--once", "x", "--bundle", str(tmp_path))
 
 
@@ -107,12 +107,12 @@ def test_the_datastore_of_an_older_version_is_deleted_at_the_first_start(capsys,
         path.write_bytes(b"answers")
     assert main(["--once", "x", *more]) == 2
     said = capsys.readouterr().err
-    assert str(made) in said and "[bundle_missing]" in said and list(tmp_path.iterdir()) == [other]
+    assert str(made) in said and "[no_bundle]" in said and list(tmp_path.iterdir()) == [other]
     assert str(made) not in refusal(capsys, "--once", "x", *more)
     made.mkdir()  # which cannot be deleted like a file: moa-chat starts nevertheless
     assert main(["--once", "x"]) == 2
     said = capsys.readouterr().err
-    assert str(made) in said and "[bundle_missing]" in said and made.is_dir()
+    assert str(made) in said and "[no_bundle]" in said and made.is_dir()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_datastore_of_an_older_version_is_deleted_at_the_first_start(capsys,
     [
         ("ws://host:1", "", "ca.pem", "not_encrypted"),
         ("wss://host:1", "", "ca.pem", "certificate_unreadable"),
-        ("wss://host:1", "", "none.pem", "path_refused"),
+        ("wss://host:1", "", "none.pem", "unreadable"),
         ("ws://host:1", "a\nb", None, "not_ascii"),
     ],
 )

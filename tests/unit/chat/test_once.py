@@ -7,34 +7,25 @@ import json
 
 import pytest
 
+from moa_chat import strings
 from moa_chat.oneshot import run_once
 from moa_runtime.chat import ChatError
 from moa_runtime.events import FinishReason, LinkChanged, LinkStatus
 from support.chat.fake_chat import FakeChat, FakeChatConfig, finished, update
 
 
-def run(chat, *, as_json=False, **options):
-    out = io.StringIO()
+def run(chat, *, as_json=False, out=None, **options):
+    out = out or io.StringIO()
     assert run_once(FakeChatConfig(chat, **options), "hello", as_json=as_json, out=out) == 0
     assert chat.closed and chat.asked == ["hello"]
     return out.getvalue()
 
 
 def test_committed_text_streams():
-    seen = []
-    out = io.StringIO()
-    chat = FakeChat(
-        [
-            update("", "Pa"),
-            update("Par", "iz"),
-            lambda: seen.append(out.getvalue()),
-            update("Paris"),
-            finished("Paris."),
-        ]
-    )
-    run_once(FakeChatConfig(chat), "hello", as_json=False, out=out)
-    assert seen == ["Par"]
-    assert out.getvalue() == "Paris.\n"
+    seen, out = [], io.StringIO()
+    look = lambda: seen.append(out.getvalue())  # noqa: E731
+    chat = FakeChat([update("", "Pa"), update("Par", "iz"), look, update("Paris"), finished("Paris.")])
+    assert run(chat, out=out) == "Paris.\n" and seen == ["Par"]
 
 
 def test_json_is_one_object():
@@ -47,26 +38,25 @@ def test_json_is_one_object():
     assert result["server"] == "ws://127.0.0.1:8765/v1/session" and result["target"] == "tiny-target"
 
 
-def test_a_lost_link_is_told_once_on_stderr(capsys):
+def test_a_lost_link_is_reported_once_on_stderr(capsys):
     retries = [LinkChanged(LinkStatus.RECONNECTING), LinkChanged(LinkStatus.OFFLINE, "no verifier answers")] * 3
     lost = LinkChanged(LinkStatus.OFFLINE, "the connection was closed")
     late, online = LinkChanged(LinkStatus.ONLINE, "the verdict is late"), LinkChanged(LinkStatus.ONLINE)
     chat = FakeChat([update("a"), late, online, lost, *retries, online, late, online, finished("ab")])
     assert run(chat) == "ab\n"
-    assert capsys.readouterr().err == "moa-chat: offline: the connection was closed\nmoa-chat: online again\n"
+    assert capsys.readouterr().err.splitlines() == [strings.ONCE_OFFLINE.format(lost.detail), strings.ONCE_ONLINE]
 
 
 def test_a_refused_answer_is_an_error_and_closes_the_chat():
-    chat = FakeChat([ChatError("too long")])
-    with pytest.raises(ChatError, match="too long"):
-        run_once(FakeChatConfig(chat), "hello", as_json=True, out=io.StringIO())
+    chat = FakeChat([ChatError("REFUSED")])
+    with pytest.raises(ChatError, match="REFUSED"):
+        run(chat, as_json=True)
     assert chat.closed
 
 
 def test_sampling_draws_a_seed_for_each_answer_unless_one_is_given():
-    assert FakeChatConfig(FakeChat()).sampling().temperature == 0
     drawn = FakeChatConfig(FakeChat(), temperature=0.8)
-    assert drawn.sampling().seed != drawn.sampling().seed
+    assert drawn.sampling().seed != drawn.sampling().seed and FakeChatConfig(FakeChat()).sampling().temperature == 0
     chat = FakeChat([finished("a")])
     run(chat, temperature=0.8, top_p=0.9, seed=7)
     assert (chat.sampling[0].temperature, chat.sampling[0].top_p, chat.sampling[0].seed) == (0.8, 0.9, 7)

@@ -1,1 +1,1 @@
-from support.chat.desktop.fixtures import appearance, connected, open_window, options, profile  # noqa: F401  fixtures
+from support.chat.desktop.fixtures import *  # noqa: F403  fixtures

@@ -1,4 +1,4 @@
-"""What is set for one chat: instructions, length, and how words are chosen."""
+"""Settings of one chat: instructions, length, and how words are chosen."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from itertools import pairwise
 import pytest
 from PySide6.QtWidgets import QApplication, QLabel
 
+from moa_chat.desktop.app import with_options
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.settings_dialog import ChatSettingsDialog
 from moa_chat.history.chat_settings import ChatSettings, sampling_of
 from moa_chat.history.message import Message
-from moa_chat.history.store import History
+from moa_chat.options import build_parser
 from moa_runtime.bundle import RecommendedSampling, read_manifest, write_manifest
 from moa_runtime.conversation import Unconfirmed
 from moa_runtime.session.events import Sampling
-from support.chat.desktop.window_driving import QUESTION, TOKEN, WAIT, ask, wait_for_answer
+from support.chat.desktop.window_driving import AWAY, QUESTION, answered
 
 SYSTEM = "You are terse.\nYou never say please."
 
 
 @pytest.fixture
 def recommending(onnx_bundle):
-    """The bundle, with what its authors recommend."""
+    """The bundle, with a recommendation of sampling."""
     before = read_manifest(onnx_bundle)
     write_manifest(onnx_bundle, dataclasses.replace(before, sampling=RecommendedSampling(0.2, 0.9)))
     yield
@@ -35,7 +36,7 @@ def sampling(window) -> Sampling:
 
 
 def test_a_chat_has_settings_of_its_own(connected, open_window, qtbot):
-    """They are what its questions are asked with; other chats keep theirs, also in the next window."""
+    """Its questions are asked with them; other chats keep theirs, also in the next window."""
     connected.open_chat_settings()
     dialog = connected.chat_settings_dialog
     dialog.form.system.setPlainText(SYSTEM)
@@ -43,43 +44,22 @@ def test_a_chat_has_settings_of_its_own(connected, open_window, qtbot):
     dialog.form.temperature.setValue(0.5)
     dialog.form.top_p.setValue(0.8)
     dialog.save()
-    ask(qtbot, connected)
-    wait_for_answer(qtbot, connected)
+    answered(qtbot, connected)
     chat = connected.chats.current
     assert connected.runtime.chat.messages[0] == connected.chats.turns[0] == {"role": "system", "content": SYSTEM}
     assert (sampling(connected).temperature, sampling(connected).top_p) == (0.5, 0.8)
     connected.new_chat()
-    ask(qtbot, connected, "And now?")
-    wait_for_answer(qtbot, connected)
+    answered(qtbot, connected, "And now?")
     assert connected.runtime.chat.messages[0]["role"] == "user" and sampling(connected) == Sampling()
     connected.close()
-    again = open_window(server="ws://127.0.0.1:9", max_new_tokens=99)
+    again = open_window(server=AWAY, max_new_tokens=99)
     assert again.chats.settings == ChatSettings(max_new_tokens=99)
     again.chats.open_chat(chat)
     assert again.chats.settings == ChatSettings(SYSTEM, 24, False, 0.5, 0.8)
 
 
-@pytest.mark.parametrize("recommended", [True, False])
-def test_no_row_lies_over_another(open_window, appearance, recommended):
-    window = open_window(server="ws://127.0.0.1:9")
-    window.open_chat_settings()
-    dialog = window.chat_settings_dialog
-    form = dialog.form
-    form.recommended.setChecked(recommended)
-    for width in (dialog.width(), dialog.minimumWidth()):
-        dialog.resize(width, 0)
-        QApplication.processEvents()
-        rows = [form.system, form.max_new_tokens, form.recommended]
-        rows += [form._said] if recommended else [form.temperature, form.top_p]
-        for above, below in pairwise(rows):
-            assert above.geometry().bottom() < below.geometry().top(), (width, below)
-        for label in dialog.findChildren(QLabel):
-            if label.isVisible():
-                assert label.height() >= label.heightForWidth(label.width()), label.text()
-
-
-def test_new_chats_begin_with_the_general_settings(open_window, qtbot):
-    window = open_window(server="ws://127.0.0.1:9", system="Be brief.")
+def test_new_chats_begin_with_the_general_settings(open_window):
+    window = open_window(server=AWAY, system="Be brief.")
     window.open_settings()
     form = window.settings_dialog.of_chats
     assert form.system.toPlainText() == "Be brief." and form.recommended.isChecked()
@@ -92,12 +72,11 @@ def test_new_chats_begin_with_the_general_settings(open_window, qtbot):
     assert window.chats.settings == window.settings.of_new_chats == ChatSettings(SYSTEM, 24, False, 1.2, 1.0)
 
 
-def test_the_bundles_recommendation_is_followed_and_named(recommending, connected, qtbot):
+def test_the_recommendation_of_the_bundle_is_followed_and_named(recommending, connected, qtbot):
     connected.open_chat_settings()
     assert "0.2" in connected.chat_settings_dialog.form._said.text()
     connected.chat_settings_dialog.reject()
-    ask(qtbot, connected)
-    wait_for_answer(qtbot, connected)
+    answered(qtbot, connected)
     assert (sampling(connected).temperature, sampling(connected).top_p) == (0.2, 0.9)
 
 
@@ -110,14 +89,11 @@ def test_the_bundles_recommendation_is_followed_and_named(recommending, connecte
         (ChatSettings(recommended=False, temperature=1.0, top_p=0.5), None, Sampling(1.0, 0.5, 5)),
     ],
 )
-def test_how_words_are_chosen(settings, recommended, wanted):
+def test_settings_choose_the_sampling(settings, recommended, wanted):
     assert sampling_of(settings, recommended, 5) == wanted
 
 
-def test_the_command_line_chooses_for_new_chats():
-    from moa_chat.desktop.app import with_options
-    from moa_chat.options import build_parser
-
+def test_the_command_line_chooses_the_sampling_of_new_chats():
     given = with_options(Settings(), build_parser().parse_args(["--temperature", "0"]))
     assert not given.recommended and given.temperature == 0
     given = with_options(Settings(), build_parser().parse_args(["--top-p", "0.5", "--temperature", "0.7"]))
@@ -125,41 +101,44 @@ def test_the_command_line_chooses_for_new_chats():
     assert with_options(Settings(), build_parser().parse_args([])).recommended
 
 
-def test_a_temperature_that_was_chosen_before_there_were_recommendations_stays(profile):
-    (profile.folder / "settings.json").write_text('{"temperature": 0.7}')
-    assert profile.load() == Settings(recommended=False, temperature=0.7)
-    (profile.folder / "settings.json").write_text('{"temperature": 0.0, "zoom": "large"}')
-    assert profile.load() == Settings()
-
-
-def test_a_check_is_made_with_the_chats_own_instructions(open_window, verifier, profile, onnx_bundle, qtbot):
-    history = History.open(profile.history_path)
+def test_a_check_is_made_with_the_chats_own_instructions(open_online, history, until):
     chat = history.create("Colours", ChatSettings(SYSTEM))
-    history.save(chat, 0, Message("user", QUESTION))
-    history.save(chat, 1, Message("assistant", "No.", unconfirmed=Unconfirmed(1, Sampling(), 16)))
-    history.close()
-    window = open_window(server=verifier.url, token=TOKEN, system="Something else.")
-    qtbot.waitUntil(lambda: window.chats.history.unconfirmed() == [], timeout=WAIT)
+    unconfirmed = Message("assistant", "No.", unconfirmed=Unconfirmed(1, Sampling(), 16))
+    history.replace(chat, 0, [Message("user", QUESTION), unconfirmed])
+    window = open_online(system="Something else.")
+    until(lambda: window.chats.history.unconfirmed() == [])
     assert window.runtime.chat.messages[0] == {"role": "system", "content": SYSTEM}
 
 
-def test_many_lines_and_the_dialog_is_read_by_screen_readers(qtbot, appearance):
-    dialog = ChatSettingsDialog("Colours", ChatSettings(SYSTEM, 300, False, 0.35, 0.9), None)
-    qtbot.addWidget(dialog)
-    saved = []
-    dialog.saved.connect(saved.append)
-    for field in (dialog.form.system, dialog.form.temperature, dialog.form.top_p, dialog.form.max_new_tokens):
-        assert field.accessibleName()
-    dialog.save()
-    assert saved == [ChatSettings(SYSTEM, 300, False, 0.35, 0.9)]
+@pytest.mark.parametrize("recommended", [True, False])
+def test_no_row_of_the_dialog_lies_over_another(away, recommended):
+    away.open_chat_settings()
+    dialog = away.chat_settings_dialog
+    form = dialog.form
+    form.recommended.setChecked(recommended)
+    for width in (dialog.width(), dialog.minimumWidth()):
+        dialog.resize(width, 0)
+        QApplication.processEvents()
+        rows = [form.system, form.max_new_tokens, form.recommended]
+        rows += [form._said] if recommended else [form.temperature, form.top_p]
+        for above, below in pairwise(rows):
+            assert above.geometry().bottom() < below.geometry().top(), (width, below)
+        for label in dialog.findChildren(QLabel):
+            assert not label.isVisible() or label.height() >= label.heightForWidth(label.width()), label.text()
 
 
 @pytest.mark.parametrize("zoom", [100, 200])
-def test_a_number_is_seen_whole(qtbot, appearance, zoom):
+def test_a_number_is_seen_whole_and_read_by_screen_readers(qtbot, appearance, zoom):
     appearance.set_zoom(zoom)
-    dialog = ChatSettingsDialog("Colours", ChatSettings(recommended=False, temperature=0.7), None)
+    settings = ChatSettings(SYSTEM, 300, False, 0.35, 0.9)
+    dialog = ChatSettingsDialog("Colours", settings, None)
     qtbot.addWidget(dialog)
     dialog.show()
-    for field in (dialog.form.temperature, dialog.form.top_p):
+    numbers = (dialog.form.temperature, dialog.form.top_p)
+    assert all(field.accessibleName() for field in (*numbers, dialog.form.system, dialog.form.max_new_tokens))
+    for field in numbers:
         line, frame = field.lineEdit(), field.rect().adjusted(2, 2, -2, -2)
         assert frame.contains(line.geometry()) and line.width() > 2 * line.fontMetrics().horizontalAdvance(field.text())
+    with qtbot.waitSignal(dialog.saved) as saved:
+        dialog.save()
+    assert saved.args == [settings]

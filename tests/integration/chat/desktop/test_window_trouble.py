@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
 import ssl
-import stat
 import subprocess
 import sys
 import threading
@@ -22,16 +19,28 @@ from PySide6.QtWidgets import QApplication, QMessageBox
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
-from moa_chat.desktop.app import InstanceLock
-from moa_chat.desktop.connection import Certificate, fetch_certificate
-from moa_chat.desktop.profile import Profile, Settings
+from moa_chat import strings
+from moa_chat.desktop.app import InstanceLock, run_desktop, with_options
+from moa_chat.desktop.connection import Certificate, ConnectionFailedError, fetch_certificate
+from moa_chat.desktop.profile import Settings
+from moa_chat.options import build_parser
 from moa_runtime.bundle import read_manifest, write_manifest
-from moa_runtime.errors import MoaError
 from moa_runtime.events import Disagreement
-from support.chat.desktop.window_driving import QUESTION, TOKEN, WAIT, ask, wait_for_answer
+from support.chat.desktop.window_driving import (
+    AWAY,
+    QUESTION,
+    TOKEN,
+    answered,
+    ask,
+    contents,
+    has_confirmed,
+    link_state,
+    wait_for_answer,
+)
+from support.refusals import refused
 
 
-def test_a_newcomer_is_led_to_the_first_answer(open_window, verifier, qtbot, profile):
+def test_a_newcomer_is_led_to_the_first_answer(open_window, verifier, qtbot, until, profile):
     window = open_window()
     page = window.first_run
     assert page.isVisible() and not window.list.isVisible()
@@ -40,63 +49,66 @@ def test_a_newcomer_is_led_to_the_first_answer(open_window, verifier, qtbot, pro
     qtbot.keyClicks(page.form.server, f"127.0.0.1:{verifier.port}")
     qtbot.keyClicks(page.form.token, TOKEN)
     page.form.test.click()
-    qtbot.waitUntil(lambda: "Connected" in page.form.state.text(), timeout=WAIT)
+    until(lambda: page.form.state.objectName() == "good")
     page.start.click()
-    qtbot.waitUntil(lambda: window.page.isVisible() and window.page.composer.is_ready(), timeout=WAIT)
-    ask(qtbot, window)
-    assert wait_for_answer(qtbot, window)
+    until(lambda: window.page.isVisible() and window.page.composer.is_ready())
+    assert answered(qtbot, window)
     stored = profile.load()
     assert (stored.server, stored.token) == (f"127.0.0.1:{verifier.port}", TOKEN)
 
 
+class Form:
+    """The fields of the first-run page, for an address, and the errors of its tests."""
+
+    def __init__(self, window, until) -> None:
+        self.fields, self._until = window.first_run.form, until
+        self.fields.remote.setChecked(True)
+        self._errors: list[ConnectionFailedError] = []
+        show = self.fields.show_problem
+        self.fields.show_problem = lambda error: (self._errors.append(error), show(error))
+
+    def problem(self, **fields: str) -> str | None:
+        """Test the connection with these fields, and return the error's code."""
+        for name, text in fields.items():
+            getattr(self.fields, name).setText(text)
+        self.fields.test.click()
+        self._until(self.fields.test.isEnabled)
+        said = self.fields.state.text()
+        assert self.fields.state.objectName() == "problem" and said == str(self._errors[-1])
+        assert said.endswith(".") and "Traceback" not in said
+        return self._errors[-1].code
+
+
 @pytest.fixture
-def form(open_window):
-    """The fields of the first-run page, for an address."""
-    form = open_window().first_run.form
-    form.remote.setChecked(True)
-    return form
+def form(open_window, until) -> Form:
+    return Form(open_window(), until)
 
 
-def problem(form, qtbot, **fields: str) -> str:
-    """What the form says after a test with these fields."""
-    for name, text in fields.items():
-        getattr(form, name).setText(text)
-    form.test.click()
-    qtbot.waitUntil(form.test.isEnabled, timeout=WAIT)
-    assert form.state.objectName() == "problem"
-    return form.state.text()
-
-
-def test_each_wrong_field_has_its_sentence(form, verifier, qtbot, tmp_path, onnx_bundle):
-    right = f"ws://127.0.0.1:{verifier.port}"
-    assert "Enter the verifier's address" in problem(form, qtbot, server="")
-    assert "no verifier address" in problem(form, qtbot, server="ftp://nowhere")
-    assert "No verifier answers" in problem(form, qtbot, server="ws://127.0.0.1:9")
+def test_each_wrong_field_has_its_code(form, verifier, tmp_path, onnx_bundle):
+    assert form.problem(server="") == "address_missing"
+    assert form.problem(server="ftp://nowhere") == "bad_address"
+    assert form.problem(server=AWAY) == "unreachable"
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        assert "no moa-edge verifier" in problem(form, qtbot, server=f"ws://127.0.0.1:{other.server_port}")
+        assert form.problem(server=f"ws://127.0.0.1:{other.server_port}") == "no_websocket"
         other.shutdown()
-    assert "refused the token" in problem(form, qtbot, server=right, token="wrong")
-    assert "ASCII" in problem(form, qtbot, token="schlüssel")
-    form.bundle.folder = str(tmp_path / "nothing")
-    assert "no bundle" in problem(form, qtbot, token=TOKEN)
-    form.bundle.folder = str(other_targets_bundle(onnx_bundle, tmp_path / "other"))
-    assert "does not fit the verifier" in problem(form, qtbot)
-    sentences = form.state.text()
-    assert sentences.endswith(".") and "Traceback" not in sentences
+    assert form.problem(server=f"ws://127.0.0.1:{verifier.port}", token="wrong") == "unauthorized"
+    assert form.problem(token="schlüssel") == "not_ascii"
+    form.fields.bundle.folder = str(tmp_path / "nothing")
+    assert form.problem(token=TOKEN) == "no_bundle"
+    form.fields.bundle.folder = str(bundle_of_another_target(onnx_bundle, tmp_path / "other"))
+    assert form.problem() == "other_bundle"
 
 
-@pytest.mark.parametrize(
-    ("address", "said"), [("garbage", "no valid address"), ("http://127.0.0.1:9", "does not lead to")]
-)
-def test_a_proxy_that_cannot_be_used_is_told(address, said, form, qtbot, monkeypatch):
+@pytest.mark.parametrize("address", ["garbage", "http://127.0.0.1:9"])
+def test_a_proxy_that_cannot_be_used_is_reported(address, form, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", address)
     monkeypatch.setenv("NO_PROXY", "")
-    told = problem(form, qtbot, server="ws://verifier.example:8765")
-    assert told.startswith("The proxy that the environment names ") and said in told
+    form.problem(server="ws://verifier.example:8765")
+    assert "proxy" in form.fields.state.text()
 
 
-def other_targets_bundle(bundle: Path, folder: Path) -> Path:
+def bundle_of_another_target(bundle: Path, folder: Path) -> Path:
     folder.mkdir()
     for file in bundle.iterdir():
         (folder / file.name).symlink_to(file)
@@ -107,21 +119,23 @@ def other_targets_bundle(bundle: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def self_signed(tmp_path) -> tuple[Path, Path]:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate and its key."""
+    folder.mkdir()
+    files = folder / "cert.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=verifier"]
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
-    return certificate, key
+    subprocess.run([*command, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True, timeout=60)
+    return files
 
 
 @pytest.fixture
-def encrypted(verifier, self_signed) -> Iterator[int]:
-    """The port of a TLS end in front of the verifier."""
+def encrypted(verifier, tmp_path) -> Iterator[tuple[str, Path]]:
+    """The address of a TLS end in front of the verifier, and its certificate."""
     from websockets.sync.client import connect
 
+    files = self_signed(tmp_path / "own")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*self_signed)
+    context.load_cert_chain(*files)
 
     def forward(source, target) -> None:
         with contextlib.suppress(ConnectionClosed):
@@ -137,177 +151,141 @@ def encrypted(verifier, self_signed) -> Iterator[int]:
     with serve(handle, "127.0.0.1", 0, ssl=context, max_size=None, close_timeout=1) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.socket.getsockname()[1]
+        yield f"wss://127.0.0.1:{server.socket.getsockname()[1]}", files[0]
         server.shutdown()
         thread.join()
 
 
-def test_a_self_signed_certificate_is_explained_and_can_be_trusted(form, encrypted, self_signed, qtbot):
-    said = problem(form, qtbot, server=f"wss://127.0.0.1:{encrypted}", token=TOKEN)
-    assert "No authority vouches" in said and form.trust.isVisible()
-    command = ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", self_signed[0]]
+def test_only_a_trusted_self_signed_certificate_is_accepted(form, encrypted, tmp_path, until):
+    (address, certificate), fields = encrypted, form.fields
+    assert form.problem(server=address, token=TOKEN) == "untrusted_certificate" and fields.trust.isVisible()
+    command = ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", certificate]
     expected = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    assert expected.strip().partition("=")[2] == form.trust.fingerprint.text().replace("\N{ZERO WIDTH SPACE}", "")
-    form.trust.button.click()
-    qtbot.waitUntil(lambda: "Connected" in form.state.text(), timeout=WAIT)
-    assert form.settings().certificate == self_signed[0].read_text()
+    assert expected.strip().partition("=")[2] == fields.trust.fingerprint.text().replace("\N{ZERO WIDTH SPACE}", "")
+    fields.trust.button.click()
+    until(lambda: fields.state.objectName() == "good")
+    assert fields.settings().certificate == certificate.read_text()
+    other, _ = self_signed(tmp_path / "other")
+    fields.trust_certificate(other.read_text())
+    until(lambda: fields.state.objectName() == "problem")
+    assert form.problem() == "untrusted_certificate"
 
 
-def test_only_the_trusted_certificate_is_trusted(form, encrypted, tmp_path, qtbot):
-    other = tmp_path / "other"
-    other.mkdir()
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=verifier"]
-    files = ["-keyout", other / "key.pem", "-out", other / "cert.pem"]
-    subprocess.run([*command, *files], check=True, capture_output=True, timeout=60)
-    form.trust_certificate((other / "cert.pem").read_text())
-    qtbot.waitUntil(form.test.isEnabled, timeout=WAIT)
-    assert "another certificate" in problem(form, qtbot, server=f"wss://127.0.0.1:{encrypted}", token=TOKEN)
-
-
-def test_certificates_that_cannot_be_read(self_signed):
-    with pytest.raises(MoaError, match="could not be read"):
+def test_certificates_that_cannot_be_read_are_refused():
+    with refused("certificate_unreadable"):
         fetch_certificate("wss://127.0.0.1:9")
-    with pytest.raises(MoaError, match="damaged"):
+    with refused("damaged"):
         Certificate("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n").context()
 
 
 @pytest.mark.parametrize("book", ["word " * 40_000, "x" * 200_000], ids=["words", "one word"])
-def test_a_pasted_book_is_refused_and_not_lost(connected, qtbot, book):
+def test_a_pasted_book_is_refused_and_not_lost(connected, qtbot, until, book):
+    composer = connected.page.composer
     QApplication.clipboard().setText(book)
-    connected.page.composer.field.paste()
-    connected.page.composer.send()
-    qtbot.waitUntil(lambda: "context holds" in connected.page.notice.text, timeout=WAIT)
-    assert connected.page.composer.text == book.strip() and not connected.chats.busy
+    composer.field.paste()
+    composer.send()
+    until(lambda: connected.page.notice.text)
+    assert composer.text == book.strip() and not connected.chats.busy
     assert connected.chats.messages == [] and connected.chats.history.chats() == []
     # A long word would make the field slow if its lines were broken between words.
-    anywhere = connected.page.composer.field.wordWrapMode() is QTextOption.WrapMode.WrapAnywhere
-    assert anywhere is ("word" not in book)
-    connected.page.composer.field.clear()
-    ask(qtbot, connected)
-    assert wait_for_answer(qtbot, connected)
+    assert (composer.field.wordWrapMode() is QTextOption.WrapMode.WrapAnywhere) is ("word" not in book)
+    composer.field.clear()
+    assert answered(qtbot, connected)
 
 
-def test_a_damaged_history_is_kept_aside_and_said(profile, open_window):
+def test_a_damaged_history_is_kept_aside_and_reported(profile, open_window):
     profile.history_path.write_bytes(b"damaged")
-    window = open_window(server="ws://127.0.0.1:9")
+    window = open_window(server=AWAY)
     aside = window.chats.history.set_aside
-    assert aside.read_bytes() == b"damaged"
-    assert str(aside) in window.page.notice.text and window.page.notice.isVisible()
+    assert aside.read_bytes() == b"damaged" and window.page.notice.isVisible()
+    assert window.page.notice.text == strings.HISTORY_DAMAGED.format(aside)
 
 
-def test_a_verifier_that_is_away_does_not_keep_the_window_closed(open_window, qtbot, verifier):
-    window = open_window(server="ws://127.0.0.1:9")
-    qtbot.waitUntil(window.page.composer.is_ready, timeout=WAIT)
-    qtbot.waitUntil(lambda: "offline" in window.page.pill.text(), timeout=WAIT)
-    ask(qtbot, window)
-    window.chats.stop()
-    qtbot.waitUntil(lambda: not window.chats.busy, timeout=WAIT)
-    assert window.page.composer.text == QUESTION, "nothing was confirmed: the question is in the field again"
+def test_a_verifier_that_is_away_does_not_keep_the_window_closed(away, qtbot, until):
+    until(away.page.composer.is_ready)
+    until(lambda: link_state(away).startswith("offline"))
+    ask(qtbot, away)
+    away.chats.stop()
+    until(lambda: not away.chats.busy)
+    assert away.page.composer.text == QUESTION, "nothing was confirmed: the question is in the field again"
 
 
-def test_a_refused_token_leads_to_the_settings(open_window, verifier, qtbot):
+def test_a_refused_token_leads_to_the_settings_and_another_address_is_connected_to(open_window, verifier, qtbot, until):
     window = open_window(server=f"ws://127.0.0.1:{verifier.port}", token="wrong")
-    qtbot.waitUntil(lambda: "refused the token" in window.page.notice.text, timeout=WAIT)
+    until(lambda: window.page.notice.button.text() == strings.SETTINGS)
     window.page.notice.button.click()
-    dialog = window.settings_dialog
-    dialog.form.token.setText(TOKEN)
-    dialog.save()
-    qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() == "online", timeout=WAIT)
+    window.settings_dialog.form.token.setText(TOKEN)
+    window.settings_dialog.save()
+    until(lambda: link_state(window) == "online")
+    qtbot.mouseClick(window.list.settings_button, Qt.MouseButton.LeftButton)
+    window.settings_dialog.form.server.setText(f"ws://localhost:{verifier.port}")
+    window.settings_dialog.save()
+    assert link_state(window) == strings.CONNECTING_STATE
+    until(lambda: link_state(window) == "online")
+    assert answered(qtbot, window)
 
 
-def test_another_address_is_connected_to_at_once(connected, verifier, qtbot):
-    qtbot.mouseClick(connected.list.settings_button, Qt.MouseButton.LeftButton)
-    connected.settings_dialog.form.server.setText(f"ws://localhost:{verifier.port}")
-    connected.settings_dialog.save()
-    assert connected.page.pill.accessibleDescription() == "connecting"
-    qtbot.waitUntil(lambda: connected.page.pill.accessibleDescription() == "online", timeout=WAIT)
-    ask(qtbot, connected)
-    assert wait_for_answer(qtbot, connected)
-
-
-def test_the_server_s_version_stands_unless_one_takes_it_back(connected, monkeypatch):
-    kept = []
+def test_the_user_decides_which_version_counts(connected, monkeypatch, profile):
+    kept, page = [], connected.page
     monkeypatch.setattr(connected.runtime, "keep_mine", lambda: kept.append(True))
-    connected.chats.handle_disagreement(Disagreement(3, 12, "the device's words", "the server's words"))
-    assert not connected.page.disagreement.isVisible() and kept == []
-    assert connected.page.notice.text == "3 words that this device wrote were corrected."
-    connected.page.notice.button.click()
-    assert kept == [True] and not connected.page.notice.isVisible()
-
-
-def test_the_user_decides_who_is_right(connected, qtbot, monkeypatch, profile):
-    kept = []
-    connected.settings = dataclasses.replace(connected.settings, disagreement="ask")
-    monkeypatch.setattr(connected.runtime, "keep_mine", lambda: kept.append(True))
-    banner = connected.page.disagreement
-    disagreement = Disagreement(3, 12, "the device's words", "the server's words")
 
     def disagree() -> None:
-        connected.chats.handle_disagreement(disagreement)
+        connected.chats.handle_disagreement(Disagreement(3, 12, "the device's words", "the server's words"))
 
+    disagree()  # by default the server's version stays, unless the user undoes that
+    assert not page.disagreement.isVisible() and kept == []
+    assert page.notice.text == strings.CORRECTED_WORDS.format(3)
+    page.notice.button.click()
+    assert kept == [True] and not page.notice.isVisible()
+    connected.settings = dataclasses.replace(connected.settings, disagreement="ask")
     disagree()
-    assert banner.isVisible() and "the device's words" in banner.versions.text()
-    banner.theirs.click()
-    assert not banner.isVisible() and kept == []
+    versions = strings.VERSIONS.format("the device's words", "the server's words")
+    assert page.disagreement.isVisible() and page.disagreement.versions.text() == versions
+    page.disagreement.theirs.click()
+    assert not page.disagreement.isVisible() and kept == [True]
     disagree()
-    banner.always.setChecked(True)
-    banner.mine.click()
-    assert kept == [True] and profile.load().disagreement == "mine"
+    page.disagreement.always.setChecked(True)
+    page.disagreement.mine.click()
+    assert kept == [True] * 2 and profile.load().disagreement == "mine"
     disagree()
-    assert kept == [True, True] and not banner.isVisible()
+    assert kept == [True] * 3 and not page.disagreement.isVisible()
 
 
-def test_what_was_written_offline_can_be_kept(connected, qtbot):
+def test_text_written_offline_can_be_kept(connected, qtbot, until):
     """Greedy and random, target and drafter disagree soon: the question comes, and "keep mine" is obeyed."""
     connected.settings = dataclasses.replace(connected.settings, max_new_tokens=60, disagreement="ask")
-    banner = connected.page.disagreement
+    chats, banner = connected.chats, connected.page.disagreement
     for number in range(1, 6):
         ask(qtbot, connected)
-        qtbot.waitUntil(lambda: len(connected.chats.messages) == 2 * number, timeout=WAIT)  # noqa: B023
-        qtbot.waitUntil(lambda: any(span.committed for span in connected.chats.messages[-1].spans), timeout=WAIT)
+        until(lambda: len(chats.messages) == 2 * number and has_confirmed(connected))  # noqa: B023
         connected.page.offline.click()
-        qtbot.waitUntil(lambda: len(connected.chats.messages[-1].content) > 40, timeout=WAIT)
-        written = connected.chats.messages[-1].content
+        until(lambda: len(chats.messages[-1].content) > 40)
+        written = chats.messages[-1].content
         connected.page.offline.click()
-        qtbot.waitUntil(lambda: banner.isVisible() or not connected.chats.busy, timeout=WAIT)
-        if banner.isVisible():  # on a busy machine an answer may be whole before the click is heard
+        until(lambda: banner.isVisible() or not chats.busy)
+        if banner.isVisible():  # on a busy machine an answer may be whole before the click
             break
     banner.mine.click()
-    qtbot.waitUntil(lambda: connected.chats.messages[-1].content.startswith(written[:40]), timeout=WAIT)
+    until(lambda: chats.messages[-1].content.startswith(written[:40]))
     wait_for_answer(qtbot, connected)
-    answer = connected.chats.messages[-1]
+    answer = chats.messages[-1]
     assert "kept" in {span.origin.value for span in answer.spans} and answer.content.startswith(written[:40])
-    assert "as this device wrote it, not confirmed" in answer.figures and "corrected" not in answer.figures
+    assert strings.AS_WRITTEN in answer.figures and strings.CORRECTED not in answer.figures
 
 
-def test_a_deleted_chat_can_be_taken_back(connected, qtbot):
-    ask(qtbot, connected)
-    text = wait_for_answer(qtbot, connected)
+def test_a_deleted_chat_can_be_restored_and_renamed(connected, qtbot):
+    text = answered(qtbot, connected)
     connected.list.delete_current()
     assert connected.list.items() == [] and connected.chats.messages == []
     connected.page.notice.button.click()
-    assert [message.content for message in connected.chats.messages] == [QUESTION, text]
+    assert contents(connected.chats.messages) == [QUESTION, text]
     connected.list.items()[0].setText("Colours")
     assert connected.page.title.text() == "Colours"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
-def test_the_token_is_its_owners_alone(profile):
-    profile.save(Settings(token="very secret"))
-    path = profile.folder / "settings.json"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(profile.folder.stat().st_mode) == 0o700
-    assert profile.load().token == "very secret" and "very secret" not in repr(profile.load())
-
-
-@pytest.mark.parametrize("content", ["", "nonsense", "[]", json.dumps({"zoom": "large", "token": 5, "new": 1})])
-def test_damaged_settings_are_the_defaults(profile, content):
-    (profile.folder / "settings.json").write_text(content)
-    assert profile.load() == Settings()
-
-
-def test_a_second_window_finds_the_first(profile, qtbot):
+def test_a_second_window_finds_the_first(profile, until, monkeypatch, options):
     lock, other = InstanceLock(profile.folder), InstanceLock(profile.folder)
-    wanted = []
+    wanted, said = [], []
     lock.wanted.connect(lambda: wanted.append(True))
     assert lock.take() and not other.take()
     caller = QProcess()
@@ -318,41 +296,21 @@ def test_a_second_window_finds_the_first(profile, qtbot):
         "sys.exit(0 if not lock.take() and lock.call_other() else 1)"
     )
     caller.start(sys.executable, ["-c", script, str(profile.folder)])
-    qtbot.waitUntil(lambda: caller.state() is QProcess.ProcessState.NotRunning, timeout=WAIT)
+    until(lambda: caller.state() is QProcess.ProcessState.NotRunning)
     assert caller.exitCode() == 0 and wanted == [True]
+    monkeypatch.setenv("MOA_EDGE_PROFILE", str(profile.folder))
+    monkeypatch.setattr(QMessageBox, "exec", lambda box: said.append(box.text()) or 0)
+    assert run_desktop(options) == 0 and said == [strings.ALREADY_OPEN]
     lock.release()
     assert other.take()
     other.release()
 
 
-def test_a_second_window_says_so(profile, qtbot, monkeypatch, options):
-    from moa_chat.desktop.app import run_desktop
-
-    lock = InstanceLock(profile.folder)
-    assert lock.take()
-    monkeypatch.setenv("MOA_EDGE_PROFILE", str(profile.folder))
-    said = []
-    monkeypatch.setattr(QMessageBox, "exec", lambda box: said.append(box.text()) or 0)
-    assert run_desktop(options) == 0
-    assert said == ["moa-chat is already open with this profile."]
-    lock.release()
-
-
-def test_a_profile_that_cannot_be_made_is_one_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(MoaError, match="profile folder"):
-        Profile(tmp_path / "file" / "profile")
-
-
 def test_the_command_line_counts_more_than_the_profile(monkeypatch):
-    from moa_chat.desktop.app import with_options
-    from moa_chat.options import build_parser
-
     monkeypatch.delenv("MOA_SERVER", raising=False)
     monkeypatch.setenv("MOA_TOKEN", "from the environment")
-    stored = Settings(
-        server="wss://stored", token="stored", certificate="PEM", max_new_tokens=99, temperature=0.5, recommended=False
-    )
+    own = {"max_new_tokens": 99, "temperature": 0.5, "recommended": False}
+    stored = Settings(server="wss://stored", token="stored", certificate="PEM", **own)
     assert with_options(stored, build_parser().parse_args([])) == stored
     given = build_parser().parse_args(["--server", "ws://given", "--max-new-tokens", "7", "--policy", "keep"])
     changed = with_options(stored, given)

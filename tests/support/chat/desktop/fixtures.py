@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent
 
+from moa_bench.link import with_round_trip
+from moa_bench.link.proxy import BackgroundLink, background_link
 from moa_chat.desktop.appearance import Appearance
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.window import Window
 from moa_chat.history.store import History
 from moa_chat.options import build_parser
-from support.chat.desktop.window_driving import TOKEN, WAIT
+from support.chat.desktop.window_driving import AWAY, TOKEN, WAIT, is_online
 from support.server.running import Verifier
 
 
@@ -35,6 +37,20 @@ def appearance(qapp) -> Appearance:
 @pytest.fixture
 def profile(tmp_path: Path) -> Profile:
     return Profile(tmp_path / "profile")
+
+
+@pytest.fixture
+def history(profile: Profile) -> Iterator[History]:
+    """The profile's history, without a window."""
+    opened = History.open(profile.history_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def until(qtbot) -> Callable[[Callable[[], object]], None]:
+    """Waits for a condition while the window lives."""
+    return lambda condition: qtbot.waitUntil(lambda: bool(condition()), timeout=WAIT)
 
 
 @pytest.fixture
@@ -61,8 +77,39 @@ def open_window(
 
 
 @pytest.fixture
-def connected(open_window, verifier: Verifier, qtbot) -> Window:
+def open_online(open_window, verifier: Verifier, until) -> Callable[..., Window]:
+    """Opens a window whose chat can be asked."""
+
+    def open_it(**settings) -> Window:
+        window = open_window(**{"server": verifier.url, "token": TOKEN, **settings})
+        until(window.page.composer.is_ready)
+        return window
+
+    return open_it
+
+
+@pytest.fixture
+def connected(open_online, until) -> Window:
     """A window with a chat that is online."""
-    window = open_window(server=f"ws://127.0.0.1:{verifier.port}", token=TOKEN)
-    qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() in ("online", "slow"), timeout=WAIT)
+    window = open_online()
+    until(lambda: is_online(window))
     return window
+
+
+@pytest.fixture
+def away(open_window) -> Window:
+    """A window whose verifier is away."""
+    return open_window(server=AWAY)
+
+
+@pytest.fixture
+def writing(open_online, writing_bundle) -> Window:
+    """A window whose device has a writer, for answers without the verifier."""
+    return open_online(bundle=str(writing_bundle), max_new_tokens=16)
+
+
+@pytest.fixture
+def link(verifier: Verifier) -> Iterator[BackgroundLink]:
+    """A link to the verifier that can be cut; its address is ``ws://127.0.0.1:PORT``."""
+    with background_link(with_round_trip(10), "127.0.0.1", verifier.port) as link:
+        yield link

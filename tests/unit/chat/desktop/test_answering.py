@@ -46,13 +46,7 @@ BEGUN = ("Red and ", CORRECTED, True)
     [
         ([update(BEGUN, ("blue", CORRECTED, True), dropped="yellow")], [Dropped(8, "yellow")]),
         # The user keeps the device's version after all.
-        (
-            [
-                update(BEGUN, ("blue", CORRECTED, True), dropped="yellow"),
-                update(BEGUN, ("yellow", KEPT, False)),
-            ],
-            [],
-        ),
+        ([update(BEGUN, ("blue", CORRECTED, True), dropped="yellow"), update(BEGUN, ("yellow", KEPT, False))], []),
         # Marks go with the text before them; text of the server that the user replaces is no text of the device.
         (
             [
@@ -135,7 +129,7 @@ def test_figures_count_words_rounds_and_bytes():
     after.round_trips = [0.1, 0.2, 0.3]
     assert new_round(before, after) == Round(0.3, 3.0) and new_round(after, after) is None
     statistics = Statistics(rounds=10, tokens=30, kept=5, bytes_up=950, bytes_down=1_234_567, round_trips=[0.07])
-    shown = [figure.text for figure in figures(statistics, 0.75)]
+    shown = [text for text, _ in figures(statistics, 0.75)]
     assert shown == [
         strings.SPEED[0].format(0.0),
         strings.PASSES[0].format(25, 10),
@@ -143,7 +137,7 @@ def test_figures_count_words_rounds_and_bytes():
         strings.TRAFFIC[0].format("950 B", "1.2 MB"),
     ]
     statistics = Statistics(tokens=9, seconds=3.0, first_token_seconds=1.0, drafted=12, accepted=7)
-    shown = [figure.text for figure in figures(statistics, 0.75)]
+    shown = [text for text, _ in figures(statistics, 0.75)]
     drafted = strings.DRAFTED[0].format(7, 12, strings.THIS_DEVICE)
     assert shown[:3] == [strings.SPEED[0].format(3.0), strings.FIRST_WORD[0].format(1.0), drafted]
 

@@ -54,5 +54,5 @@ def test_damaged_settings_are_kept_under_another_name(profile: Profile, content:
 
 def test_a_profile_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with refused("path_refused"):
+    with refused("cannot_write"):
         Profile(tmp_path / "file" / "profile")
