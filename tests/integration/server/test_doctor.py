@@ -66,7 +66,7 @@ def timed(one: float, sixteen: float, eight_sequences: float) -> list[StepTiming
     return [
         StepTiming("1 token", 1, 1, 512, one),
         StepTiming("16 tokens", 1, 16, 512, sixteen),
-        StepTiming("1 token, short context", 1, 1, 64, one),
+        StepTiming("short", 1, 1, 64, one),
         StepTiming("8 sequences", 8, 1, 64, eight_sequences),
         StepTiming("prefill", 1, 256, 0, 1.0),
     ]
