@@ -5,6 +5,9 @@ Models and bundles are made once, also for several of pytest-xdist's processes: 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import inspect
 import json
 import os
 import shutil
@@ -25,6 +28,7 @@ from hypothesis import HealthCheck, settings
 
 from support.chromium import BROWSERS
 from support.tiny import QUESTIONS, make_tiny_bundle, make_tiny_drafter, make_tiny_rival, make_tiny_target
+from support.virtual_loop import run_virtually
 
 # What an example takes says something of the machine alone.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,6 +44,30 @@ if TYPE_CHECKING:
     from moa_runtime.bundle import Bundle
     from moa_server.engine.transformers import TransformersEngine
     from support.server.running import Verifier
+
+#: Seconds that a test may wait, on a busy machine or a virtual clock.
+_TEST_S, _VIRTUAL_S = 300, 3600
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test, with ``toys`` on a virtual clock; arguments that are asynchronous contexts are entered."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for name, value in given.items():
+                if isinstance(value, contextlib.AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await pyfuncitem.obj(**given)
+
+    if "toys" in pyfuncitem.fixturenames:
+        run_virtually(lambda loop: asyncio.wait_for(run(), _VIRTUAL_S))
+    else:
+        asyncio.run(asyncio.wait_for(run(), _TEST_S))
+    return True
 
 
 @pytest.fixture(scope="session")

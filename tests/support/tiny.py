@@ -80,31 +80,28 @@ def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16) -> Path
     return folder
 
 
-def make_tiny_drafter(target_folder: Path, folder: Path, *, seed: int = 1) -> Path:
-    """Write a random drafter for the target of :func:`make_tiny_target` into ``folder``.
+def make_tiny_rival(architecture: str, target_folder: Path, folder: Path, *, seed: int = 1) -> Path:
+    """Write a random drafter of any architecture for the target of :func:`make_tiny_target` into ``folder``.
 
     Its draft vocabulary leaves out some tokens in the middle, so a forgotten draft-to-target map shows.
     """
     import torch
-    from transformers import AutoConfig
 
+    from moa_drafter.architectures.registry import new_drafter
     from moa_drafter.checkpoint import save_checkpoint
-    from moa_drafter.config import config_for_target
-    from moa_drafter.model import MoADrafter
-    from moa_drafter.target import target_fingerprint
+    from moa_drafter.target import load_target
 
-    config = config_for_target(
-        AutoConfig.from_pretrained(target_folder),
-        draft_vocab_size=DRAFT_VOCAB_SIZE,
-        lsa_layers=2,
-        target_fingerprint=target_fingerprint(target_folder),
-    )
+    target = load_target(str(target_folder))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        drafter = MoADrafter(config)
+        drafter = new_drafter(architecture, target, draft_vocab_size=DRAFT_VOCAB_SIZE, lsa_layers=2)
         drafter.draft_to_target.copy_(torch.randperm(VOCAB_SIZE)[:DRAFT_VOCAB_SIZE].sort().values)
     save_checkpoint(drafter, folder)
     return folder
+
+
+def make_tiny_drafter(target_folder: Path, folder: Path, *, seed: int = 1) -> Path:
+    return make_tiny_rival("moa", target_folder, folder, seed=seed)
 
 
 def tiny_with_layers(drafter_folder: Path, target: Target, count: int, *, trained: bool = False) -> MoADrafter:
@@ -127,23 +124,6 @@ def tiny_with_layers(drafter_folder: Path, target: Target, count: int, *, traine
             for weight in drafter.tail.parameters():
                 weight.mul_(1 + 0.1 * torch.randn_like(weight))
     return drafter.eval()
-
-
-def make_tiny_rival(architecture: str, target_folder: Path, folder: Path, *, seed: int = 1) -> Path:
-    """Write a random drafter of any architecture, see :func:`make_tiny_drafter`, into ``folder``."""
-    import torch
-
-    from moa_drafter.architectures.registry import new_drafter
-    from moa_drafter.checkpoint import save_checkpoint
-    from moa_drafter.target import load_target
-
-    target = load_target(str(target_folder))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        drafter = new_drafter(architecture, target, draft_vocab_size=DRAFT_VOCAB_SIZE, lsa_layers=2)
-        drafter.draft_to_target.copy_(torch.randperm(VOCAB_SIZE)[:DRAFT_VOCAB_SIZE].sort().values)
-    save_checkpoint(drafter, folder)
-    return folder
 
 
 def make_tiny_bundle(

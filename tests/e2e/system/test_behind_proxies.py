@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +23,18 @@ from moa_bench import verifier as bench
 from moa_bench.questions import BUILTIN_QUESTIONS
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.events import AnswerFinished, LinkChanged, LinkStatus
 from moa_runtime.options import LoopSettings
-from moa_runtime.session.events import Welcomed
+from moa_runtime.session.events import Sampling, Welcomed
 from moa_runtime.transport import SESSION_ID_HEADER, Timing, new_session_id
 from moa_server.connection import GOING_AWAY
 from moa_server.replicas.autoscaling import QueuePolicy
 from moa_server.settings import ServeError, options_of
 from support.refusals import refused
 from support.server.running import Client, Verifier
+from support.system.asking import ids
 from support.system.haproxy_fleet import CONFIGURATION, behind_haproxy, find_haproxy
 from support.system.replica_fleet import PROXIES, Fleet, wait_for
-from support.system.replica_sessions import Phases, Session, different, talk_through
 
 pytestmark = pytest.mark.slow
 
@@ -76,29 +77,73 @@ def options(tiny_target: Path, tiny_drafter: Path) -> dict[str, object]:
     return {"model": tiny_target, "drafter": tiny_drafter, "threads": 1}
 
 
+@dataclass
+class Session:
+    """A chat that asks one question after the other, each in a new conversation; every second session samples.
+
+    Attributes:
+        answers: prompt, sampling and tokens of each.
+        resumed: number of those whose connection was lost and that continued.
+    """
+
+    number: int
+    chat: Chat
+    answers: list[tuple[tuple[int, ...], Sampling, tuple[int, ...]]] = field(default_factory=list)
+    resumed: int = 0
+
+    async def ask(self) -> None:
+        chat, count = self.chat, len(self.answers)
+        question = BUILTIN_QUESTIONS[(self.number + count) % len(BUILTIN_QUESTIONS)].turns[0]
+        sampling = Sampling(0.8, 0.95, 1000 * self.number + count) if self.number % 2 else Sampling()
+        chat.restore([])
+        events = [event async for event in chat.send(question, max_new_tokens=_ANSWER_TOKENS, sampling=sampling)]
+        assert isinstance(events[-1], AnswerFinished)
+        self.resumed += any(isinstance(each, LinkChanged) and each.status is not LinkStatus.ONLINE for each in events)
+        self.answers.append((tuple(chat.tokens[: chat.prompt_tokens]), sampling, tuple(ids(events[-1]))))
+
+    async def ask_until(self, enough: asyncio.Event) -> None:
+        """Ask without a pause, and once more after that."""
+        while not enough.is_set():
+            await self.ask()
+        await self.ask()
+
+
+async def talk_through(sessions: list[Session], fleet: Fleet) -> None:
+    """Let all sessions ask while one replica drains and, after it is replaced, the other one is killed."""
+    for session in sessions:  # one after the other: a chat that waits too long reports an outage
+        await session.chat.open()
+    await asyncio.gather(*(session.ask() for session in sessions))
+    for end in (fleet.drain, fleet.kill):
+        before, enough = sum(session.resumed for session in sessions), asyncio.Event()
+        asking = [asyncio.create_task(session.ask_until(enough)) for session in sessions]
+        await asyncio.to_thread(end)
+        await asyncio.to_thread(fleet.replace)
+        enough.set()
+        await asyncio.gather(*asking)
+        assert sum(session.resumed for session in sessions) > before
+    await asyncio.gather(*(session.chat.close() for session in sessions))
+
+
 def test_nothing_is_lost_when_one_drains_and_one_dies(proxy, options, onnx_bundle):
     """The verifier drafts, half of the chats sample, and every text equals the target's plain decoding."""
-    questions = [question.turns[0] for question in BUILTIN_QUESTIONS]
     settings = LoopSettings(drafting="server", offline="off")
     timing = Timing(open_timeout=_PATIENCE_S, ping_timeout=_PATIENCE_S)
     bundle = Bundle.open(onnx_bundle)
     with fleet_behind(proxy, {**options, "max-sessions": 2 * _SESSIONS}) as fleet:
 
-        async def talk() -> tuple[list[Session], dict[str, int]]:
-            phases = Phases(_SESSIONS)
-            chats = [
-                Chat(bundle, fleet.endpoint, drafter=None, settings=settings, timing=timing) for _ in range(_SESSIONS)
-            ]
-            sessions = [
-                Session(number, chat, questions, _ANSWER_TOKENS, phases.answered) for number, chat in enumerate(chats)
-            ]
-            return sessions, await talk_through(sessions, phases, fleet)
+        async def talk() -> list[Session]:
+            made: dict[str, Any] = {"drafter": None, "settings": settings, "timing": timing}
+            sessions = [Session(number, Chat(bundle, fleet.endpoint, **made)) for number in range(_SESSIONS)]
+            await talk_through(sessions, fleet)
+            return sessions
 
-        sessions, resumed = asyncio.run(talk())
-        answers = [answer for session in sessions for answer in session.answers]
-        assert len(answers) >= 6 * _SESSIONS
-        assert different(bench.Verifier(fleet.endpoint), answers, _ANSWER_TOKENS) == []
-    assert resumed["drained"] > 0 and resumed["killed"] > 0
+        answers = [answer for session in asyncio.run(talk()) for answer in session.answers]
+        assert len(answers) >= 5 * _SESSIONS
+        target, asked = bench.Verifier(fleet.endpoint), list(dict.fromkeys(answer[:2] for answer in answers))
+        with ThreadPoolExecutor(8) as decoders:
+            own = decoders.map(lambda each: tuple(target.decode(each[0], _ANSWER_TOKENS, each[1])), asked)
+            expected = dict(zip(asked, own, strict=True))
+        assert [answer for answer in answers if answer[2] != expected[answer[:2]]] == []
 
 
 @dataclass

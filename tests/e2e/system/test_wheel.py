@@ -42,19 +42,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in PAGE:  # whether the page is built here or not
         (page / name).parent.mkdir(parents=True, exist_ok=True)
         (page / name).write_text("stand-in")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-q",
-        "-w",
-        str(out),
-        str(source),
-    ]
-    subprocess.run(command, check=True, timeout=600, capture_output=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", out, source]
+    subprocess.run(list(map(str, command)), check=True, timeout=600, capture_output=True)
     (built,) = out.glob("moa_edge-*.whl")
     return built
 
@@ -84,16 +73,12 @@ def test_its_programs_run_in_an_environment_of_their_own(wheel: Path, onnx_bundl
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    where = "import moa_runtime; print(moa_runtime.__file__)"
-    found = subprocess.run([str(python), "-c", where], capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert found.stdout.startswith(str(own))
+    assert run("python", "-c", "import moa_runtime; print(moa_runtime.__file__)").startswith(str(own))
     serves = "from moa_page import page_folder; from moa_server.web.setup import page_files\n"
-    serves += "print(*page_files(page_folder()))"
-    page = subprocess.run([str(python), "-c", serves], capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert {"/", *(f"/{name}" for name in PAGE)} <= set(page.stdout.split())
+    served = run("python", "-c", serves + "print(*page_files(page_folder()))").split()
+    assert {"/", *(f"/{name}" for name in PAGE)} <= set(served)
     for program in ("moa-chat", "moa-serve", "moa-export", "moa-bench", "moa-train"):
         assert "usage" in run(program, "--help")
     assert json.loads(run("moa-export", "inspect", str(onnx_bundle), "--json"))["target"]
-    assert (
-        json.loads(run("moa-export", "--target", "onnx", "--out", "bundle", "--dry-run", "--json"))["dry_run"] is True
-    )
+    planned = json.loads(run("moa-export", "--target", "onnx", "--out", "bundle", "--dry-run", "--json"))
+    assert planned["dry_run"] is True

@@ -18,16 +18,11 @@ from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkStatus
 from moa_runtime.session.events import Policy, Sampling
 from support.system.fuzz_schedule import STUCK_S, Happening, Schedule, _check, _happen, schedule
-from support.system.fuzz_world import World, living, toy_bundle
+from support.system.fuzz_world import World, living
 from support.virtual_loop import VirtualLoop, run_virtually
 
 _QUESTIONS = ("Why?", "Name three primary colours.", "And three more, with reasons for each of them?")
 _ANSWERS = ("", "No.", "Red, green and blue, for reasons that are known to all.", "ü 🎨 <|im_end|>")
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return toy_bundle(tmp_path_factory.mktemp("toys"))
 
 
 async def _live(loop: VirtualLoop, plan: Schedule, happenings: Sequence[Happening], bundle: Any, folder: Path) -> None:
@@ -89,10 +84,10 @@ async def _check_all(world: World, rng: random.Random, turns: list[dict[str, str
 
 
 @pytest.mark.parametrize("first", range(0, 120, 20))
-def test_no_turn_is_lost_whatever_happens_in_a_check(toys: Any, tmp_path: Path, first: int) -> None:
+def test_no_turn_is_lost_whatever_happens_in_a_check(small_bundle: Any, tmp_path: Path, first: int) -> None:
     for seed in range(first, first + 20):
         plan = schedule(seed)
         try:
-            run_virtually(lambda loop: _live(loop, plan, plan.happenings, toys, tmp_path))  # noqa: B023
+            run_virtually(lambda loop: _live(loop, plan, plan.happenings, small_bundle, tmp_path))  # noqa: B023
         except Exception as error:
             raise AssertionError(f"schedule {seed} fails: {error!r}; {plan.limits}, {plan.happenings}") from error

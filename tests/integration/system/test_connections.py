@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from integration.system.test_outages_and_hints import RIGHT, Seen, answered
+from integration.system.test_outages_and_hints import answering
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.events import LinkStatus
@@ -23,10 +20,9 @@ from moa_runtime.transport import ConnectError
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ClientEnd, ServerEnd
 from support.refusals import refused
-from support.system.asking import DEVICE_DRAFTS
-from support.system.fuzz_world import World, living
+from support.system.asking import DEVICE_DRAFTS, UNOPENED, end_of
+from support.system.fuzz_world import World
 from support.toy_engine import plain
-from support.virtual_loop import VirtualLoop, run_virtually
 
 
 @pytest.fixture
@@ -44,197 +40,138 @@ def slow_close() -> Any:
 
 async def asked(chat: Chat, **options: Any) -> None:
     """An answer, to its end."""
-    async with aclosing(chat.send("Why?", max_new_tokens=20, **options)) as events:
-        async for _ in events:
-            pass
-
-
-def in_a_world(deed: Callable[[World], Awaitable[None]], toys: Any) -> None:
-    async def live(loop: VirtualLoop) -> None:
-        async with living(loop, replace(RIGHT, drafting=toys.drafting), toys, random.Random(1)) as world:
-            while world.chat.status is not LinkStatus.ONLINE:
-                await asyncio.sleep(0.01)
-            await asyncio.wait_for(deed(world), 1000)
-
-    run_virtually(live)
-
-
-def unopened(deed: Callable[[World], Awaitable[None]], toys: Any) -> None:
-    """Do it with a chat that has not begun to connect."""
-
-    async def live(loop: VirtualLoop) -> None:
-        world = World(loop, replace(RIGHT, drafting=toys.drafting), toys, random.Random(1))
-        with mock.patch("moa_runtime.transport.connect", world.link.connect):
-            await asyncio.wait_for(deed(world), 1000)
-            await world.end()
-
-    run_virtually(live)
+    await end_of(chat.send("Why?", max_new_tokens=20, **options))
 
 
 # -- opening ------------------------------------------------------------------------------------------
 
 
-def test_opening_in_the_background_waits_for_nothing_and_connects_after_it(toys: Any) -> None:
-    async def deed(world: World) -> None:
-        world.chat.tell_conditions(Conditions(background=True))
-        await world.chat.open()
-        assert (world.chat.status, world.chat.link.retry_in_s) == (LinkStatus.OFFLINE, None)
-        world.chat.tell_conditions(Conditions())
-        await asked(world.chat)
-        assert world.chat.status is LinkStatus.ONLINE
-
-    unopened(deed, toys)
+@UNOPENED
+async def test_opening_in_the_background_waits_for_nothing_and_connects_after_it(world: World) -> None:
+    world.chat.tell_conditions(Conditions(background=True))
+    await world.chat.open()
+    assert (world.chat.status, world.chat.link.retry_in_s) == (LinkStatus.OFFLINE, None)
+    world.chat.tell_conditions(Conditions())
+    await asked(world.chat)
+    assert world.chat.status is LinkStatus.ONLINE
 
 
-def test_going_offline_ends_the_opening(toys: Any) -> None:
-    async def deed(world: World) -> None:
-        world.link.delay_up = lambda: 2.0
-        opening = asyncio.create_task(world.chat.open())
-        await asyncio.sleep(1)
-        await world.chat.work_offline(True)
-        await opening
-        assert (world.chat.status, world.chat.link.detail) == (LinkStatus.OFFLINE, "working offline")
-
-    unopened(deed, toys)
+@UNOPENED
+async def test_going_offline_ends_the_opening(world: World) -> None:
+    world.link.delay_up = lambda: 2.0
+    opening = asyncio.create_task(world.chat.open())
+    await asyncio.sleep(1)
+    await world.chat.work_offline(True)
+    await opening
+    assert (world.chat.status, world.chat.link.detail) == (LinkStatus.OFFLINE, "working offline")
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_closing_ends_the_opening(toys: Any, background: bool) -> None:
-    async def deed(world: World) -> None:
-        world.link.delay_up = lambda: 2.0
-        opening = asyncio.create_task(world.chat.open())
-        await asyncio.sleep(1)
-        assert not opening.done()
-        world.chat.tell_conditions(Conditions(background=background))
-        await world.chat.close()
-        with refused("closed", ConnectError) as closed:
-            await opening
-        assert closed.value.final
-
-    unopened(deed, toys)
+@UNOPENED
+async def test_closing_ends_the_opening(world: World, background: bool) -> None:
+    world.link.delay_up = lambda: 2.0
+    opening = asyncio.create_task(world.chat.open())
+    await asyncio.sleep(1)
+    assert not opening.done()
+    world.chat.tell_conditions(Conditions(background=background))
+    await world.chat.close()
+    with refused("closed", ConnectError) as closed:
+        await opening
+    assert closed.value.final
 
 
-def test_halves_of_characters_are_refused(toys: Any) -> None:
+async def test_halves_of_characters_are_refused(world: World) -> None:
     """Neither could they be stored."""
-
-    async def deed(world: World) -> None:
-        with refused("not_unicode"):
-            await world.chat.send("a\ud800b").__anext__()
-        with refused("not_unicode"):
-            world.chat.restore([{"role": "user", "content": "a\udfffb"}, {"role": "assistant", "content": "b"}])
-
-    in_a_world(deed, toys)
+    with refused("not_unicode"):
+        await world.chat.send("a\ud800b").__anext__()
+    with refused("not_unicode"):
+        world.chat.restore([{"role": "user", "content": "a\udfffb"}, {"role": "assistant", "content": "b"}])
 
 
-def test_a_verifier_that_never_welcomes_is_no_verifier(toys: Any) -> None:
+@UNOPENED
+async def test_a_verifier_that_never_welcomes_is_no_verifier(world: World) -> None:
     async def says_nothing(end: ServerEnd) -> None:
         while (await end.receive())["type"] != "websocket.disconnect":
             pass
 
-    async def deed(world: World) -> None:
-        serve, world.link._serve = world.link._serve, says_nothing
-        with pytest.raises(ConnectError, match="has not answered the Hello within 20 s"):
-            await world.chat.open()
-        world.link._serve = serve
-        await asyncio.sleep(1)
-        assert world.chat.status is LinkStatus.ONLINE
-        await asked(world.chat)
-
-    unopened(deed, toys)
+    serve, world.link._serve = world.link._serve, says_nothing
+    with refused("no_welcome", ConnectError) as caught:
+        await world.chat.open()
+    assert " 20 s" in str(caught.value)
+    world.link._serve = serve
+    await asyncio.sleep(1)
+    assert world.chat.status is LinkStatus.ONLINE
+    await asked(world.chat)
 
 
 # -- opening and closing links ------------------------------------------------------------------------
 
 
-def test_offline_and_online_again_before_the_connection_has_closed(toys: Any, slow_close: None) -> None:
-    async def deed(world: World, seen: Seen) -> None:
+async def test_offline_and_online_again_before_the_connection_has_closed(world: World, slow_close: None) -> None:
+    async with answering(world):
         leaving = asyncio.create_task(world.chat.work_offline(True))
         await asyncio.sleep(0.1)
         await world.chat.work_offline(False)
         await leaving
 
-    answered(deed, toys, RIGHT)
 
-
-def test_leaving_that_nobody_waits_for_is_leaving_all_the_same(toys: Any, slow_close: None) -> None:
-    async def deed(world: World, seen: Seen) -> None:
+@pytest.mark.parametrize("offline", [True, False], ids=["offline", "another network"])
+async def test_a_change_that_is_not_awaited_takes_place(world: World, slow_close: None, offline: bool) -> None:
+    async with answering(world):
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(world.chat.work_offline(True), 0.2)
-        await asyncio.sleep(0.1)
-        assert world.chat.status is LinkStatus.OFFLINE
-        await world.chat.work_offline(False)
-
-    answered(deed, toys, RIGHT)
-
-
-def test_another_network_that_nobody_waits_for_is_used_all_the_same(toys: Any, slow_close: None) -> None:
-    async def deed(world: World, seen: Seen) -> None:
-        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(world.chat.network_changed(), 0.2)
-
-    answered(deed, toys, RIGHT)
+            await asyncio.wait_for(world.chat.work_offline(True) if offline else world.chat.network_changed(), 0.2)
+        if offline:
+            await asyncio.sleep(0.1)
+            assert world.chat.status is LinkStatus.OFFLINE
+            await world.chat.work_offline(False)
 
 
-def test_after_another_device_took_over_the_chat_is_offline_and_may_come_back(toys: Any) -> None:
-    async def deed(world: World) -> None:
-        await asked(world.chat)
-        text = "elsewhere"
-        taken = wire.ServerMessage(fault=wire.Fault(code=wire.FAULT_CODE_REPLACED, text=text))
-        world.link.current.down.put(taken.SerializeToString(), 0.0)  # type: ignore[union-attr]
-        await asyncio.sleep(5)
-        assert (world.chat.status, world.chat.link.detail) == (LinkStatus.OFFLINE, text)
-        await world.chat.work_offline(False)
-        await asyncio.sleep(5)
-        assert world.chat.status is LinkStatus.ONLINE
-        await asked(world.chat)
-
-    in_a_world(deed, toys)
+async def test_after_another_device_took_over_the_chat_is_offline_and_may_come_back(world: World) -> None:
+    await asked(world.chat)
+    text = "elsewhere"
+    taken = wire.ServerMessage(fault=wire.Fault(code=wire.FAULT_CODE_REPLACED, text=text))
+    world.link.current.down.put(taken.SerializeToString(), 0.0)  # type: ignore[union-attr]
+    await asyncio.sleep(5)
+    assert (world.chat.status, world.chat.link.detail) == (LinkStatus.OFFLINE, text)
+    await world.chat.work_offline(False)
+    await asyncio.sleep(5)
+    assert world.chat.status is LinkStatus.ONLINE
+    await asked(world.chat)
 
 
-def test_rows_of_another_shape_are_a_refusal_that_names_both_shapes(toys: Any) -> None:
+async def test_rows_of_another_shape_are_a_refusal_that_names_both_shapes(world: World, toys: Any) -> None:
     """The verdict that brings them stands: its token is the target's. Where that has changed, the chat goes on."""
-
-    async def deed(world: World) -> None:
-        lying = GrowingRows((2, 4))  # what the drafter holds; the toy's rows are of one head of one number
-        add_rows, truncate_rows = world.drafter.add_rows, world.drafter.truncate_rows
-        world.drafter.add_rows, world.drafter.truncate_rows = lying.write, lying.truncate  # type: ignore[method-assign]
-        expected = (
-            "the verifier's memory rows are not those of this bundle's drafter: rows have shapes "
-            r"\((\d+), 1, 1\) and \(\1, 1, 1\), expected \(\1, 2, 4\)"
-        )
-        for _ in range(2):
-            with pytest.raises(ChatError, match=expected) as refused:
-                await asked(world.chat)
-            assert refused.value.__cause__ is None and world.chat.status is LinkStatus.OFFLINE
-            assert (world.chat.link.detail, world.chat.link.retry_in_s) == (str(refused.value), None)
-        confirmed = world.chat.tokens
-        await asyncio.sleep(100)
-        assert world.chat.status is LinkStatus.OFFLINE
-        # Rows come behind the text, of which a server that goes on by itself has written more by then.
-        written = len(confirmed) - world.chat.prompt_tokens
-        assert written >= 1 if toys.drafting == "auto" else written == 1
-        assert plain(world.engine, confirmed[:-written], written) == confirmed[-written:]
-        world.drafter.add_rows, world.drafter.truncate_rows = add_rows, truncate_rows  # type: ignore[method-assign]
-        await world.chat.network_changed()
-        await asked(world.chat)
-        assert plain(world.engine, world.chat.tokens[: world.chat.prompt_tokens], 20) == world.chat.tokens[-20:]
-
-    in_a_world(deed, toys)
+    lying = GrowingRows((2, 4))  # what the drafter holds; the toy's rows are of one head of one number
+    add_rows, truncate_rows = world.drafter.add_rows, world.drafter.truncate_rows
+    world.drafter.add_rows, world.drafter.truncate_rows = lying.write, lying.truncate  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(ChatError, match=r"\((\d+), 1, 1\) and \(\1, 1, 1\), .*\(\1, 2, 4\)") as caught:
+            await asked(world.chat)
+        assert caught.value.__cause__ is None and world.chat.status is LinkStatus.OFFLINE
+        assert (world.chat.link.detail, world.chat.link.retry_in_s) == (str(caught.value), None)
+    confirmed = world.chat.tokens
+    await asyncio.sleep(100)
+    assert world.chat.status is LinkStatus.OFFLINE
+    # Rows come behind the text, of which a server that goes on by itself has written more by then.
+    written = len(confirmed) - world.chat.prompt_tokens
+    assert written >= 1 if toys.drafting == "auto" else written == 1
+    assert plain(world.engine, confirmed[:-written], written) == confirmed[-written:]
+    world.drafter.add_rows, world.drafter.truncate_rows = add_rows, truncate_rows  # type: ignore[method-assign]
+    await world.chat.network_changed()
+    await asked(world.chat)
+    assert plain(world.engine, world.chat.tokens[: world.chat.prompt_tokens], 20) == world.chat.tokens[-20:]
 
 
 @DEVICE_DRAFTS
-def test_a_drafter_that_raises_ends_the_chat_with_its_error(toys: Any) -> None:
-    async def deed(world: World) -> None:
-        def broken(prefix: object, budget: object, sampling: object) -> None:
-            raise RuntimeError("the backend broke")
+async def test_a_drafter_that_raises_ends_the_chat_with_its_error(world: World) -> None:
+    def broken(prefix: object, budget: object, sampling: object) -> None:
+        raise RuntimeError("the backend broke")
 
-        world.drafter.propose = broken  # type: ignore[method-assign,assignment]
-        for _ in range(2):
-            with pytest.raises(ChatError, match="the backend broke") as failure:
-                await asked(world.chat)
-            assert isinstance(failure.value.__cause__, RuntimeError)
-
-    in_a_world(deed, toys)
+    world.drafter.propose = broken  # type: ignore[method-assign,assignment]
+    for _ in range(2):
+        with pytest.raises(ChatError, match="the backend broke") as failure:
+            await asked(world.chat)
+        assert isinstance(failure.value.__cause__, RuntimeError)
 
 
 # -- defects ------------------------------------------------------------------------------------------
@@ -245,87 +182,74 @@ async def breaks(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_defect_while_connecting_reaches_whoever_waits(toys: Any, wait: bool) -> None:
-    async def deed(world: World) -> None:
-        with mock.patch("moa_runtime.transport.connect", breaks):
-            if wait:
-                with pytest.raises(ConnectError, match="failed unexpectedly: LookupError"):
-                    await world.chat.open()
-            else:
-                await world.chat.open(wait=False)
-            for _ in range(2):
-                with pytest.raises(ChatError, match="failed unexpectedly: LookupError") as failure:
-                    await asked(world.chat)
-                assert isinstance(failure.value.__cause__, LookupError) and world.chat.gave_up
-        assert (world.chat.status, world.chat.link.retry_in_s) == (LinkStatus.OFFLINE, None)
-        await world.chat.work_offline(False)
-        await asked(world.chat)
-        assert not world.chat.gave_up
-
-    unopened(deed, toys)
+@UNOPENED
+async def test_a_defect_while_connecting_reaches_whoever_waits(world: World, wait: bool) -> None:
+    with mock.patch("moa_runtime.transport.connect", breaks):
+        if wait:
+            with refused("defect", ConnectError):
+                await world.chat.open()
+        else:
+            await world.chat.open(wait=False)
+        for _ in range(2):
+            with refused("defect", ChatError) as failure:
+                await asked(world.chat)
+            assert isinstance(failure.value.__cause__, LookupError) and world.chat.gave_up
+    assert (world.chat.status, world.chat.link.retry_in_s) == (LinkStatus.OFFLINE, None)
+    await world.chat.work_offline(False)
+    await asked(world.chat)
+    assert not world.chat.gave_up
 
 
 @pytest.mark.parametrize("part", ["reading", "writing", "its task"])
-def test_a_defect_of_the_link_in_an_answer_reaches_its_reader(toys: Any, part: str) -> None:
-    async def deed(world: World) -> None:
-        end = world.link.current
-        assert end is not None
-        async with aclosing(world.chat.send("Why?", max_new_tokens=200)) as events:
-            await anext(events)
-            if part == "reading":
-                end.down.put("no bytes \ud800", 0.0)  # cannot be encoded
-            elif part == "writing":
-                end.send = breaks  # type: ignore[method-assign]
-                world.chat._driver._transport.send(b"")
-            else:
-                world.chat._driver._link_task.cancel()  # type: ignore[union-attr]
-            with pytest.raises(ChatError, match="failed unexpectedly"):
-                async for _ in events:
-                    pass
-        assert world.chat.gave_up
-        world.chat._record.disputed = RolledBack(len(world.chat.tokens), (), ())
-        kept = world.chat.keep_mine()
-        assert kept is not None
-        with pytest.raises(ChatError, match="failed unexpectedly"):
-            await anext(kept)
-        await world.chat.work_offline(False)
+async def test_a_defect_of_the_link_in_an_answer_reaches_its_reader(world: World, part: str) -> None:
+    end = world.link.current
+    assert end is not None
+    async with aclosing(world.chat.send("Why?", max_new_tokens=200)) as events:
+        await anext(events)
+        if part == "reading":
+            end.down.put("no bytes \ud800", 0.0)  # cannot be encoded
+        elif part == "writing":
+            end.send = breaks  # type: ignore[method-assign]
+            world.chat._driver._transport.send(b"")
+        else:
+            world.chat._driver._link_task.cancel()  # type: ignore[union-attr]
+        with refused("defect", ChatError):
+            async for _ in events:
+                pass
+    assert world.chat.gave_up
+    world.chat._record.disputed = RolledBack(len(world.chat.tokens), (), ())
+    kept = world.chat.keep_mine()
+    assert kept is not None
+    with refused("defect", ChatError):
+        await anext(kept)
+    await world.chat.work_offline(False)
+    await asked(world.chat)
+
+
+async def test_a_loop_that_is_cancelled_from_elsewhere_reaches_its_reader(world: World) -> None:
+    async with aclosing(world.chat.send("Why?", max_new_tokens=200)) as events:
+        await anext(events)
+        world.chat._running.cancel()  # type: ignore[union-attr]
+        with refused("defect", ChatError):
+            async for _ in events:
+                pass
+    with refused("defect", ChatError):
         await asked(world.chat)
 
-    in_a_world(deed, toys)
 
-
-def test_a_loop_that_is_cancelled_from_elsewhere_reaches_its_reader(toys: Any) -> None:
-    async def deed(world: World) -> None:
-        async with aclosing(world.chat.send("Why?", max_new_tokens=200)) as events:
-            await anext(events)
-            world.chat._running.cancel()  # type: ignore[union-attr]
-            with refused("defect", ChatError):
-                async for _ in events:
-                    pass
-        with refused("defect", ChatError):
-            await asked(world.chat)
-
-    in_a_world(deed, toys)
+NAN = float("nan")
+OUT_OF_RANGE = [(-0.5,), (NAN,), (1e39,), (0.8, NAN), (0.8, 1.5), (0.8, 0.9, -1), (0.8, 0.9, 1 << 64)]
 
 
 @pytest.mark.parametrize(
     ("sampling", "code"),
     [
-        (Sampling(-0.5), "out_of_range"),
-        (Sampling(float("nan")), "out_of_range"),
-        (Sampling(1e39), "out_of_range"),
-        (Sampling(0.8, float("nan")), "out_of_range"),
-        (Sampling(0.8, 1.5), "out_of_range"),
-        (Sampling(0.8, 0.9, -1), "out_of_range"),
-        (Sampling(0.8, 0.9, 1 << 64), "out_of_range"),
+        *((Sampling(*values), "out_of_range") for values in OUT_OF_RANGE),
         (Sampling(0.8, top_k=40), "unsupported_sampling"),
         (Sampling(0.8, min_p=0.1), "unsupported_sampling"),
     ],
 )
-def test_sampling_that_cannot_be_asked_for_harms_nobody(toys: Any, sampling: Sampling, code: str) -> None:
-    async def deed(world: World) -> None:
-        with refused(code, ChatError):
-            await asked(world.chat, sampling=sampling)
-        await asked(world.chat)
-
-    in_a_world(deed, toys)
+async def test_sampling_that_cannot_be_asked_for_harms_nobody(world: World, sampling: Sampling, code: str) -> None:
+    with refused(code, ChatError):
+        await asked(world.chat, sampling=sampling)
+    await asked(world.chat)

@@ -69,28 +69,13 @@ _LIMITS = {"max_context": CONTEXT, "max_draft_tokens": 8}
 #: What a server does wrong, and what a user hears of it.
 MESSAGES: list[tuple[dict[str, Any], str]] = [
     # Of the Welcome.
-    (
-        {"greeted": lambda peer: peer.frame(b"\xff" * 100)},
-        r"refused: \[\w+\] .* no ServerMessage",
-    ),
-    (
-        {"greeted": lambda peer: peer.frame(b"{}", TEXT)},
-        r"refused: \[\w+\] .* no ServerMessage",
-    ),
-    (
-        {"greeted": lambda peer: peer.frame(b"")},
-        r"refused: \[\w+\] .* an event",
-    ),
-    (
-        {"greeted": lambda peer: peer.say(verdict=wire.Verdict(tokens=[1]))},
-        r"refused: \[no_welcome\]",
-    ),
+    ({"greeted": lambda peer: peer.frame(b"\xff" * 100)}, r"refused: \[\w+\] .* no ServerMessage"),
+    ({"greeted": lambda peer: peer.frame(b"{}", TEXT)}, r"refused: \[\w+\] .* no ServerMessage"),
+    ({"greeted": lambda peer: peer.frame(b"")}, r"refused: \[\w+\] .* an event"),
+    ({"greeted": lambda peer: peer.say(verdict=wire.Verdict(tokens=[1]))}, r"refused: \[no_welcome\]"),
     ({"welcome": {"protocol_version": 99}}, r"refused: \[\w+\] .* 99, this client 2"),
     ({"welcome": {"epoch": 2**64 - 1}}, r"refused: \[\w+\] the server counts 18446744073709551615 epochs"),
-    (
-        {"welcome": {"limits": wire.Limits(max_context=2**32 - 1)}},
-        r"refused: \[\w+\] .* 4294967295 tokens",
-    ),
+    ({"welcome": {"limits": wire.Limits(max_context=2**32 - 1)}}, r"refused: \[\w+\] .* 4294967295 tokens"),
     ({"welcome": {"limits": wire.Limits()}}, r"refused: \[\w+\] .* a context of 0 tokens"),
     ({"welcome": {"limits": wire.Limits(max_context=CONTEXT)}}, "answered"),  # takes no drafts
     ({"welcome": {"limits": wire.Limits(**{**_LIMITS, "max_draft_tokens": 2**32 - 1})}}, "answered"),
@@ -117,14 +102,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     (_rows(scales=_NAN), "failed: the server sent broken memory rows: numbers that are not finite"),
     (_rows(data=b"\1" * 5), "failed: the server sent broken memory rows: int8 rows of shape"),
     (_rows(encoding=9), "failed: the server sent broken memory rows: unknown row encoding 9"),
-    (
-        _rows(head_dim=2, data=b"\1" * 4),
-        "failed: the verifier's memory rows are not those of this bundle's drafter",
-    ),
-    (
-        _rows(count=0, kv_heads=2**32 - 1, head_dim=2**32 - 1, data=b"", scales=b""),
-        "answered",
-    ),
+    (_rows(head_dim=2, data=b"\1" * 4), "failed: the verifier's memory rows are not those of this bundle's drafter"),
+    (_rows(count=0, kv_heads=2**32 - 1, head_dim=2**32 - 1, data=b"", scales=b""), "answered"),
     (_rows(count=2**32 - 1, kv_heads=0, data=b"", scales=b""), "answered"),
     (_rows(start=2**64 - 1), "failed|answered"),
     # Of a fault.

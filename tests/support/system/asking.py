@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 
 import pytest
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Origin
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkStatus, Origin, Paused
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint, Timing
@@ -22,6 +22,8 @@ IMPATIENT = Timing(ping_interval=0.5, ping_timeout=0.5, first_backoff=0.05)
 TIMEOUT_S = 60
 #: Tests of what the device drafts while the link is up, in the toys' world.
 DEVICE_DRAFTS = pytest.mark.parametrize("toys", ["device"], indirect=True)
+#: Tests of a chat in that world that has not begun to connect.
+UNOPENED = pytest.mark.parametrize("opened", [False], ids=["unopened"])
 
 
 def endpoint(verifier: Verifier, port: int | None = None) -> Endpoint:
@@ -52,6 +54,45 @@ async def ask(
         raise AssertionError("no AnswerFinished")
 
     return await asyncio.wait_for(follow(), TIMEOUT_S)
+
+
+async def ask_and_leave(
+    chat: Chat,
+    *,
+    count: int,
+    after: int,
+    until: Callable[[ChatEvent], bool] = lambda event: isinstance(event, Paused),
+    watch: Callable[[ChatEvent], None] = lambda event: None,
+) -> tuple[AnswerFinished, list[ChatEvent]]:
+    """Ask, and work offline from ``after`` confirmed tokens to the event ``until``. Return answer and events."""
+    seen: list[ChatEvent] = []
+    changes: list[asyncio.Task[None]] = []
+
+    def follow(event: ChatEvent) -> None:
+        seen.append(event)
+        watch(event)
+        if not changes and committed(event) >= after:
+            changes.append(asyncio.create_task(chat.work_offline(True)))
+        if len(changes) == 1 and until(event):
+            changes.append(asyncio.create_task(chat.work_offline(False)))
+
+    answer = await ask(chat, count=count, watch=follow)
+    await asyncio.gather(*changes)
+    return answer, seen
+
+
+async def end_of(events: AsyncIterable[ChatEvent] | None) -> AnswerFinished:
+    """Follow an answer to its end."""
+    assert events is not None
+    *_, last = [event async for event in events]
+    assert isinstance(last, AnswerFinished)
+    return last
+
+
+async def online(chat: Chat) -> None:
+    """Wait until the chat is connected."""
+    while chat.status is not LinkStatus.ONLINE:
+        await asyncio.sleep(0.01)
 
 
 def own_decoding(verifier: Verifier, chat: Chat, answer: AnswerFinished, count: int, sampling: Sampling) -> list[int]:

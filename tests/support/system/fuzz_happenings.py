@@ -143,26 +143,30 @@ async def _forget_drafts(world: World, a: float, b: float) -> None:
         world.drafts._conversations.clear()
 
 
+#: By their names, in words.
 HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
-    "cut": _cut,
-    "outage": _outage,
-    "slow": _slow,
-    "restart": _restart,
-    "evict": _evict,
-    "break": _break,
-    "jump": _jump,
-    "resend": _resend,
-    "copy up": _copy_up,
-    "copy down": _copy_down,
-    "offline": _offline,
-    "background": _background,
-    "policy": _policy,
-    "sweep": _sweep,
-    "neighbour": _neighbour,
-    "kill": _kill,
-    "switch": _switch,
-    "break drafts": _break_drafts,
-    "forget drafts": _forget_drafts,
+    each.__name__[1:].replace("_", " "): each
+    for each in (
+        _cut,
+        _outage,
+        _slow,
+        _restart,
+        _evict,
+        _break,
+        _jump,
+        _resend,
+        _copy_up,
+        _copy_down,
+        _offline,
+        _background,
+        _policy,
+        _sweep,
+        _neighbour,
+        _kill,
+        _switch,
+        _break_drafts,
+        _forget_drafts,
+    )
 }
 
 

@@ -62,6 +62,11 @@ class Limits:
     credit: int = 256  # tokens that the server may go on for
 
 
+#: Whatever the device drafts is wrong, so all that it writes on is replaced; or it is right.
+WRONG = Limits(0, 1000, (), Policy.ASK, draft_length=3, ahead=0, skill=0.0, trees=False, delay_s=0.02, step_tokens=None)
+RIGHT = replace(WRONG, skill=1.0)
+
+
 def toy_bundle(folder: Path) -> SimpleNamespace:
     """What a chat needs of a bundle: the tiny target's tokenizer and template, the toy's fingerprints."""
     _train_tokenizer().save(str(folder / "tokenizer.json"))
