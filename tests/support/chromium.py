@@ -41,19 +41,11 @@ class BrowserPage:
     """A page in the browser, open inside ``with``.
 
     The page fetches ``/next``, a JSON object each time, does it and posts the outcome to ``/said``; it ends with
-    ``{"stop": true}``.
+    ``{"stop": true}``. All other requested paths are in ``asked``.
 
     Args:
-        browser: the command of a Chromium; None for one that is installed.
-        page: its path on the server.
+        browser: the command of a Chromium; None for one that is installed, else MoaError is raised.
         folders: served folders by the beginning of their paths.
-        options: further options of the browser.
-
-    Attributes:
-        asked: paths that were requested, without ``/next`` and ``/said``.
-
-    Raises:
-        MoaError: no Chromium is installed.
     """
 
     def __init__(
@@ -103,11 +95,7 @@ class BrowserPage:
         self._next.put(dict(todo))
 
     def ask(self, todo: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the page a job and return its answer.
-
-        Raises:
-            MoaError: the job fails, or the browser ends.
-        """
+        """Give the page a job and return its answer. Raises MoaError if the job fails, or the browser ends."""
         self.tell(todo)
         for _ in range(_SILENT_S):
             try:
@@ -159,8 +147,5 @@ class BrowserPage:
         """Return the file at a requested path; None outside the served folders."""
         if ".." in path.split("/"):
             return None
-        found = [(start, folder) for start, folder in self._folders.items() if path.startswith(start)]
-        if not found:
-            return None
-        start, folder = max(found, key=lambda each: len(each[0]))
-        return folder / path.removeprefix(start)
+        start = max(filter(path.startswith, self._folders), key=len, default=None)
+        return None if start is None else self._folders[start] / path.removeprefix(start)

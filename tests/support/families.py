@@ -113,20 +113,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """How a target was computed.
+    """How a target was computed."""
 
-    Attributes:
-        runs: the name of the pass.
-        context: its longest one, and why no longer one is possible.
-        variation: largest total variation of the distributions at temperature 1 from transformers'.
-        equal: whether greedy text up to the end of the context is transformers'.
-    """
-
-    runs: str
-    context: int
-    why: str
-    variation: float
-    equal: bool
+    runs: str  # the name of the pass
+    context: int  # its longest one
+    why: str  # no longer one is possible
+    variation: float  # largest total variation of the distributions at temperature 1 from transformers'
+    equal: bool  # whether greedy text up to the end of the context is transformers'
 
 
 def config_of(family: str) -> Any:
@@ -151,11 +144,7 @@ def make_target(family: str, tokenizer: Path, folder: Path) -> Path:
 
 
 def computed(folder: Path) -> Found:
-    """Run the target in ``folder``.
-
-    Raises:
-        MoaError: it is refused.
-    """
+    """Run the target in ``folder``. Raises MoaError if it is refused."""
     target = load_target(str(folder))
     engine = TransformersEngine(target)
     context = engine.max_context

@@ -64,12 +64,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on a loop of its own, ``time.monotonic`` included.
-
-    Raises:
-        StuckError: it waits for what never comes.
-        AssertionError: it left tasks or exceptions behind.
-    """
+    """Run a coroutine on a loop of its own, ``time.monotonic`` included. It may leave no tasks or exceptions."""
     loop = VirtualLoop()
     try:
         with mock.patch.object(time, "monotonic", loop.time):

@@ -34,7 +34,7 @@ from support.refusals import refused
 from support.server.running import Client, Verifier
 from support.system.asking import ids
 from support.system.haproxy_fleet import CONFIGURATION, behind_haproxy, find_haproxy
-from support.system.replica_fleet import PROXIES, Fleet, wait_for
+from support.system.replica_fleet import Fleet, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def need(found: object, missing: str) -> None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
 
 
-@pytest.fixture(scope="module", params=PROXIES)
+@pytest.fixture(scope="module", params=["haproxy", "ray"])
 def proxy(request: pytest.FixtureRequest) -> str:
     if request.param == "haproxy":
         need(find_haproxy(), "no haproxy here: apt-get install haproxy")
@@ -61,14 +61,14 @@ def proxy(request: pytest.FixtureRequest) -> str:
 
 
 @contextlib.contextmanager
-def fleet_behind(proxy: str, options: dict[str, object], **more: Any) -> Iterator[Fleet]:
+def fleet_behind(proxy: str, options: dict[str, object]) -> Iterator[Fleet]:
     if proxy == "haproxy":
         with behind_haproxy(options) as fleet:
             yield fleet
         return
     from support.system.ray_fleet import behind_ray
 
-    with behind_ray(options, **more) as fleet:
+    with behind_ray(options) as fleet:
         yield fleet
 
 

@@ -21,9 +21,8 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks and signals")
 _TIMEOUT_S = 300.0
 
 
-def kill_both(setting: Setting, kills: int, pause_s: float, seed: int) -> int:
-    """Kill each so many times, up to ``pause_s`` seconds after one another, and check what came of it; returns the
-    number of conversations."""
+def kill_both(setting: Setting, kills: int, pause_s: float, seed: int) -> None:
+    """Kill each so many times, up to ``pause_s`` seconds after one another, and check what came of it."""
     rng = random.Random(seed)
     fates = ["client"] * kills + ["verifier"] * kills
     rng.shuffle(fates)
@@ -36,10 +35,12 @@ def kill_both(setting: Setting, kills: int, pause_s: float, seed: int) -> int:
         conversations = sum(1 for _ in setting.folder.glob("done-*"))
         for conversation in range(conversations):
             check(programs, conversation)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error}") from error
     finally:
         programs.close()
     assert "Traceback" not in programs.log and "moa-serve: error" not in programs.log, programs.log
-    return conversations
+    print(f"{kills} + {kills} kills, {conversations} conversations")
 
 
 @pytest.fixture
@@ -48,16 +49,8 @@ def tiny(tiny_target: Path, tiny_drafter: Path, onnx_bundle: Path, tmp_path: Pat
     return Setting(tmp_path, onnx_bundle, unused_port, options, 0.0, 120)
 
 
-def with_seed(setting: Setting, kills: int, pause_s: float, seed: int) -> None:
-    try:
-        conversations = kill_both(setting, kills, pause_s, seed)
-    except Exception as error:
-        raise AssertionError(f"seed {seed}: {error}") from error
-    print(f"{kills} + {kills} kills, {conversations} conversations")
-
-
 def test_killed_a_few_times(tiny: Setting) -> None:
-    with_seed(tiny, 2, 1.5, 1)
+    kill_both(tiny, 2, 1.5, 1)
 
 
 @pytest.mark.slow
@@ -66,4 +59,4 @@ def test_killed_a_hundred_times(tiny: Setting, temperature: float) -> None:
     setting, kills, pause_s = replace(tiny, temperature=temperature), 100, 2.0
     if os.environ.get("MOA_KILLS_TARGET") == "default":
         setting, kills, pause_s = replace(setting, bundle=default_bundle(), options=(), length=96), 10, 12.0
-    with_seed(setting, kills, pause_s, random.randrange(2**32))
+    kill_both(setting, kills, pause_s, random.randrange(2**32))

@@ -189,7 +189,7 @@ async def test_a_continued_answer_is_what_a_larger_limit_gives(
     assert cut.reason.value == "length" and ids(whole)[:17] == ids(cut)
     sent: list[int] = []
     chat._loop.listen(lambda event: sent.append(event.supplied) if isinstance(event, RoundEnded) else None)
-    events = [event async for event in chat.continue_answer(max_new_tokens=23, sampling=sampling)]
+    events = [event async for event in chat.continue_answer(max_new_tokens=23)]  # with the sampling that it had
     longer = events[-1]
     assert isinstance(longer, AnswerFinished)
     assert ids(longer) == ids(whole) and longer.text == whole.text
@@ -214,19 +214,6 @@ async def test_of_a_stored_answer_the_text_is_continued(chat: Chat, verifier: Ve
     begun = chat.tokenizer.encode(cut.text)
     assert ids(longer) == [*begun, *verifier.decode([*prompt, *begun], 23, sampling)]
     assert longer.text.startswith(cut.text) and chat.messages[-1]["content"] == longer.text
-
-
-async def test_a_stopped_answer_is_continued_with_the_sampling_it_had(chat: Chat) -> None:
-    whole = await ask(chat, count=40, sampling=LONG)
-    chat.restore([])
-    async with contextlib.aclosing(chat.send(QUESTION, max_new_tokens=40, sampling=LONG)) as events:
-        async for event in events:
-            if isinstance(event, AnswerUpdate) and len(event.committed) > 10:
-                break
-    stopped = chat.messages[-1]["content"]
-    assert whole.text.startswith(stopped) and stopped != whole.text
-    longer = await end_of(chat.continue_answer(max_new_tokens=40 - len(chat.tokens) + chat.prompt_tokens))
-    assert longer.text == whole.text
 
 
 async def test_an_answer_is_continued_without_the_verifier_and_checked_later(chat: Chat) -> None:

@@ -1,5 +1,4 @@
-"""Messages that none of our verifiers sends. Each ends in a sentence, or the answer waits, within a deadline. More:
-tests/unit/session/test_hostile_verifier.py."""
+"""Messages that none of our verifiers sends. Each ends in a sentence, or the answer waits, within a deadline."""
 
 from __future__ import annotations
 

@@ -25,13 +25,7 @@ _DRAINED, _KILLED = 0, 1  # numbers of the verifiers
 
 
 class HaproxyFleet:
-    """Implement :class:`~system.replica_fleet.Fleet`. A verifier that has ended is started again on its own port.
-
-    Args:
-        ports: of the verifiers.
-        stats: HAProxy's statistics socket.
-        options: of ``moa-serve``.
-    """
+    """Implement :class:`~system.replica_fleet.Fleet`. A verifier that has ended is started again on its own port."""
 
     def __init__(
         self, stack: contextlib.ExitStack, endpoint: Endpoint, ports: Sequence[int], stats: Path, options: Sequence[str]
@@ -67,8 +61,12 @@ class HaproxyFleet:
 
     def _up(self) -> int:
         """Number of verifiers that HAProxy considers healthy."""
-        lines = _asked(self._stats, "show stat").removeprefix("# ").splitlines()
-        return sum(row["pxname"] == "verifiers" and row["status"] == "UP" for row in _servers(lines))
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(self._stats))
+            asking.sendall(b"show stat\n")
+            table = b"".join(iter(lambda: asking.recv(1 << 16), b"")).decode().removeprefix("# ")
+        servers = [row for row in csv.DictReader(table.splitlines()) if row["pxname"] == "verifiers"]
+        return sum(row["status"] == "UP" for row in servers if row["svname"] != "BACKEND")
 
 
 def find_haproxy() -> str | None:
@@ -78,11 +76,7 @@ def find_haproxy() -> str | None:
 
 @contextlib.contextmanager
 def behind_haproxy(options: Mapping[str, object]) -> Iterator[HaproxyFleet]:
-    """Run two verifiers on this machine behind HAProxy while the context is open.
-
-    Args:
-        options: of each ``moa-serve``, such as the target, without dashes.
-    """
+    """Run two verifiers with these options of ``moa-serve`` behind HAProxy while the context is open."""
     program = find_haproxy()
     assert program is not None, "haproxy is not installed"
     with contextlib.ExitStack() as stack:
@@ -116,17 +110,6 @@ def _haproxy(program: str, folder: Path, addresses: dict[str, str]) -> Iterator[
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _asked(stats: Path, question: str) -> str:
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.connect(str(stats))
-        asking.sendall(f"{question}\n".encode())
-        return b"".join(iter(lambda: asking.recv(1 << 16), b"")).decode()
-
-
-def _servers(lines: Sequence[str]) -> Iterator[dict[str, str]]:
-    return (row for row in csv.DictReader(lines) if row["svname"] not in ("FRONTEND", "BACKEND"))
 
 
 def _free_ports(count: int) -> list[int]:

@@ -24,12 +24,7 @@ _CPUS_OF_A_REPLICA = 0.1  # replicas share this machine's processors with the ch
 
 
 class RayFleet:
-    """Implement :class:`~system.replica_fleet.Fleet`.
-
-    Args:
-        args: of the application.
-        deployment: more options of its deployment, such as ``autoscaling_config``.
-    """
+    """Implement :class:`~system.replica_fleet.Fleet`; ``deployment`` has more options, as ``autoscaling_config``."""
 
     def __init__(self, endpoint: Endpoint, args: Mapping[str, object], deployment: Mapping[str, Any]) -> None:
         self.endpoint = endpoint
@@ -53,11 +48,7 @@ class RayFleet:
         self._wait_for(REPLICAS)
 
     def deploy(self, replicas: int | None) -> None:
-        """Do as ``serve deploy`` does for a configuration file with this number of replicas.
-
-        Args:
-            replicas: None for as many as an autoscaler wants.
-        """
+        """Do as ``serve deploy`` does for this number of replicas; None for as many as an autoscaler wants."""
         from ray.serve._private.api import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
@@ -96,16 +87,7 @@ class RayFleet:
 def behind_ray(
     options: Mapping[str, object], *, replicas: int | None = REPLICAS, deployment: Mapping[str, Any] | None = None
 ) -> Iterator[RayFleet]:
-    """Run replicas on this machine behind Ray Serve while the context is open.
-
-    Args:
-        options: of each replica, such as the target: those of ``moa-serve`` without dashes.
-        replicas: their number, see :meth:`RayFleet.deploy`.
-        deployment: see :class:`RayFleet`.
-
-    Raises:
-        MoaError: Ray is not installed, or in a release that is not tested.
-    """
+    """Run replicas with these options of ``moa-serve`` behind Ray Serve while the context is open."""
     require_ray("a fleet behind Ray Serve")
     import ray
     from ray import serve

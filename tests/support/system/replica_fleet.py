@@ -8,18 +8,13 @@ from typing import Protocol
 
 from moa_runtime.transport import Endpoint
 
-PROXIES = ("haproxy", "ray")
 REPLICAS = 2
 _LONGEST_CHANGE_S = 300.0
 _POLL_S = 0.1
 
 
 class Fleet(Protocol):
-    """Two replicas and their proxy. Every call blocks.
-
-    Attributes:
-        endpoint: of the proxy.
-    """
+    """Two replicas and their proxy. Every call blocks."""
 
     endpoint: Endpoint
 
@@ -34,11 +29,7 @@ class Fleet(Protocol):
 
 
 def wait_for(problem: str, happened: Callable[[], bool]) -> None:
-    """Poll until ``happened`` is true.
-
-    Raises:
-        AssertionError: it took longer than 300 s; the message ends with ``problem``.
-    """
+    """Poll until ``happened`` is true, for 300 s at most."""
     give_up = time.monotonic() + _LONGEST_CHANGE_S
     while not happened():
         assert time.monotonic() < give_up, f"after {_LONGEST_CHANGE_S:g} s {problem}"
