@@ -10,14 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import coremltools as ct
 import numpy as np
 import pytest
-import torch
-from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
-from coremltools.converters.mil.mil import Function, types
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound
@@ -25,13 +21,12 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.pretrained import shipped_checkpoint
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
-from moa_export.coreml_interpreter import MilFunction, read_package
-from moa_export.quantize import QuantisedEmbedding
+from moa_export.coreml_interpreter import read_package
 from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
 from moa_export.targets.coreml import FEATURES, CoremlTarget
-from moa_export.targets.coreml_program import FUNCTIONS, stored_embedding, stored_linear
+from moa_export.targets.coreml_program import FUNCTIONS
 from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.coreml import CoremlBackend
@@ -229,47 +224,6 @@ def test_no_operator_is_used_that_breaks_and_functions_share_their_weights(made:
                 assert len(names) == len(set(names))
         content = b"".join(path.read_bytes() for path in (folder / entry.file).rglob("*") if path.is_file())
         assert str(Path(__file__).parents[3]).encode() not in content
-
-
-def evaluated(opset: ct.target, values: np.ndarray, use: Callable[[Any], Any]) -> np.ndarray:
-    kind = types.numpy_type_to_builtin_type(values.dtype)
-    with Function({"x": mb.TensorSpec(values.shape, kind)}, opset_version=opset) as function:
-        function.set_outputs([use(function.inputs["x"])])
-    (result,) = MilFunction(function)({"x": values}).values()
-    return result.astype(np.float32)
-
-
-@pytest.mark.parametrize("opset", [ct.target.iOS17, ct.target.iOS18])
-@pytest.mark.parametrize("bits", [16, 8, 4])
-def test_a_stored_matrix_is_as_near_as_its_bits_allow(bits: int, opset: ct.target) -> None:
-    weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 0, 40)[:, None]
-    weight[7] = 0
-    linear = stored_linear("matrix", weight, Weights(bits, 16), opset)
-    stored = evaluated(opset, np.eye(64, dtype=np.float16), linear).T
-    error = np.abs(stored - weight.numpy())
-    if bits == 4:  # a palette, or scales that clip: no bound for each number
-        spread = np.sqrt(np.square(weight.numpy()).mean(axis=1))
-        assert (np.sqrt(np.square(error).mean(axis=1)) <= 0.1 * spread + 2**-14).all()
-        assert opset != ct.target.iOS17 or len(np.unique((stored[0] / spread[0]).round(3))) <= 64
-        return
-    group = 16 if opset == ct.target.iOS18 else 64
-    largest = weight.abs().unflatten(1, (-1, group)).amax(2).repeat_interleave(group, 1).numpy()
-    step = {16: 2**-10, 8: 1 / 127}[bits] * largest
-    assert (error <= 0.52 * step + 2**-13 * largest).all()
-
-
-@pytest.mark.parametrize("spec", [Weights(16), Weights(8, 0), Weights(8, 16), Weights(4, 0), Weights(4, 32)])
-def test_the_stored_embedding_gives_the_rows_of_the_other_targets(spec: Weights) -> None:
-    table = torch.randn(50, 64, generator=torch.Generator().manual_seed(0))
-    tokens = np.array([0, 49, 7, 7], np.int32)
-    rows = evaluated(ct.target.iOS17, tokens, stored_embedding("table", table, spec))
-    other = QuantisedEmbedding(table, spec)(torch.from_numpy(tokens)) if spec.is_integer else table[tokens]
-    np.testing.assert_allclose(rows, other.numpy(), rtol=2**-10)
-
-
-def test_usual_recipes_are_accepted(drafter: MoADrafter) -> None:
-    for usual in (*RECIPES.values(), Recipe(Weights(32), Weights(16), Weights(4, 0))):
-        exporter(usual).check(drafter.config)
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="Core ML is there")

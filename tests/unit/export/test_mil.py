@@ -1,4 +1,4 @@
-"""The interpreter of ML programs: what the comparison of whole packages with PyTorch does not reach."""
+"""The interpreter of ML programs, and stored weights: what whole packages do not show beside PyTorch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its cus
 from coremltools.converters.mil.mil import Function, types
 
 from moa_export.coreml_interpreter import MilError, MilFunction, read_package, round_to_half
+from moa_export.quantize import QuantisedEmbedding
+from moa_export.recipe import Weights
+from moa_export.targets.coreml_program import stored_embedding, stored_linear
 from support.refusals import refused
 
 RANDOM = np.random.default_rng(0)
@@ -131,3 +134,32 @@ def test_wrong_inputs_are_refused() -> None:
 def test_a_folder_that_is_no_package_is_refused(tmp_path: Path) -> None:
     with refused("damaged", MilError):
         read_package(tmp_path / "nothing.mlpackage")
+
+
+@pytest.mark.parametrize("opset", [ct.target.iOS17, ct.target.iOS18])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_stored_matrix_is_as_near_as_its_bits_allow(bits: int, opset: ct.target) -> None:
+    weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 0, 40)[:, None]
+    weight[7] = 0
+    linear = stored_linear("matrix", weight, Weights(bits, 16), opset)
+    (product,) = evaluated(linear, np.eye(64, dtype=np.float16), opset=opset)
+    stored = product.astype(np.float32).T
+    error = np.abs(stored - weight.numpy())
+    if bits == 4:  # a palette, or scales that clip: no bound for each number
+        spread = np.sqrt(np.square(weight.numpy()).mean(axis=1))
+        assert (np.sqrt(np.square(error).mean(axis=1)) <= 0.1 * spread + 2**-14).all()
+        assert opset != ct.target.iOS17 or len(np.unique((stored[0] / spread[0]).round(3))) <= 64
+        return
+    group = 16 if opset == ct.target.iOS18 else 64
+    largest = weight.abs().unflatten(1, (-1, group)).amax(2).repeat_interleave(group, 1).numpy()
+    step = {16: 2**-10, 8: 1 / 127}[bits] * largest
+    assert (error <= 0.52 * step + 2**-13 * largest).all()
+
+
+@pytest.mark.parametrize("spec", [Weights(16), Weights(8, 0), Weights(8, 16), Weights(4, 0), Weights(4, 32)])
+def test_the_stored_embedding_gives_the_rows_of_the_other_targets(spec: Weights) -> None:
+    table = torch.randn(50, 64, generator=torch.Generator().manual_seed(0))
+    tokens = np.array([0, 49, 7, 7], np.int32)
+    (rows,) = evaluated(stored_embedding("table", table, spec), tokens, opset=ct.target.iOS17)
+    other = QuantisedEmbedding(table, spec)(torch.from_numpy(tokens)) if spec.is_integer else table[tokens]
+    np.testing.assert_allclose(rows, other.numpy(), rtol=2**-10)
