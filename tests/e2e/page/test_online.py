@@ -34,18 +34,18 @@ def test_without_its_token_the_page_says_so_and_takes_one(site: Site, person: Pe
     page.do("click", "#banner-actions button:has-text('Settings')")
     page.do("fill", "#token", TOKEN + "s")
     page.do("click", "#settings-form button[type=submit]")
-    page.wait("#banner-text", "refused the token")
+    page.wait("#banner-text", "refused")
     page.do("click", "#banner-actions button:has-text('Settings')")
     page.do("fill", "#token", TOKEN)
     page.do("click", "#settings-form button[type=submit]")
     page.link("online")
-    page.gone("#banner-text:has-text('refused the token')")
+    page.gone("#banner-text:has-text('refused')")
 
 
 def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
     page = person.online(site.url(), 8)
     page.answer()
-    page.wait(".remarks", "cut off at the length limit")
+    page.wait(".remarks", "length limit")
     page.do("click", "text=Continue")
     page.answered()
     assert page.messages[1] == site.target_writes(QUESTION, 16)
@@ -80,7 +80,7 @@ def test_the_list_of_chats(site: Site, person: Person) -> None:
     page.do("press", "Enter")
     page.wait("#rows .open", "Fruit")
     page.do("click", "[aria-label='Delete Fruit']")
-    page.wait("#notice-text", "The chat was deleted.")
+    page.wait("#notice-text", "was deleted")
     page.do("click", "#notice-actions >> text=Undo")
     page.wait("#title", "Fruit")
     assert page.messages[0] == "One apple"

@@ -57,15 +57,12 @@ def test_a_tab_that_is_reloaded_goes_on_with_its_answer(
 def test_why_a_page_cannot_connect(
     page: BrowserPage, open_verifier: Verifier, verifier: Verifier, unused_port: int
 ) -> None:
-    origin = f"http://127.0.0.1:{page.port}"
-    refused = f"does not let web pages of {origin} connect: start moa-serve with --allow-origin {origin}"
-    for port, token, sentence in (
-        (unused_port, "secret", "no verifier answers at {}; start one with moa-serve"),
-        (open_verifier.port, "wrong", "the verifier at {} refused the token; check it"),
-        (verifier.port, "secret", f"what answers at {{}} {refused}"),
-    ):
+    allowed = f"--allow-origin http://127.0.0.1:{page.port}"
+    refusing = ((unused_port, "secret", "no verifier"), (open_verifier.port, "wrong", "the token"))
+    for port, token, names in (*refusing, (verifier.port, "secret", allowed)):
         said = page.ask(talk(port, token))
-        assert said == {"failed": "ConnectError: " + sentence.format(f"ws://127.0.0.1:{port}/v1/session")}
+        assert said["failed"].startswith("ConnectError: ") and names in said["failed"]
+        assert f"ws://127.0.0.1:{port}/v1/session" in said["failed"]
 
 
 def test_a_chat_is_kept_in_the_browser_and_open_once(page: BrowserPage) -> None:
