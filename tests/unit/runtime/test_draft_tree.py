@@ -42,41 +42,6 @@ def test_a_mask_shows_each_node_its_path() -> None:
     assert mask.tolist() == [[True, False, True, False], [False, True, False, True]]
 
 
-def test_an_end_of_turn_is_not_continued() -> None:
-    tree = GrowingTree(Budget.tree(), stop_tokens=[9])
-    tree.add_level([guesses((9, 1.0))])
-    assert tree.expand()[0] == []
-
-
-def lengthened(known: list[DraftToken], room: int = 99, nodes: int = 5) -> DraftTree:
-    """Return :func:`grown`, with more nodes and ``known`` after 5-7 (0.3)."""
-    tree = grown()
-    tree._budget = Budget.tree(nodes=nodes, levels=2, width=2)
-    tree.lengthen(lambda path: known if path == [5, 7] else [], room)
-    return tree.best()
-
-
-def test_a_path_is_lengthened_while_it_is_among_the_likeliest() -> None:
-    """Kept are 5, 6, 5-7, 6-7, 5-8 of 0.24: one of 0.27 is among them, one of 0.243 is, one of 0.22 no more."""
-    tree = lengthened(guesses((1, 0.9), (2, 0.9), (3, 0.9)))
-    assert tree.tokens == (5, 6, 7, 7, 1) and tree.parents == (0, 0, 1, 2, 3)
-    assert tree.depth == 3 and path_of(tree) == [5, 7, 1]
-    assert lengthened(guesses((1, 0.5))).tokens == (5, 6, 7, 8, 7)
-
-
-def test_a_path_is_lengthened_within_the_room() -> None:
-    known = guesses(*((token, 0.99) for token in range(10, 40)))
-    assert lengthened(known, nodes=30).depth == 2 + 25  # in the place of 9 and 6-8, which are less likely
-    assert lengthened(known, nodes=30, room=4).depth == 2 + 4
-    assert lengthened(known, room=0).depth == 2
-
-
-def test_an_empty_tree_has_no_path() -> None:
-    empty = DraftTree()
-    assert empty.depth == 0 and empty.likeliest_path() == []
-    assert empty == DraftTree.chain([], [])
-
-
 def test_a_chain_is_a_tree_without_branches() -> None:
     chain = DraftTree.chain([5, 6, 7], [-0.5, -0.25, -1.0], steps=[1, 1])
     assert (chain.tokens, chain.parents, chain.steps) == ((5, 6, 7), (0, 1, 2), (1, 1))
@@ -144,8 +109,3 @@ def test_tentative_tokens_make_a_draft_less_likely() -> None:
     assert priced(Budget.tree(), math.log(0.5), step=0.5).continued(LEVEL) == 0
     sent = [logprob for logprob in LEVEL if priced(Budget.tree(), math.log(0.5), node=0.14).sends(logprob)]
     assert sent == LEVEL[:2]
-
-
-def test_a_node_is_sent_if_it_is_as_likely_as_its_price() -> None:
-    assert [priced(Budget.tree(), node=0.2).sends(logprob) for logprob in LEVEL] == [True, True, False]
-    assert all(Budget.tree().sends(logprob) for logprob in (*LEVEL, -1e9))

@@ -72,28 +72,6 @@ def test_a_device_that_cannot_win_makes_no_shadow_drafts():
     assert not one.wants_shadow_draft  # 6 tokens in 330 ms against 1 in 30
 
 
-def test_a_changed_link_or_verifier_brings_shadow_drafts_at_once():
-    one = selection(trip_s=0.1)
-    push(one)
-    shadow_drafts(one, accepted=1, draft_s=0.01)
-    assert one.at_server and not one.wants_shadow_draft
-    for _ in range(8):
-        one.note_round_trip(0.01)
-    assert one.wants_shadow_draft
-    shadow_drafts(one, accepted=0, draft_s=0.01)
-    assert one.at_server and not one.wants_shadow_draft
-    push(one, 60, seconds=0.12)
-    assert one.wants_shadow_draft
-
-
-def test_the_server_s_own_draft_is_no_part_of_the_device_s_rounds():
-    own = [selection() for _ in range(2)]
-    for one, draft_s in zip(own, (0.0, 0.05), strict=True):
-        push(one, tokens=3, seconds=0.1, draft_s=draft_s)
-        shadow_drafts(one, accepted=2, draft_s=0.01)
-    assert [one.at_server for one in own] == [True, False]
-
-
 def test_the_server_takes_over_if_the_device_s_rounds_are_slower():
     one = selection()
     push(one)
@@ -143,16 +121,6 @@ def test_the_device_begins_beside_a_server_without_drafts_if_two_tokens_a_round_
     rounds(near, 200, accepted=2, draft_s=0.025, waited_s=0.035)
     assert not near.at_server  # what does not draft need not show how fast it is
     assert able.at_server
-
-
-def test_the_device_begins_without_shadow_drafts_only_once():
-    one = selection(server_drafts=False)
-    push(one, 3)
-    rounds(one, 20, accepted=0, draft_s=0.01, waited_s=0.035)
-    assert one.at_server
-    push(one, 100)
-    assert one.at_server and shadow_drafts(one, accepted=2, draft_s=0.01) > 1
-    assert not one.at_server
 
 
 def test_a_server_without_drafts_counts_a_token_for_each_pass():

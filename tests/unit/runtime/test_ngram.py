@@ -22,22 +22,6 @@ def index_of(text: list[int], stop_tokens=()) -> NgramIndex:
     return index
 
 
-def test_the_example_of_the_docstring() -> None:
-    match = index_of([1, 2, 3, 1, 2, 4]).match([9, 1, 2])
-    assert match is not None and match.length == 2
-    assert match.probabilities == pytest.approx({4: 1 / 1.7, 3: 0.7 / 1.7})
-
-
-def test_the_latest_follower_comes_first() -> None:
-    match = index_of([1, 3, 1, 3, 1, 8, 1]).match([1])
-    assert match is not None and list(match.probabilities) == [8, 3]
-
-
-def test_only_the_last_eight_occurrences_count() -> None:
-    match = index_of([5, 6, *[5, 7] * 8]).match([5])
-    assert match is not None and match.probabilities == pytest.approx({7: 1.0})
-
-
 def test_an_index_that_was_updated_equals_a_new_one() -> None:
     """After any text: longer, shorter, or another."""
     rng = random.Random(0)
@@ -69,42 +53,21 @@ def looked_up(text: list[int], asked: list[int], stop_tokens: list[int]) -> Matc
 # -- drafting with it alone ------------------------------------------------------------------------
 
 
-def copied(tokens: list[int], count: int, stop_tokens=()) -> list[int]:
-    return [drafted.token for drafted in draft_of(NgramDrafter(stop_tokens), tokens, count)]
-
-
 @pytest.mark.parametrize(
-    ("tokens", "following"),
+    ("tokens", "count", "stop_tokens", "following"),
     [
-        ([1, 2, 3, 1, 2, 4, 1, 2], 4),  # the later of two
-        ([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 3),  # but not of three
-        ([9, 2, 3, 8, 2, 4, 9, 2], 3),  # the longer suffix, although a shorter one is more recent
-        ([0, 1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4, 5, 7, 0, 1, 2, 3, 4, 5], 6),  # also of more than five tokens
-        ([0, *range(20, 36), 6, 1, *range(20, 36), 7, 0, *range(20, 36)], 7),  # beyond sixteen nothing counts
-        ([7, 7], 7),
+        ([1, 2, 3, 1, 2, 4, 1, 2], 1, [], [4]),  # the later of two
+        ([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 1, [], [3]),  # but not of three
+        ([9, 2, 3, 8, 2, 4, 9, 2], 1, [], [3]),  # the longer suffix, although a shorter one is more recent
+        ([0, *range(20, 36), 6, 1, *range(20, 36), 7, 0, *range(20, 36)], 1, [], [7]),  # beyond sixteen nothing counts
+        ([1, 2, 3], 5, [], []),
+        ([1, 2, 3, 1], 7, [], [2, 3, 1, 2, 3, 1, 2]),
+        ([5, 8, 5, 0, 6, 5], 2, [0], [8, 5]),
+        ([5, 0, 6, 5], 2, [0], []),
     ],
 )
-def test_the_longest_suffix_that_occurred_is_continued(tokens, following) -> None:
-    assert copied(tokens, 1) == [following]
-
-
-def test_a_new_token_is_not_continued() -> None:
-    assert copied([1, 2, 3], 5) == []
-    assert copied([1], 5) == []
-
-
-def test_the_drafter_continues_its_own_text() -> None:
-    assert copied([1, 2, 3, 1], 7) == [2, 3, 1, 2, 3, 1, 2]
-
-
-def test_ends_of_turns_are_not_copied() -> None:
-    assert copied([5, 8, 5, 0, 6, 5], 2, stop_tokens=[0]) == [8, 5]
-    assert copied([5, 0, 6, 5], 2, stop_tokens=[0]) == []
-
-
-def test_each_token_is_as_likely_as_a_copy() -> None:
-    drafted = draft_of(NgramDrafter(), [1, 2, 5, 1, 2, 8, 1, 2], 2)
-    assert shares(drafted) == pytest.approx({8: WEIGHTS[2] / 1.7, 1: WEIGHTS[3]})
+def test_the_longest_suffix_that_occurred_is_continued(tokens, count, stop_tokens, following) -> None:
+    assert [drafted.token for drafted in draft_of(NgramDrafter(stop_tokens), tokens, count)] == following
 
 
 def test_copies_take_no_step_and_need_no_level() -> None:
@@ -169,44 +132,6 @@ def test_longer_matches_weigh_more() -> None:
 def test_a_candidate_of_probability_0_is_dropped() -> None:
     text = [1, 2, 1]
     assert shares(mixture_of(text).mix([DraftToken(7, -math.inf)], text)) == pytest.approx({2: WEIGHTS[1]})
-
-
-def test_candidates_stay_if_nothing_matches() -> None:
-    assert mixture_of([1, 2, 3]).mix(CANDIDATES, [4, 5]) is CANDIDATES
-
-
-def test_candidates_stay_beyond_the_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "REACH", 3)
-    text = [1, 2, 1]
-    mixture = mixture_of(text)
-    assert mixture.mix(CANDIDATES, [*text, 9, 1]) is not CANDIDATES
-    assert mixture.mix(CANDIDATES, [*text, 9, 9, 1]) is CANDIDATES
-
-
-def test_only_confirmed_text_is_copied() -> None:
-    text = [1, 2, 1]
-    assert mixture_of(text).mix(CANDIDATES, [*text, 7, 7]) is CANDIDATES
-
-
-def test_copies_continue_each_other() -> None:
-    """Each token makes the matching suffix longer, and the copy likelier; at the end of the text nothing is known."""
-    copies = list(mixture_of(list(range(1, 11))).copies([99, 1, 2]))
-    assert [copy.token for copy in copies] == list(range(3, 11))
-    assert shares(copies) == pytest.approx(
-        {
-            3: WEIGHTS[2],
-            4: WEIGHTS[3],
-            5: WEIGHTS[4],
-            **dict.fromkeys((6, 7, 8), WEIGHTS[5]),
-            9: WEIGHTS[8],
-            10: WEIGHTS[8],
-        }
-    )
-
-
-def test_a_copy_has_the_probability_of_its_occurrences() -> None:
-    copy = mixture_of([1, 5, 1, 8, 1]).copy([9, 1])
-    assert copy is not None and copy.token == 8 and math.exp(copy.logprob) == pytest.approx(WEIGHTS[1] / 1.7)
 
 
 def test_a_row_of_copies_exceeds_the_reach_a_single_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,7 @@ import pytest
 
 from moa_bench.simulated_clock import Pace
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafting.draft_controllers import (
-    BetaThompson,
-    CalibratedThompson,
-    Controller,
-    FixedShape,
-    controller_for,
-)
+from moa_runtime.drafting.draft_controllers import BetaThompson, CalibratedThompson, Controller, FixedShape
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.session.tree import DraftTree
 from support.runtime.simulated import prompt_of, rate_of
@@ -139,8 +133,3 @@ def test_the_calibrated_form_corrects_the_drafter_s_probabilities():
     assert right_of_one == pytest.approx(0.5, abs=0.05) and right_of_two == pytest.approx(0.25, abs=0.05)
     honest = hold(CalibratedThompson(), steady(0.92), 1500)
     assert mean_depth(honest[-500:]) > 3 * mean_depth(ended[-500:])
-
-
-def test_a_draft_length_names_its_controller():
-    assert isinstance(controller_for("thompson"), BetaThompson)
-    assert isinstance(controller_for("thompson-calibrated"), CalibratedThompson)
