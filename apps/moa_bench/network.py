@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -340,7 +339,10 @@ def measure_answers(
     The order of the modes rotates from question to question, so that none always profits from the work just before it,
     and slow changes of the machine's speed affect all alike. Raises as :func:`moa_bench.serving.watched`.
     """
-    with _quick_thread_switches():
+    # The link's thread keeps time beside the drafter's: Python's own 5 ms are a fast link's round trip.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
         for number, prompt in enumerate(prompts):
             turn, start = _turn(prompt, verifier, settings), number % len(results.modes)
             for profile, link in links.items():
@@ -348,22 +350,13 @@ def measure_answers(
                     outcome = ask_one(link, mode, turn)
                     results.add(profile, mode, outcome)
                     yield profile, mode, turn, outcome
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _turn(prompt: Prompt, verifier: Verifier, settings: AnswerSettings) -> Turn:
     reference = verifier.decode(prompt.tokens, settings.max_new_tokens, settings.sampling)
     return Turn(prompt.text, prompt.tokens, reference)
-
-
-@contextlib.contextmanager
-def _quick_thread_switches() -> Iterator[None]:
-    """Let the link's thread keep time beside the drafter's: Python's own 5 ms are a fast link's round trip."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 # -- tables and plots ------------------------------------------------------------------------------------

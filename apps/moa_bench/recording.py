@@ -37,10 +37,8 @@ _MAX_CONTEXT = 1 << 20
 _HOPELESS_NATS = -20.0
 
 #: What numpy, json and zipfile raise for files with other content.
-_DAMAGED = (
-    *(ArithmeticError, EOFError, LookupError, MemoryError, NotImplementedError, TypeError, ValueError),
-    *(zipfile.BadZipFile, zlib.error),
-)
+_DAMAGED = (ArithmeticError, EOFError, LookupError, MemoryError, NotImplementedError, TypeError, ValueError)
+_DAMAGED += (zipfile.BadZipFile, zlib.error)
 
 Query = tuple[int, tuple[int, ...]]  # committed tokens, and the drafted path after them
 
@@ -73,15 +71,11 @@ class RecordedAnswer:
         count, top = len(self.positions), self.top_tokens.shape[1]
         shapes = [(count,), (count,), (int(self.lengths.sum()),), (count, top), (count, top)]
         every = np.concatenate((self.prompt, self.answer, self.tokens, self.top_tokens.ravel()))
-        whole = [self.positions, self.lengths, every]
-        if (
-            [getattr(self, name).shape for name in _ARRAYS] != shapes
-            or not all(np.issubdtype(array.dtype, np.integer) for array in whole)
-            or min(len(self.prompt), len(self.answer) - 1, count, top, self.positions.min()) < 1
-            or min(self.lengths.min(), every.min()) < 0
-            or every.max() >= vocab_size
-            or not (self.top_logprobs <= 0.01).all()
-        ):
+        counts = (len(self.prompt), len(self.answer) - 1, count, top, self.positions.min())
+        agree = [getattr(self, name).shape for name in _ARRAYS] == shapes and min(counts) >= 1
+        whole = all(np.issubdtype(array.dtype, np.integer) for array in (self.positions, self.lengths, every))
+        tokens = min(self.lengths.min(), every.min()) >= 0 and every.max() < vocab_size
+        if not (agree and whole and tokens and (self.top_logprobs <= 0.01).all()):
             raise ValueError
 
 

@@ -119,10 +119,7 @@ client_cpu_share  processor time of all clients by that of the processors they s
                 for mode in modes:  # no window pays for work that is done once
                     measure_window(Load(sessions[-1], mode, engine), _WARM_UP_S, verifier, fleet)
             measured = Measured(
-                lambda: {
-                    **figures_of(windows, args.seconds, client_cpus),
-                    "skipped": skipped,
-                },
+                lambda: {**figures_of(windows, args.seconds, client_cpus), "skipped": skipped},
                 {
                     "sessions": sessions,
                     "modes": modes,

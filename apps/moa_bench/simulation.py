@@ -199,16 +199,17 @@ class _ServerEnd:
         event = message.WhichOneof("event")
         if event == "hello":
             capabilities = [] if self._drafter is None else [wire.CAPABILITY_DRAFTS]
-            for answer in self.session.greet(message.hello, "simulated", capabilities=capabilities):
-                self._send(answer)
-            return None
-        stamp = getattr(getattr(message, event), "stamp", 0)
-        self._stamped = (stamp, arrived) if stamp else self._stamped
-        work = self.session.receive(message)
-        if isinstance(work, wire.ServerMessage):
-            self._send(work)
-            return None
-        return work
+            answers = self.session.greet(message.hello, "simulated", capabilities=capabilities)
+        else:
+            stamp = getattr(getattr(message, event), "stamp", 0)
+            self._stamped = (stamp, arrived) if stamp else self._stamped
+            work = self.session.receive(message)
+            if not isinstance(work, wire.ServerMessage):
+                return work
+            answers = [work]
+        for answer in answers:
+            self._send(answer)
+        return None
 
     def _do(self, work: Verify | RowsWork) -> Process:
         if isinstance(work, RowsWork):  # takes no time of the target
@@ -443,18 +444,11 @@ class Field:
         controller = CostModel()
         seconds, works = zip(*(hold(self._recording, at, controller, pace) for at in answers), strict=True)
         work = dict(zip(WORK, sum(works).tolist(), strict=True))
-        ms, chosen = pace.in_ms(), work["tokens"] / sum(seconds)
+        ms, chosen, name = pace.in_ms(), work["tokens"] / sum(seconds), name_of(best)
         means = {name: rounded(work[name] / work["passes"]) for name in ("tokens", "steps", "nodes", "branched")}
-        return {
-            "ms": {**ms, "trip": ms.pop("round_trip")},
-            "answers": answers,
-            "best": name_of(best),
-            "kind": name_of(best).split()[0],
-            "best_rate": rounded(rates[best]),
-            "rate": rounded(chosen),
-            "share": rounded(chosen / rates[best]),
-            "means": {"tau": means.pop("tokens"), **means},
-        }
+        found = {"ms": {**ms, "trip": ms.pop("round_trip")}, "answers": answers, "best": name, "kind": name.split()[0]}
+        found |= {"best_rate": rounded(rates[best]), "rate": rounded(chosen), "share": rounded(chosen / rates[best])}
+        return {**found, "means": {"tau": means.pop("tokens"), **means}}
 
 
 def draw_shapes(count: int, seed: int, lengths: Sequence[int]) -> Iterator[tuple[Pace, tuple[int, ...]]]:
