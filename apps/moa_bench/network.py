@@ -462,6 +462,9 @@ def links_of(args: argparse.Namespace, endpoint: Endpoint | None) -> dict[str, L
         up, down = map(read_trace, args.trace)
         links[TRACE] = LinkProfile(TRACE, None, None, round_trip_ms, up_trace=up, down_trace=down)
     if any(links.values()) and endpoint is not None and endpoint.address.startswith("wss:"):
-        message = "speaks TLS, and its certificate is not for the address of an emulated link"
-        raise MoaError(f"{endpoint.address} {message}: measure it with --profiles {DIRECT}", code="tls")
+        message = (
+            f"{endpoint.address} speaks TLS, and its certificate is not for the address of an emulated link: "
+            f"measure it with --profiles {DIRECT}"
+        )
+        raise MoaError(message, code="tls")
     return links

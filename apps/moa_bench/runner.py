@@ -100,8 +100,9 @@ def _check_output(option: str, path: Path, args: argparse.Namespace) -> None:
         for other, value in vars(args).items():
             for named in value if isinstance(value, list) else [value]:
                 if other != option and isinstance(named, Path) and named.exists() and named.samefile(place):
-                    lost = f"--{option} {path} is the file of --{other.replace('_', '-')}, which would be lost"
-                    raise MoaError(f"{lost}: name another", code="same_file")
+                    name = other.replace("_", "-")
+                    text = f"--{option} {path} is the file of --{name}, which would be lost: name another"
+                    raise MoaError(text, code="same_file")
     finally:
         if fresh:
             place.unlink()

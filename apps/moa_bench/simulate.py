@@ -209,8 +209,9 @@ def _recording(args: argparse.Namespace) -> Recording:
     if path.exists():
         for option in _MADE_WITH:
             if getattr(args, option) is not None:
-                text = f"{path} holds a recording already: leave out --{option.replace('_', '-')}"
-                raise MoaError(f"{text}, or choose another file", code="contradiction")
+                name = option.replace("_", "-")
+                text = f"{path} holds a recording already: leave out --{name}, or choose another file"
+                raise MoaError(text, code="contradiction")
         recording = Recording.read(path)
         if args.ngrams not in (None, recording.ngrams):
             made, option = ("with", "--no-ngrams") if recording.ngrams else ("without", "--ngrams")

@@ -35,8 +35,11 @@ class Pace:
         """Parse five milliseconds with commas between them, in the order of the attributes. Raises MoaError."""
         times = _seconds(text)
         if len(times) != 5 or None in times:
-            form = "STEP,QUERY,PASS,TOKEN,ROUND_TRIP, none of them negative, such as 3,0.3,30,0.05,40"
-            raise MoaError(f"a pace is five times in milliseconds, {form}, not {text!r}", code="out_of_range")
+            message = (
+                "--pace must be five times in ms, STEP,QUERY,PASS,TOKEN,ROUND_TRIP, none of them negative, such as "
+                f"3,0.3,30,0.05,40, not {text!r}"
+            )
+            raise MoaError(message, code="out_of_range")
         return cls(*times)
 
     def in_ms(self) -> dict[str, float]:
@@ -73,8 +76,8 @@ class Times(Pace):
         server without a drafter), pass, token and round trip. Raises MoaError."""
         times = _seconds(text)
         if len(times) != 7 or None in (*times[:2], *times[3:]):
-            form = f"--times must be seven times in ms, such as {FLEET_MS}"
-            raise MoaError(f"{form}, not {text!r}", code="out_of_range")
+            message = f"--times must be seven times in ms, such as {FLEET_MS}, not {text!r}"
+            raise MoaError(message, code="out_of_range")
         step, query, server_step, server_query, *rest = times
         return cls(step, query, *rest, server_step, server_query)
 

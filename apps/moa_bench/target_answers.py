@@ -138,10 +138,16 @@ class AnswerFile:
             if found["target"] != target:
                 text = f"the answers in {path} are another target's: choose another --answers, or remove it"
                 raise MoaError(text, code="other_target")
-            if found["max_new_tokens"] != max_new_tokens or found.get("sampling") != header.get("sampling"):
+            if found["max_new_tokens"] != max_new_tokens:
                 text = (
-                    f"the answers in {path} have at most {found['max_new_tokens']} tokens, or were sampled otherwise: "
-                    "choose another --answers, or the same --max-new-tokens, --temperature, --top-p and --seed"
+                    f"the answers in {path} have at most {found['max_new_tokens']} tokens, not {max_new_tokens}: "
+                    "choose another --answers, or the same --max-new-tokens"
+                )
+                raise MoaError(text, code="other_settings")
+            if found.get("sampling") != header.get("sampling"):
+                text = (
+                    f"the answers in {path} were sampled otherwise: choose another --answers, or the same "
+                    "--temperature, --top-p and --seed"
                 )
                 raise MoaError(text, code="other_settings")
             if not whole:

@@ -59,13 +59,13 @@ def read_trace(path: Path) -> Trace:
         raise MoaError(f"cannot read the trace {path}: {error.strerror}", code="not_readable") from error
     times: list[int] = []
     for number, line in enumerate(lines, 1):
-        text, where = line.strip(), f"{path}, line {number}"
+        text = line.strip()
         if not (text.isascii() and text.isdigit()):
-            message = f"{where}: expected a whole number of milliseconds, not {text[:40]!r}"
+            message = f"{path}, line {number}: expected a whole number of milliseconds, not {text[:40]!r}"
             raise MoaError(message, code="not_a_number")
         times.append(int(text))
         if number > 1 and times[-2] > times[-1]:
-            message = f"{where}: {times[-1]} ms is earlier than the {times[-2]} ms of the line before"
+            message = f"{path}, line {number}: {times[-1]} ms is earlier than the {times[-2]} ms of the line before"
             raise MoaError(message, code="out_of_order")
     if not times or times[-1] == 0:
         message = f"{path} is no trace: expected one time in ms a line, the last of them above 0"
