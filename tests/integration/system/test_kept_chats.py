@@ -24,7 +24,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.memory_link import ClientEnd
 from support.refusals import refused
 from support.system.asking import DEVICE_DRAFTS, committed, end_of, ids, online
-from support.system.fuzz_world import SETTINGS, World
+from support.system.fuzz_world import World
 from support.toy_engine import plain
 
 COUNT = 60
@@ -117,21 +117,6 @@ async def test_an_answer_that_the_verifier_finished_meanwhile_is_fetched(world: 
     assert world.engine.forwards == forwards
     assert end.statistics.fetched > 30 and end.statistics.reconnects == 1
     assert 0 < first.statistics.rounds <= end.statistics.rounds and first.statistics.bytes_up > 0
-
-
-@pytest.mark.parametrize("fate", ["forgot", "restarted"])
-async def test_an_answer_of_which_the_verifier_knows_nothing_is_written(world: World, fate: str) -> None:
-    await asked(world, 20)
-    if fate == "forgot":
-        world.loop.jump(SETTINGS.keep_seconds + 60)
-        await asyncio.sleep(1)
-        world.verifier.store.sweep()
-        assert not len(world.verifier.store)
-    else:
-        await world.restart(1.0)
-    await reopened(world)
-    _, end = await finished(world)
-    assert end.statistics.fetched == 0
 
 
 @pytest.mark.parametrize("fate", ["waits", "restarted"])
