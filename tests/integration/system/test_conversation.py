@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,7 @@ from support.refusals import refused
 from support.server.running import Verifier
 from support.system.asking import (
     QUESTION,
+    TIMEOUT_S,
     ask,
     ask_and_leave,
     chatting,
@@ -154,11 +155,11 @@ async def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
     small_bundle: Any, monkeypatch: pytest.MonkeyPatch, continued: bool
 ) -> None:
     chat, text = Chat(small_bundle, Endpoint("ws://127.0.0.1:9"), drafter=None), "a" * 10_000
-    begun, loop = asyncio.Event(), asyncio.get_running_loop()
+    begun, seen_busy, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
 
     def encode(messages: object) -> list[int]:
         loop.call_soon_threadsafe(begun.set)
-        time.sleep(0.3)
+        assert seen_busy.wait(TIMEOUT_S)
         return [5] * 1000
 
     monkeypatch.setattr(chat.tokenizer, "encode_chat", encode)
@@ -172,6 +173,7 @@ async def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
         chat.restore([])
     with refused("busy", ChatError):
         await anext(chat.send("And now?"))
+    seen_busy.set()
     with refused("context_full", ContextFullError) as caught:
         await asking
     assert f"{1000 + continued} tokens" in str(caught.value)
