@@ -9,7 +9,7 @@ import numpy as np
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Committed, Finished, Origin, Policy, RowsReceived, SessionEvent
+from moa_runtime.session.events import Origin, Policy, RowsReceived, SessionEvent
 from moa_runtime.session.handshake import Limits, check_hello, fault
 from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.session.tree import DraftTree, accepted_path, chain, depths
@@ -271,14 +271,7 @@ class Pair:
             tokens, parents = [tokens[old] for old in order], [numbers[parents[old]] for old in order]
         return DraftTree(tuple(tokens), tuple(parents), (0.0,) * len(tokens))
 
-    def committed_by_events(self) -> list[int]:
-        return [t for e in self.events if isinstance(e, Committed) for t in e.tokens]
-
     @property
     def told(self) -> list[SessionEvent]:
         """The events without those of memory rows."""
         return [event for event in self.events if not isinstance(event, RowsReceived)]
-
-    @property
-    def finished(self) -> bool:
-        return any(isinstance(e, Finished) for e in self.events)

@@ -108,20 +108,6 @@ def test_a_sibling_begins_with_the_known_times_and_learns_alone() -> None:
     assert known.prices == before and other.prices.node > before.node
 
 
-def test_pushed_verdicts_show_the_target_s_times() -> None:
-    controller = CostModel()
-    controller.observe(prompt_of(60, PLAIN))
-    guessed = controller.token_s
-    for drafted in (0, 4, 8) * 20:
-        controller.observe(Pushed(drafted, 0, 0.0, 0.05 + 0.004 * drafted))
-    assert controller.token_s == pytest.approx(0.004, rel=0.05) and guessed != pytest.approx(0.004, rel=0.1)
-    for _ in range(20):  # without a time, and a shadow draft
-        controller.observe(Pushed(2, 0, 9.0, 0.0))
-        controller.observe(RoundEnded(0, 6, 6, 2, (1,) * 6, 0.03, 9.0, None))
-    assert controller.token_s == pytest.approx(0.004, rel=0.05)
-    assert FixedShape().token_s == 0.0
-
-
 def test_a_step_that_reads_a_prompt_does_not_count() -> None:
     """The first draft of an answer takes half a second longer, because the device reads the question."""
     read, unread = CostModel(), CostModel()
@@ -244,31 +230,3 @@ def test_drafts_shrink_to_none_as_more_conversations_share_the_target() -> None:
     assert sizes[0] > sizes[1] > sizes[2] > 0 == sizes[3] == sizes[4]
     assert not controller.ahead(0, 1.0)
     assert len(draft_in(shared_by(controller, 1).budget(), GOOD).tokens) == sizes[0]
-
-
-def rate_together(told: int, pace: Pace, conversations: int = 8) -> float:
-    """Return the tokens per second of conversations whose drafts one pass verifies, each told that ``told`` share it.
-
-    The drafters' confidence differs from draft to draft.
-    """
-    controllers, rng, tokens, seconds = [CostModel() for _ in range(conversations)], random.Random(1), 0, 0.0
-    for controller in controllers:
-        controller.observe(replace(prompt_of(60, pace), sharing=told))
-    for number in range(150):
-        shares = [rng.choice((GOOD, DOUBTFUL, EXCELLENT)) for _ in controllers]
-        trees = [draft_in(controller.budget(), each) for controller, each in zip(controllers, shares, strict=True)]
-        compute_s = pace.compute_s(sum(1 + len(tree.tokens) for tree in trees))
-        drafts_s = max(pace.draft_s(tree) for tree in trees)
-        for controller, tree, each in zip(controllers, trees, shares, strict=True):
-            waited_s = pace.round_trip_s + compute_s
-            outcome = replace(round_of(tree, pace, each, rng), waited_s=waited_s, compute_s=compute_s, sharing=told)
-            controller.observe(outcome)
-            tokens += outcome.accepted + 1 if number >= 50 else 0
-        seconds += drafts_s + pace.round_trip_s + compute_s if number >= 50 else 0.0
-    return tokens / seconds
-
-
-def test_conversations_that_know_of_each_other_are_faster_together() -> None:
-    pace = Pace(step_s=0.004, query_s=0.0002, pass_s=0.04, token_s=0.001, round_trip_s=0.01)
-    without = 8 / (pace.round_trip_s + pace.compute_s(8))
-    assert rate_together(8, pace) > 1.05 * max(without, rate_together(1, pace))

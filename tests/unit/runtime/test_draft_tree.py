@@ -79,11 +79,7 @@ def priced(shape: Budget, logprob: float = 0.0, **prices: float) -> Budget:
     ("prices", "continued"),
     [
         ({}, 3),
-        ({"query": 0.2}, 2),
-        ({"node": 0.2}, 2),
         ({"query": 0.1, "node": 0.1}, 2),
-        ({"query": 0.2, "node": 0.2}, 1),
-        ({"query": 0.6}, 0),
         ({"step": 0.89}, 3),
         ({"step": 0.91}, 0),
         ({"step": 0.35, "query": 0.2}, 2),  # 0.3 and 0.1 are gained

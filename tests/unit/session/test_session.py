@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 
 from moa_runtime.bundle import Fingerprints
-from moa_runtime.session.events import Cause, Committed, Decided, Faulted, Origin, RolledBack, RowsReceived, Sampling
+from moa_runtime.session.events import Cause, Decided, Faulted, Origin, RowsReceived, Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import RowsWork, ServerSession, Verify
-from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, chain, check_parents, depths
+from moa_runtime.session.tree import TreeError, accepted_path, chain, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from support.drafted import path_of
-from support.session.fixtures_pair import LIMITS, VOCAB, Pair, choice, decode, rows_of, wrong
+from support.session.fixtures_pair import LIMITS, VOCAB, Pair, choice, decode, rows_of
 
 PROMPT = [5, 6, 7]
 
@@ -74,39 +73,6 @@ def fault_of(answer: Verify | wire.ServerMessage | None) -> wire.Fault:
 # -- prompts, drafts and verdicts ------------------------------------------------------------------
 
 
-def test_a_prompt_is_answered_with_one_token_and_its_rows() -> None:
-    pair = answered()
-    assert pair.client.committed == [*PROMPT, choice(PROMPT)]
-    assert pair.client.rows == len(PROMPT)
-
-
-def test_a_right_draft_is_committed_with_a_bonus_token() -> None:
-    pair = answered()
-    pair.write(3, right=True)
-    pair.client.propose()
-    pair.settle()
-    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 5)
-    committed = pair.told[-1]
-    assert isinstance(committed, Committed)
-    assert committed.origins == (Origin.DRAFTED,) * 3 + (Origin.CORRECTED,)
-    assert pair.client.rows == len(PROMPT) + 4  # all but the bonus token's
-
-
-def test_a_tree_may_be_accepted_on_another_branch() -> None:
-    pair = answered()
-    right = decode(PROMPT, len(PROMPT) + 4)[-3:]
-    others = [wrong(token) for token in right]
-    tree = DraftTree((others[0], right[0], others[1], right[1]), (0, 0, 1, 2), (-0.1, -0.9, -0.2, -1.0))
-    pair.client.extend(path_of(tree), Origin.DRAFTED)
-    assert pair.client.propose(tree=tree)
-    pair.settle()
-    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)
-    rolled_back, committed = pair.told[-2:]
-    assert isinstance(rolled_back, RolledBack) and rolled_back.tokens == (others[0], others[1])
-    assert isinstance(committed, Committed)
-    assert committed.origins == (Origin.DRAFTED, Origin.DRAFTED, Origin.CORRECTED)
-
-
 def test_offline_text_is_verified_in_one_pass() -> None:
     pair = answered()
     pair.cut()
@@ -131,8 +97,6 @@ def test_a_restarted_server_gets_the_tokens_and_sends_no_row_twice() -> None:
     assert prompt.base_len == 0 and list(prompt.tokens) == pair.client.committed and prompt.rows_from == rows
     pair.settle()
     assert pair.client.rows == len(pair.client.committed) - 1
-    pair.finish()
-    assert pair.client.committed == decode(PROMPT, 96)
 
 
 def test_tokens_decided_while_disconnected_follow_the_welcome() -> None:
@@ -150,36 +114,6 @@ def test_tokens_decided_while_disconnected_follow_the_welcome() -> None:
     while pair.down:
         pair.deliver_down()
     assert pair.client.committed == decode(PROMPT, 7) and pair.server.passes == passes
-
-
-def verdict_at(pair: Pair, base_len: int, *tokens: int) -> wire.Verdict:
-    """Return the verdict on a draft that another process sends for this conversation."""
-    draft = wire.Draft(epoch=1, base_len=base_len, tokens=tokens)
-    answers = pair.server.receive(wire.ClientMessage(draft=draft).SerializeToString(), "resume")
-    return wire.ServerMessage.FromString(answers[0]).verdict
-
-
-def test_decided_tokens_are_repeated_without_the_engine() -> None:
-    """Only a Prompt or Cancel truncates the server's tokens."""
-    pair = answered()
-    first = verdict_at(pair, 4, choice(pair.client.committed))
-    passes, committed = pair.server.passes, list(pair.server.session.committed)
-    assert first.accepted == 1 and len(first.tokens) == 2
-    again = verdict_at(pair, 4, *first.tokens, 1)
-    assert list(again.tokens) == list(first.tokens) and again.accepted == 2
-    assert verdict_at(pair, 4, wrong(first.tokens[0])).accepted == 0
-    assert list(verdict_at(pair, 5, 1).tokens) == [first.tokens[1]]
-    assert pair.server.passes == passes and pair.server.session.committed == committed
-
-
-def test_a_duplicate_prompt_is_answered_once() -> None:
-    pair = asked()
-    pair.flush()
-    pair.up.append(pair.up[0])
-    pair.settle()
-    assert pair.server.passes == 1 and pair.client.committed == [*PROMPT, choice(PROMPT)]
-    refused = fault_of(receive(pair.server.session, prompt=wire.Prompt(epoch=1, tokens=[1, 2])))
-    assert refused.code == wire.FAULT_CODE_PROTOCOL
 
 
 def test_a_late_fault_does_not_apply_to_the_next_prompt() -> None:
@@ -210,9 +144,7 @@ def test_a_late_fault_does_not_apply_to_the_next_prompt() -> None:
         ({"draft": wire.Draft(epoch=1, base_len=4, tokens=[1, 2], parents=[0, 2])}, "PROTOCOL"),
         ({"draft": wire.Draft(epoch=1, base_len=4, tokens=[VOCAB])}, "PROTOCOL"),
         ({"draft": wire.Draft(epoch=1, base_len=4, tokens=[1] * 17)}, "TOO_LARGE"),
-        ({"draft": wire.Draft(epoch=1, base_len=400)}, "OUT_OF_SYNC"),
         ({"draft": wire.Draft(epoch=9, base_len=4)}, "OUT_OF_SYNC"),
-        ({"hello": wire.Hello()}, "PROTOCOL"),
     ],
 )
 def test_invalid_frames_are_faults_and_change_nothing(frame: dict[str, object], code: str) -> None:
@@ -274,16 +206,6 @@ def test_credit_sent_with_the_prompt_costs_no_round_trip() -> None:
     assert not pair.client.answering and pair.client.credit == 0 and not pair.server.session.pushes
     causes = [event.cause for event in pair.events if isinstance(event, Decided)]
     assert causes == [Cause.ASKED] + [Cause.PUSHED] * 7 and pair.server.passes == 8
-
-
-def test_credit_survives_a_lost_connection() -> None:
-    pair = pushing(30)
-    pair.push(drafted=5)
-    pair.cut()
-    assert not pair.client.credit_open and pair.client.credit == 30
-    pair.connect()
-    pair.settle()
-    assert len(pair.client.committed) == 30
 
 
 def test_a_new_epoch_ends_the_credit() -> None:
