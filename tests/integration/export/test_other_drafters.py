@@ -34,11 +34,8 @@ from support.export.commands import run, run_json
 from support.refusals import refused
 from support.tiny import QUESTIONS, make_tiny_bundle, make_tiny_rival, tiny_with_layers
 
-#: Heads of a cache entry by the kind of drafter; of two a layer.
-HEADS = {"early-exit": 4, "independent": 4, "moa": 4}
 
-
-@pytest.fixture(scope="module", params=HEADS)
+@pytest.fixture(scope="module", params=["early-exit", "independent", "moa"])
 def checkpoint(request: pytest.FixtureRequest, once, tiny_target: Path, tiny_drafter: Path, target: Target) -> Path:
     def make(folder: Path) -> None:
         if request.param == "moa":
@@ -81,7 +78,7 @@ def test_the_graph_computes_what_pytorch_does(bundle: Bundle, checkpoint: Path, 
     assert checkpoint.name == f"kind-{manifest.architecture}" and manifest.has_rows == (manifest.architecture == "moa")
     assert manifest.fingerprints.drafter == drafter_fingerprint(checkpoint)
     graph = load_backend(bundle, threads=1)
-    assert graph.kv_shape == (manifest.kv_heads, manifest.head_dim) == (HEADS[manifest.architecture], 16)
+    assert graph.kv_shape == (manifest.kv_heads, manifest.head_dim) == (4, 16)  # two layers
     assert graph.needs_a_row == manifest.has_rows
     assert_same_drafts(graph, torch_backend_of(load_bound(checkpoint, target), top_k=16))
 
