@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,12 +19,12 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals and si
 pytest.importorskip("uvicorn")
 pytest.importorskip("onnxscript")
 
+from moa_chat import strings  # noqa: E402
 from moa_chat.terminal.renderer import clean  # noqa: E402
 from moa_runtime.bundle import read_manifest  # noqa: E402
 from moa_runtime.datastore import write_datastore  # noqa: E402
 from support.chat.programs import TOKEN, Running, chat, verifier  # noqa: E402
 from support.chat.terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
-from support.tiny import make_tiny_bundle, make_tiny_rival  # noqa: E402
 
 QUESTION = "What is the capital of France?"
 
@@ -41,21 +42,21 @@ def server(running: Running) -> str:
 
 @pytest.fixture(scope="module")
 def waiting(tiny_target: Path, tiny_drafter: Path) -> Iterator[Running]:
-    """It writes nothing while its client is away, so that an answer is still running when it is back."""
+    """A verifier that writes nothing while its client is away, so that an answer is still running when it is back."""
     with verifier(tiny_target, tiny_drafter, options=("--away-seconds", "0")) as waiting:
         yield waiting
 
 
 @pytest.fixture
 def hanging(waiting: Running) -> Iterator[Running]:
-    """A verifier to be stopped with SIGSTOP; it goes on after the test."""
+    """A verifier to be stopped with SIGSTOP; it continues after the test."""
     yield waiting
     waiting.process.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture(autouse=True)
 def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversations are kept here, not in the home of whoever runs the tests."""
+    """Conversations are kept here, not in the home of the user who runs the tests."""
     monkeypatch.setenv("MOA_EDGE_PROFILE", str(tmp_path / "profile"))
 
 
@@ -65,7 +66,7 @@ def once(onnx_bundle, url: str, *arguments: str, token: str = TOKEN) -> subproce
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
-def test_once(onnx_bundle, server):
+def test_one_prompt_has_one_answer(onnx_bundle, server):
     plain = once(onnx_bundle, server, "--max-new-tokens", "24")
     assert plain.returncode == 0, plain.stderr
     as_json = once(onnx_bundle, server, "--max-new-tokens", "24", "--json", "--draft-length", "3")
@@ -76,11 +77,11 @@ def test_once(onnx_bundle, server):
     assert result["server"] == server
 
 
-def test_once_without_a_model(onnx_bundle, server, tmp_path):
-    """The same text, and no memory rows on the wire, which are most of what a verdict weighs."""
+def test_a_drafter_without_a_model_gets_the_same_text_without_memory_rows(onnx_bundle, server, tmp_path):
     limit = ("--max-new-tokens", "48", "--json", "--drafting", "device")
     with_rows = json.loads(once(onnx_bundle, server, *limit).stdout)
-    write_datastore(tmp_path / "texts", [[each["id"] for each in with_rows["tokens"]]], _tokenizer(onnx_bundle))
+    tokenizer = read_manifest(onnx_bundle).fingerprints.tokenizer
+    write_datastore(tmp_path / "texts", [[each["id"] for each in with_rows["tokens"]]], tokenizer)
     for more in ((), ("--datastore", str(tmp_path / "texts"))):
         done = once(onnx_bundle, server, *limit, "--drafter", "sssd", *more)
         assert done.returncode == 0, done.stderr
@@ -90,31 +91,12 @@ def test_once_without_a_model(onnx_bundle, server, tmp_path):
     assert result["statistics"]["tau"] > 4, "the datastore holds this very answer"
 
 
-def _tokenizer(bundle: Path) -> str:
-    return read_manifest(bundle).fingerprints.tokenizer
-
-
-@pytest.mark.parametrize("architecture", ["early-exit", "independent"])
-def test_a_drafter_without_rows_drafts_with_any_verifier_of_its_target(
-    onnx_bundle, server, tiny_target, tmp_path, architecture
-):
-    drafter = make_tiny_rival(architecture, tiny_target, tmp_path / "drafter")
-    bundle = make_tiny_bundle(tmp_path / "bundle", tiny_target, drafter, "none", questions=())
-    options = ("--max-new-tokens", "24", "--json", "--drafting", "device", "--draft-length", "3")
-    ours, theirs = (once(each, server, *options) for each in (bundle, onnx_bundle))
-    assert ours.returncode == 0, ours.stderr
-    ours, theirs = json.loads(ours.stdout), json.loads(theirs.stdout)
-    assert ours["text"] == theirs["text"] and ours["statistics"]["drafted"] > 0
-    assert ours["statistics"]["bytes_down"] < 0.5 * theirs["statistics"]["bytes_down"]  # no rows among them
-
-
 def test_errors_are_one_sentence(onnx_bundle, server):
-    cases = {
-        "refused the token": once(onnx_bundle, server, token="wrong"),
-        "no verifier answers": once(onnx_bundle, "ws://127.0.0.1:9"),
-        "context holds": once(onnx_bundle, server, "--system", "long " * 2000),
-    }
-    for said, done in cases.items():
+    for said, done in (
+        (server.split("/v1")[0], once(onnx_bundle, server, token="wrong")),
+        ("ws://127.0.0.1:9", once(onnx_bundle, "ws://127.0.0.1:9")),
+        ("512 tokens", once(onnx_bundle, server, "--system", "long " * 2000)),
+    ):
         assert done.returncode == 2 and done.stdout == ""
         assert said in done.stderr and done.stderr.startswith("moa-chat: error: ") and done.stderr.count("\n") == 1
 
@@ -134,24 +116,24 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
         terminal.wait("you>", count=3)
         time.sleep(1)  # readline loses a Ctrl-C that comes between its prompt and its wait for keys
         terminal.press(CTRL_C)
-        terminal.wait("Ctrl-C again or Ctrl-D leaves")
+        terminal.wait(re.escape(strings.HOW_TO_LEAVE))
         terminal.press(CTRL_D)
         assert terminal.process.wait(30) == 0
 
 
 @contextmanager
 def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[TerminalProgram]:
-    """A chat whose verifier hung in the middle of an answer, and that knows by now that this is an outage."""
+    """A chat whose verifier hung in the middle of an answer, and that knows that this is an outage."""
     # An answer that the device has written to its end would be over: it may write no more than this.
     options = ("--max-new-tokens", "200", "--offline-limit", "60", *arguments)
     command = chat(onnx_bundle, hanging.url, "--terminal", *options)
     with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
         terminal.press(QUESTION + "\n")
-        terminal.wait(r"online \| tau .* \d\d rounds")  # memory rows come behind the first of the text
+        terminal.wait(r"online \| tau .* \d\d rounds")  # memory rows come after the first text
         hanging.process.send_signal(signal.SIGSTOP)
-        terminal.wait(r"slow \| ")  # behind it, why: soon that the device has written all it may
-        # Nobody is asked about a few words, nor after a second: wait for more, and for an attempt that failed.
+        terminal.wait(r"slow \| ")
+        # The user is not asked about a few words, nor after a second: wait for more, and for an attempt that failed.
         terminal.wait(r"(?m)^reconnecting\b.*tau .* [2-9]\d tentative")
         terminal.wait(r"(?m)^offline\b.*tau .* [2-9]\d tentative")
         yield terminal
@@ -162,10 +144,10 @@ def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, ha
     with hung(onnx_bundle, hanging) as terminal:
         hanging.process.send_signal(signal.SIGCONT)
         if key:
-            terminal.wait("Ctrl-K: keep the offline text")
+            terminal.wait(re.escape(strings.KEEP_KEY))
             terminal.press(key)
         else:
-            terminal.wait(r"Keep mine, and continue from there\? \[y/N\]")
+            terminal.wait(re.escape(strings.KEEP_MINE_ASKED.strip()))
             terminal.press("y\n")
         terminal.wait(r"\d+ written offline")
         terminal.wait("you>", count=2)
@@ -175,7 +157,7 @@ def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, ha
         assert terminal.process.wait(30) == 0
 
 
-def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(onnx_bundle, hanging):
+def test_ctrl_c_stops_an_answer_and_the_chat_continues(onnx_bundle, hanging):
     """The verifier hangs in the middle, so that the answer certainly runs when Ctrl-C comes."""
     with hung(onnx_bundle, hanging, "--policy", "rollback") as terminal:
         terminal.press(CTRL_C)
@@ -185,13 +167,13 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(onnx_bundle, hanging):
         terminal.wait("you>", count=2)
         terminal.press("And of Italy?\n")
         terminal.wait(r"tokens in .* rounds \| server drafts", count=2)
-        terminal.wait(r"you>\s*\Z")  # behind the check of what was written while it hung
+        terminal.wait(r"you>\s*\Z")  # after the check of text that was written while it hung
         terminal.press("/quit\n")
         assert terminal.process.wait(30) == 0
         assert "Traceback" not in terminal.text()
 
 
-def test_a_killed_program_goes_on_when_it_is_started_again(onnx_bundle, server, waiting):
+def test_a_killed_program_continues_when_it_is_started_again(onnx_bundle, server, waiting):
     """SIGKILL in the middle of an answer, which is still unfinished when the program is back."""
     command = chat(onnx_bundle, waiting.url, "--terminal", "--max-new-tokens", "200")
     whole = once(onnx_bundle, server, "--max-new-tokens", "200").stdout
@@ -205,7 +187,7 @@ def test_a_killed_program_goes_on_when_it_is_started_again(onnx_bundle, server, 
         shown = text.split(QUESTION)[1].split("cut off")[0]
         assert "".join(shown.split()) == "".join(clean(whole).split())
         with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as second:
-            second.wait("is open in another program")
+            second.wait(re.escape(strings.KEPT_NOWHERE.format("")))
             assert QUESTION not in second.wait("you>")
         terminal.press(CTRL_D)
         assert terminal.process.wait(30) == 0

@@ -1,5 +1,5 @@
-"""Requests that cannot be meant, sent to ``moa-chat --serve`` as users run it: each is refused in a sentence that names
-what is wrong, costs one line of the log, and harms no other."""
+"""Invalid requests to ``moa-chat --serve`` as users run it: each is refused with a code that names the fault, costs one
+line of the log, and harms no other request."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from support.malformed_framing import REQUESTS, SMUGGLED
 
 CHAT, TEXT = "chat/completions", "completions"
 TIMEOUT_S = 60
+FULL, LESS, MISSING = "context_length_exceeded", "out_of_range", "missing_required_parameter"
+TYPE, VALUE, UNSUPPORTED = "invalid_type", "invalid_value", "unsupported_parameter"
 
 
 @pytest.fixture(scope="module")
@@ -27,161 +29,147 @@ def endpoint(onnx_bundle: Path, tiny_target: Path, tiny_drafter: Path) -> Iterat
         yield running
 
 
+def post(endpoint: Running, path: str, data: object) -> httpx.Response:
+    content = data if isinstance(data, bytes) else json.dumps(data)
+    return httpx.post(f"{endpoint.url}/{path}", content=content, timeout=TIMEOUT_S)
+
+
+def good(endpoint: Running) -> None:
+    """An ordinary request is answered as ever."""
+    assert post(endpoint, CHAT, {"messages": [USER], "max_tokens": 1}).status_code == 200
+
+
 def after(endpoint: Running, request: str) -> None:
-    """The log has one line for it, and an ordinary request is answered as ever."""
-    good = httpx.post(f"{endpoint.url}/{CHAT}", json={"messages": [USER], "max_tokens": 1}, timeout=TIMEOUT_S)
-    assert good.status_code == 200 and good.json()["choices"][0]["finish_reason"] == "length"
+    """The log has one line for the request, and an ordinary one is answered."""
+    good(endpoint)
     refused, answered = (endpoint.process.stderr.readline() for _ in range(2))
     assert refused.startswith(f"moa-chat: {request} ") and refused.strip().isprintable()
     assert answered.startswith(f"moa-chat: POST /v1/{CHAT} 200 ")
 
 
-def user(content: object) -> dict:
-    return {"role": "user", "content": content}
+def user(content: object) -> list[dict]:
+    return [{"role": "user", "content": content}]
 
 
 CHATS = [
-    ({"messages": None}, "messages", "messages is missing"),
-    ({"messages": []}, "messages", "messages is empty"),
-    ({"messages": "Hi"}, "messages", "must be a list, not a text"),
-    ({"messages": {"0": USER}}, "messages", "must be a list, not an object"),
-    ({"messages": [3]}, "messages[0]", "must be an object, not a whole number"),
-    ({"messages": [None]}, "messages[0]", "must be an object, not null"),
-    ({"messages": [USER] * 600}, "messages", "messages are 600; the target's context holds 512 tokens"),
-    ({"messages": [user("a" * 20_000)]}, "messages", "20000 characters; the target's context holds 512 tokens"),
-    ({"messages": [user("word " * 600)]}, "messages", "conversation would have"),
-    ({"messages": [{"content": "x"}]}, "messages[0].role", "one of system, developer, user, assistant, not None"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "one of system, developer, user"),
-    ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role", "one of system, developer, user"),
-    ({"messages": [{"role": {}, "content": "x"}]}, "messages[0].role", "one of system, developer, user"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", "must be a text or a list of parts, not null"),
-    ({"messages": [user({"text": "x"})]}, "messages[0].content", "must be a text or a list of parts, not an object"),
-    ({"messages": [user([{"type": "image_url"}])]}, "messages[0].content", "only hold parts"),
-    ({"messages": [user([{"type": "text", "text": 3}])]}, "messages[0].content", "only hold parts"),
-    ({"messages": [user("\ud800")]}, "messages[0].content", "half of a surrogate pair"),
-    ({"messages": [user([{"type": "text", "text": "\udfff"}])]}, "messages[0].content", "half of a surrogate pair"),
-    ({"messages": [USER, ASSISTANT]}, "messages[1].role", "must be the user's"),
-    ({"messages": [{**ASSISTANT, "tool_calls": [{}]}, USER]}, "messages[0].tool_calls", "not supported"),
-    ({"model": 3}, "model", "must be a text, not a whole number"),
-    ({"temperature": "hot"}, "temperature", "temperature must be a number, not a text"),
-    ({"temperature": True}, "temperature", "not true or false"),
-    ({"temperature": 3}, "temperature", "between 0 and 2, not 3"),
-    ({"temperature": -0.1}, "temperature", "between 0 and 2, not -0.1"),
-    ({"temperature": float("nan")}, "temperature", "between 0 and 2, not nan"),
-    ({"top_p": 0}, "top_p", "above 0 and at most 1, not 0"),
-    ({"top_p": float("inf")}, "top_p", "above 0 and at most 1, not inf"),
-    ({"seed": 1.5}, "seed", "must be a whole number, not a number"),
-    ({"max_tokens": 0}, "max_tokens", "at least 1, not 0"),
-    ({"max_completion_tokens": "9"}, "max_completion_tokens", "must be a whole number"),
-    ({"stop": ["a"] * 5}, "stop", "up to 4"),
-    ({"stop": ""}, "stop", "none empty"),
-    ({"stop": [1]}, "stop", "must be a text or up to 4 of them"),
-    ({"stream": "yes"}, "stream", "must be true or false, not a text"),
-    ({"stream_options": []}, "stream_options", "must be an object, not a list"),
-    ({"stream_options": {"include_usage": 1}}, "include_usage", "must be true or false"),
-    ({"n": 0}, "n", "between 1 and 8, not 0"),
-    ({"n": 9}, "n", "between 1 and 8, not 9"),
-    ({"n": True}, "n", "must be a whole number"),
-    ({"offline": "perhaps"}, "offline", "one of writer, drafter, off, not 'perhaps'"),
-    ({"offline": True}, "offline", "must be a text"),
+    ("messages", "messages", MISSING, (None, [])),
+    ("messages", "messages", TYPE, ("Hi", {"0": USER})),
+    ("messages", "messages[0]", TYPE, ([3], [None])),
+    ("messages", "messages", FULL, ([USER] * 600, user("a" * 20_000), user("word " * 600))),
+    ("messages", "messages[0].role", VALUE, ([{"content": "x"}], [{"role": "tool", "content": "x"}])),
+    ("messages", "messages[0].role", VALUE, ([{"role": ["user"], "content": "x"}], [{"role": {}, "content": "x"}])),
+    ("messages", "messages[0].content", TYPE, ([{"role": "user"}], user({"text": "x"}))),
+    ("messages", "messages[0].content", VALUE, (user([{"type": "image_url"}]), user([{"type": "text", "text": 3}]))),
+    ("messages", "messages[0].content", VALUE, (user("\ud800"), user([{"type": "text", "text": "\udfff"}]))),
+    ("messages", "messages[1].role", VALUE, ([USER, ASSISTANT],)),
+    ("messages", "messages[0].tool_calls", UNSUPPORTED, ([{**ASSISTANT, "tool_calls": [{}]}, USER],)),
+    ("model", "model", TYPE, (3,)),
+    ("temperature", "temperature", TYPE, ("hot", True)),
+    ("temperature", "temperature", LESS, (3, -0.1, float("nan"))),
+    ("top_p", "top_p", LESS, (0, float("inf"))),
+    ("seed", "seed", TYPE, (1.5,)),
+    ("max_tokens", "max_tokens", LESS, (0,)),
+    ("max_completion_tokens", "max_completion_tokens", TYPE, ("9",)),
+    ("stop", "stop", VALUE, (["a"] * 5, "", [1])),
+    ("stream", "stream", TYPE, ("yes",)),
+    ("stream_options", "stream_options", TYPE, ([],)),
+    ("stream_options", "include_usage", TYPE, ({"include_usage": 1},)),
+    ("n", "n", LESS, (0, 9)),
+    ("n", "n", TYPE, (True,)),
+    ("offline", "offline", VALUE, ("perhaps",)),
+    ("offline", "offline", TYPE, (True,)),
+    *(("top_k", "top_k", UNSUPPORTED, (40,)), ("min_p", "min_p", UNSUPPORTED, (0.05,))),
+    *((name, name, UNSUPPORTED, (1.1,)) for name in ("typical_p", "repetition_penalty", "frequency_penalty")),
+    *((name, name, UNSUPPORTED, (value,)) for name, value in (("presence_penalty", -1), ("logit_bias", {"5": 100}))),
+    *((name, name, UNSUPPORTED, (value,)) for name, value in (("guided_json", {}), ("min_tokens", 4))),
+    *((name, name, UNSUPPORTED, ([{"name": "f"}],)) for name in ("tools", "functions")),
+    *((name, name, UNSUPPORTED, (value,)) for name, value in (("tool_choice", "required"), ("modalities", ["audio"]))),
+    *((name, name, UNSUPPORTED, (value,)) for name, value in (("logprobs", True), ("top_logprobs", 3))),
+    ("response_format", "response_format", UNSUPPORTED, ({"type": "json_object"},)),
 ]
-UNSUPPORTED = {
-    "top_k": 40,
-    "min_p": 0.05,
-    "typical_p": 0.9,
-    "repetition_penalty": 1.1,
-    "frequency_penalty": 0.5,
-    "presence_penalty": -1,
-    "logit_bias": {"5": 100},
-    "guided_json": {},
-    "min_tokens": 4,
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
-    "functions": [{"name": "f"}],
-    "response_format": {"type": "json_object"},
-    "logprobs": True,
-    "top_logprobs": 3,
-    "modalities": ["audio"],
-}
 TEXTS = [
-    ({"prompt": None}, "prompt", "prompt is missing: the text that the target is to write on"),
-    ({"prompt": ""}, "prompt", "prompt is empty"),
-    ({"prompt": [""]}, "prompt", "prompt is empty"),
-    ({"prompt": []}, "prompt", "a text, or a list of one"),
-    ({"prompt": ["a", "b"]}, "prompt", "several texts, are not understood here"),
-    ({"prompt": [5, 6, 7]}, "prompt", "token ids, or several texts, are not understood here"),
-    ({"prompt": [[5, 6]]}, "prompt", "token ids, or several texts, are not understood here"),
-    ({"prompt": {"text": "a"}}, "prompt", "must be a text or a list, not an object"),
-    ({"prompt": "a\ud800"}, "prompt", "half of a surrogate pair"),
-    ({"prompt": "word " * 600}, "prompt", "the text would have"),
-    ({"prompt": "a" * 20_000}, "prompt", "20000 characters; the target's context holds 512 tokens"),
-    ({"echo": True}, "echo", "not supported here"),
-    ({"suffix": "end"}, "suffix", "not supported here"),
-    ({"best_of": 2}, "best_of", "not supported here"),
-    ({"logprobs": 0}, "logprobs", "not supported here"),
-    ({"logprobs": 5}, "logprobs", "not supported here"),
+    ("prompt", "prompt", MISSING, (None, "", [""])),
+    ("prompt", "prompt", VALUE, ([], ["a", "b"], [5, 6, 7], [[5, 6]], "a\ud800")),
+    ("prompt", "prompt", TYPE, ({"text": "a"},)),
+    ("prompt", "prompt", FULL, ("word " * 600, "a" * 20_000)),
+    *((name, name, UNSUPPORTED, (value,)) for name, value in (("echo", True), ("suffix", "end"), ("best_of", 2))),
+    ("logprobs", "logprobs", UNSUPPORTED, (0, 5)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "param", "said"),
-    [
-        *((CHAT, *case) for case in CHATS),
-        *((CHAT, {name: value}, name, f"{name} is not supported here") for name, value in UNSUPPORTED.items()),
-        *((TEXT, *case) for case in TEXTS),
-    ],
-    ids=lambda value: str(value)[:40],
+    ("path", "name", "param", "code", "values"),
+    [*((CHAT, *case) for case in CHATS), *((TEXT, *case) for case in TEXTS)],
+    ids=lambda value: str(value)[:30],
 )
-def test_a_field_that_cannot_be_meant_is_named(endpoint, path, fields, param, said):
-    body = {"messages": [USER], **fields} if path == CHAT else {"prompt": "Once", **fields}
-    answered = httpx.post(f"{endpoint.url}/{path}", content=json.dumps(body), timeout=TIMEOUT_S)
-    error = answered.json()["error"]
-    assert answered.status_code == 400 and error["type"] == "invalid_request_error"
-    assert error["param"] == param and said in error["message"] and error["message"].isprintable()
-    after(endpoint, f"POST /v1/{path} 400")
+def test_an_invalid_field_is_named(endpoint, path, name, param, code, values):
+    for value in values:
+        answered = post(endpoint, path, {"messages": [USER], "prompt": "Once", name: value})
+        error = answered.json()["error"]
+        assert answered.status_code == 400 and error["type"] == "invalid_request_error"
+        assert (error["param"], error["code"]) == (param, code) and error["message"].isprintable()
+        assert param.partition("[")[0].rstrip("s") in error["message"] or code == FULL
+        after(endpoint, f"POST /v1/{path} 400")
 
 
 @pytest.mark.parametrize(
-    ("data", "status", "said"),
+    ("data", "status", "code"),
     [
-        (b"", 400, "the body is not JSON"),
-        (b"{", 400, "the body is not JSON"),
-        (b"[1]", 400, "must be a JSON object, not a list"),
-        (b"null", 400, "must be a JSON object, not null"),
-        (b'"text"', 400, "must be a JSON object, not a text"),
-        (b"\xff\xfe", 400, "the body is not JSON"),
-        (b"[" * 100_000, 400, "the body is not JSON"),
-        (b'{"messages":' * 50_000, 400, "the body is not JSON"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", 400, "the body is not JSON"),
-        (b"messages=Hi&model=target", 400, "the body is not JSON"),
-        (b'{"model": "gpt-5", "messages": []}', 404, "there is no model 'gpt-5' here, only 'target'"),
-        (b'{"model": "\\u001b[2J", "messages": []}', 404, "there is no model '\\x1b[2J' here"),
-        (b" " * ((1 << 20) + 1), 413, "the body is larger than 1 MiB"),
+        *((data, 400, "invalid_json") for data in (b"", b"{", b"\xff\xfe", b"messages=Hi&model=target")),
+        *((data, 400, "invalid_json") for data in (b"[" * 100_000, b'{"messages":' * 50_000)),
+        (b'{"seed": ' + b"9" * 5000 + b"}", 400, "invalid_json"),
+        *((data, 400, TYPE) for data in (b"[1]", b"null", b'"text"')),
+        (b'{"model": "gpt-5", "messages": []}', 404, "model_not_found"),
+        (b'{"model": "\\u001b[2J", "messages": []}', 404, "model_not_found"),
+        (b" " * ((1 << 20) + 1), 413, "body_too_large"),
     ],
     ids=lambda value: repr(value)[:30],
 )
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_a_body_that_is_no_request(endpoint, path, data, status, said):
-    answered = httpx.post(f"{endpoint.url}/{path}", content=data, timeout=TIMEOUT_S)
-    assert answered.status_code == status and said in answered.json()["error"]["message"]
-    after(endpoint, f"POST /v1/{path} {status}")
+def test_a_body_that_is_no_request_is_refused(endpoint, data, status, code):
+    for path in (CHAT, TEXT):
+        answered = post(endpoint, path, data)
+        assert answered.status_code == status and answered.json()["error"]["code"] == code
+        assert answered.json()["error"]["message"].isprintable()
+        after(endpoint, f"POST /v1/{path} {status}")
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("POST", "/v1/embeddings", 404),
-        ("POST", "/v1/responses", 404),
         ("GET", "/v1/%1b[2Jnowhere", 404),
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/chat/completions", 405),
     ],
 )
-def test_what_is_not_there_says_what_there_is(endpoint, method, path, status):
+def test_an_unknown_route_is_refused_with_the_known_ones(endpoint, method, path, status):
     answered = httpx.request(method, f"http://127.0.0.1:{endpoint.port}{path}", timeout=TIMEOUT_S)
-    assert answered.status_code == status
-    assert "there is GET /v1/models, GET /v1/models/{name}, POST /v1/chat" in answered.json()["error"]["message"]
+    assert answered.status_code == status and answered.json()["error"]["code"] == "no_such_route"
+    assert "GET /v1/models/{name}" in answered.json()["error"]["message"]
     after(endpoint, method)
+
+
+def send(endpoint: Running, *parts: bytes, ends: bool = False) -> bytes:
+    """Send parts over one connection, and return all that is answered after the last one."""
+    answered = b""
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=TIMEOUT_S) as client:
+        for part in parts[:-1]:
+            client.sendall(part)
+            answered += client.recv(1 << 16)
+        client.sendall(parts[-1])
+        if ends:
+            client.shutdown(socket.SHUT_WR)
+        answered += b"".join(iter(lambda: client.recv(1 << 16), b""))
+    return answered
+
+
+def no_traceback(endpoint: Running) -> None:
+    """The log has none, and an ordinary request is answered."""
+    good(endpoint)
+    said = [endpoint.process.stderr.readline()]
+    while " 200 in " not in said[-1]:
+        said.append(endpoint.process.stderr.readline())
+    assert not any("Traceback" in line or 'File "' in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -194,43 +182,21 @@ def test_what_is_not_there_says_what_there_is(endpoint, method, path, status):
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_what_is_no_http_ends_its_connection_alone(endpoint, sent):
-    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=TIMEOUT_S) as client:
-        client.sendall(sent)
-        client.shutdown(socket.SHUT_WR)
-        answered = client.recv(1 << 16)
+def test_bytes_that_are_no_http_end_their_connection_alone(endpoint, sent):
+    answered = send(endpoint, sent, ends=True)
     assert b" 400 " in answered or not answered
-    and_no_traceback(endpoint)
-
-
-def and_no_traceback(endpoint: Running) -> None:
-    """The log has none, and an ordinary request is answered as ever."""
-    body = {"messages": [USER], "max_tokens": 1}
-    assert httpx.post(f"{endpoint.url}/{CHAT}", json=body, timeout=TIMEOUT_S).status_code == 200
-    said = [endpoint.process.stderr.readline()]
-    while " 200 in " not in said[-1]:
-        said.append(endpoint.process.stderr.readline())
-    assert not any("Traceback" in line or 'File "' in line for line in said)
-
-
-def read_all(client: socket.socket) -> bytes:
-    return b"".join(iter(lambda: client.recv(1 << 16), b""))
+    no_traceback(endpoint)
 
 
 @pytest.mark.parametrize("sent", REQUESTS.values(), ids=REQUESTS)
-def test_what_a_proxy_may_end_elsewhere_is_refused_and_nothing_behind_it_answered(endpoint, sent):
-    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=TIMEOUT_S) as client:
-        client.sendall(sent + SMUGGLED)
-        answered = read_all(client)
+def test_a_request_that_a_proxy_may_end_elsewhere_is_refused_with_everything_after_it(endpoint, sent):
+    answered = send(endpoint, sent + SMUGGLED)
     assert b" 400 " in answered and answered.count(b"HTTP/1.1 ") == 1
-    and_no_traceback(endpoint)
+    no_traceback(endpoint)
 
 
-def test_a_broken_chunk_behind_an_answer_ends_its_connection_without_a_traceback(endpoint):
-    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=TIMEOUT_S) as client:
-        client.sendall(b"POST /v1/nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
-        answered = client.recv(1 << 16)
-        client.sendall(b"0\r\n\n")
-        answered += read_all(client)
+def test_a_broken_chunk_after_an_answer_ends_its_connection_without_a_traceback(endpoint):
+    begun = b"POST /v1/nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answered = send(endpoint, begun, b"0\r\n\n")
     assert answered.count(b"HTTP/1.1 404 ") == answered.count(b"HTTP/1.1 ") == 1
-    and_no_traceback(endpoint)
+    no_traceback(endpoint)

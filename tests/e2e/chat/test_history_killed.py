@@ -1,28 +1,16 @@
-"""Kept chats after a program was killed."""
+"""Chats are kept although the program was killed."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-
-import pytest
 
 from moa_chat.history.store import History
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "folder" / "history.sqlite"
-
-
-@pytest.fixture
-def history(path):
-    opened = History.open(path)
-    yield opened
-    opened.close()
-
-
-def test_a_killed_program_loses_nothing_that_was_saved(path):
+def test_a_killed_program_loses_nothing_that_was_saved(tmp_path):
+    path = tmp_path / "history.sqlite"
     script = (
         "import os, sys; from pathlib import Path\n"
         "from moa_chat.history.store import History; from moa_chat.history.message import Message\n"
@@ -32,7 +20,6 @@ def test_a_killed_program_loses_nothing_that_was_saved(path):
         "os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", script, str(path)], timeout=60).returncode != 0
-    history = History.open(path)
-    assert history.set_aside is None
-    assert [message.content for message in history.messages(history.chats()[0].id)] == ["Question", "x" * 99]
-    history.close()
+    with contextlib.closing(History.open(path)) as history:
+        assert history.set_aside is None
+        assert [message.content for message in history.messages(history.chats()[0].id)] == ["Question", "x" * 99]

@@ -14,7 +14,7 @@ import os, sys, time
 from moa_chat.terminal.input import watch_keyboard
 
 with watch_keyboard() as keyboard:
-    os.set_blocking(1, False)  # how much a terminal holds that nobody reads differs
+    os.set_blocking(1, False)  # terminals hold different amounts of unread text
     written = 0
     try:
         while written < 12000:
@@ -29,20 +29,13 @@ with watch_keyboard() as keyboard:
 """
 
 
-def test_ctrl_c_throws_away_nothing_that_was_drawn():
-    """Unless it is told not to, a terminal drops what it holds; here nobody reads it before Ctrl-C has come."""
+def test_ctrl_c_drops_nothing_that_was_drawn():
+    """By default a terminal drops the text that it holds at Ctrl-C; here it is read after that."""
     import pty
 
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", _WRITER],
-        stdin=slave,
-        stdout=slave,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=listen_to_ctrl_c,
-    )
+    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True, "preexec_fn": listen_to_ctrl_c}
+    process = subprocess.Popen([sys.executable, "-c", _WRITER], stdin=slave, stdout=slave, **options)
     os.close(slave)
     try:
         written = int(process.stderr.readline())

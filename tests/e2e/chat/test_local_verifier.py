@@ -81,7 +81,7 @@ def test_a_local_verifier_gets_a_token_and_is_stopped_at_the_end(instead, tmp_pa
     instead(
         NOTES_ITS_END.format(mark=str(mark)) + "import json, os; print('loading', flush=True)\n"
         "print(json.dumps({'event': 'ready', 'url': 'ws://127.0.0.1:1/' + os.environ['MOA_TOKEN']}), flush=True)\n"
-        "time.sleep(60)",
+        "time.sleep(60)"
     )
     with local.local_verifier() as verifier:
         endpoint = verifier.endpoint

@@ -12,57 +12,60 @@ import pytest
 
 import typist
 from measure_window import measure_answer
+from moa_chat import strings
 from moa_chat.desktop import programs
 from moa_chat.desktop.export_program import JsonProgress
 from moa_chat.desktop.programs import BundleExport, Program, VerifierProcess
-from support.chat.desktop.window_driving import TOKEN, WAIT
+from support.chat.desktop.window_driving import TOKEN, is_online
 
 
-def run(qtbot, script: str, environment: dict[str, str] | None = None) -> tuple[list[dict], object]:
-    """What a program said, and how it ended."""
-    program = Program([sys.executable, "-c", script], environment or {})
-    said: list[dict] = []
-    ended: list[object] = []
+@pytest.fixture
+def run(until):
+    """Runs a script as a program, and returns its objects and how it ended."""
+
+    def run_script(script: str, environment: dict[str, str] | None = None) -> tuple[list[dict], object]:
+        program = Program([sys.executable, "-c", script], environment or {})
+        said: list[dict] = []
+        ended: list[object] = []
+        program.said.connect(said.append)
+        program.ended.connect(ended.append)
+        program.start()
+        until(lambda: ended)
+        return said, ended[0]
+
+    return run_script
+
+
+def test_a_program_says_objects_among_other_lines_and_why_it_failed(run):
+    script = "import os; print('noise'); print('{\"a\": ' + os.environ['A'] + '}'); print('[1]')"
+    assert run(script, {"A": "5"}) == ([{"a": 5}], None)
+    script = "import sys; print('loud', file=sys.stderr); sys.exit('moa-serve: error: no room  [disk_full]')"
+    _, error = run(script)
+    assert (str(error), error.code) == ("no room", "disk_full")
+    assert str(run("import sys; sys.exit(3)")[1]).endswith(" 3")
+
+
+def test_a_program_that_is_not_there_is_an_error(qtbot):
+    program = Program(["/nonexistent/program"], {})
+    with qtbot.waitSignal(program.ended) as ended:
+        program.start()
+    assert ended.args[0].code == "not_started" and "/nonexistent/program" in str(ended.args[0])
+
+
+def test_a_stopped_program_is_gone_and_silent(until):
+    program = Program([sys.executable, "-c", "import time; print('{}', flush=True); time.sleep(600)"], {})
+    said, ended = [], []
     program.said.connect(said.append)
     program.ended.connect(ended.append)
     program.start()
-    qtbot.waitUntil(lambda: bool(ended), timeout=WAIT)
-    return said, ended[0]
-
-
-def test_a_program_says_objects_and_other_lines_are_passed_over(qtbot):
-    script = "import os; print('noise'); print('{\"a\": ' + os.environ['A'] + '}'); print('[1]')"
-    assert run(qtbot, script, {"A": "5"}) == ([{"a": 5}], None)
-
-
-def test_a_program_that_fails_gives_its_last_words(qtbot):
-    script = (
-        "import sys; print('loud', file=sys.stderr); print('moa-serve: error: no room', file=sys.stderr); sys.exit(2)"
-    )
-    assert str(run(qtbot, script)[1]) == "no room"
-    assert str(run(qtbot, "import sys; sys.exit(3)")[1]) == "exit status 3"
-
-
-def test_a_program_that_is_not_there(qtbot):
-    program = Program(["/nonexistent/program"], {})
-    with qtbot.waitSignal(program.ended, timeout=WAIT) as ended:
-        program.start()
-    assert "could not be started" in str(ended.args[0])
-
-
-def test_a_stopped_program_is_gone_and_silent(qtbot):
-    program = Program([sys.executable, "-c", "import time; print('{}', flush=True); time.sleep(600)"], {})
-    ended: list[object] = []
-    program.ended.connect(ended.append)
-    with qtbot.waitSignal(program.said, timeout=WAIT):
-        program.start()
+    until(lambda: said)
     program.stop()
     assert not program.running and ended == []
 
 
 @pytest.fixture
 def instead(monkeypatch):
-    """Runs this script in the place of moa-edge's own programs."""
+    """Runs a script in the place of moa-edge's own programs."""
 
     def run_instead(script: str) -> None:
         monkeypatch.setattr(programs, "own_program", lambda *_: [sys.executable, "-c", script])
@@ -71,18 +74,18 @@ def instead(monkeypatch):
     return run_instead
 
 
-def test_a_verifier_of_this_machine(open_window, verifier, instead, monkeypatch, qtbot):
-    """Its process says where it is; the window connects there with the token that it gave it."""
+def test_the_window_connects_to_a_verifier_of_this_machine(open_window, verifier, instead, monkeypatch, until):
+    """Its process says where it is, and gets a token."""
     url = json.dumps({"url": f"ws://127.0.0.1:{verifier.port}"})
     instead(f"import os, time; assert os.environ['MOA_TOKEN']; print('{url}', flush=True); time.sleep(600)")
     monkeypatch.setattr(programs.secrets, "token_urlsafe", lambda _: TOKEN)
     window = open_window(local=True)
-    qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() in ("online", "slow"), timeout=WAIT)
+    until(lambda: is_online(window))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_a_killed_window_leaves_no_verifier(tmp_path, qtbot):
-    """The verifier is told to end with its standard input, and that ends with the window."""
+def test_a_killed_window_leaves_no_verifier(tmp_path, until):
+    """The verifier ends with its standard input, and that ends with the window."""
     begun, ended = tmp_path / "begun", tmp_path / "ended"
     verifier = (
         "import pathlib, sys; assert '--until-stdin-ends' in sys.argv\n"
@@ -95,49 +98,48 @@ def test_a_killed_window_leaves_no_verifier(tmp_path, qtbot):
         "verifier.start(); application.exec()"
     )
     with subprocess.Popen([sys.executable, "-c", window]) as process:
-        qtbot.waitUntil(begun.exists, timeout=WAIT)
+        until(begun.exists)
         assert not ended.exists()
         process.kill()
-    qtbot.waitUntil(ended.exists, timeout=WAIT)
+    until(ended.exists)
 
 
-def test_a_verifier_that_does_not_start_is_a_sentence(open_window, instead, qtbot):
-    instead("import sys; print('moa-serve: error: the target cannot be fetched', file=sys.stderr); sys.exit(2)")
+def test_a_verifier_that_does_not_start_is_a_sentence(open_window, instead, until):
+    instead("import sys; sys.exit('moa-serve: error: NO TARGET')")
     window = open_window(local=True)
-    qtbot.waitUntil(lambda: "the target cannot be fetched" in window.page.notice.text, timeout=WAIT)
+    until(lambda: "NO TARGET." in window.page.notice.text)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["later", "first run"])
-def test_the_start_of_a_verifier_is_shown_and_can_be_given_up(open_window, instead, tmp_path, qtbot, first):
-    ended = tmp_path / "ended"
+def test_the_start_of_a_verifier_is_shown_and_can_be_given_up(open_window, instead, tmp_path, until, first):
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
     instead(
         "import pathlib, signal, sys, time\n"
         f"def end(*_): pathlib.Path({str(ended)!r}).touch(); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, end); time.sleep(600)"
+        f"signal.signal(signal.SIGTERM, end); pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
     )
     window = open_window(local=not first)
     page, welcome = window.page, window.first_run
     if first:
         welcome.form.local.setChecked(True)
         welcome.start.click()
-        qtbot.waitUntil(welcome.cancel.isVisible, timeout=WAIT)
-        assert "being started" in welcome.form.state.text()
-        qtbot.wait(300)  # for Python to know the signal
+        until(lambda: welcome.cancel.isVisible() and begun.exists())
+        assert welcome.form.state.text() == strings.STARTING
         welcome.cancel.click()
-        assert "not started" in welcome.form.state.text() and welcome.start.isEnabled()
+        assert welcome.form.state.objectName() == "problem" and welcome.start.isEnabled()
         assert not welcome.cancel.isVisible()
     else:
-        assert page.progress.isVisible() and "being started" in page.progress.text
-        qtbot.waitUntil(lambda: "(1 s)" in page.progress.text, timeout=WAIT)
+        until(begun.exists)
+        assert page.progress.isVisible() and page.progress.text.startswith(strings.STARTING)
+        until(lambda: page.progress.text != strings.SECONDS.format(strings.STARTING, 0))
         page.progress.button.click()
-        assert not page.progress.isVisible() and "not started" in page.notice.text
-        assert page.notice.button.text() == "Try again"
+        assert not page.progress.isVisible() and page.notice.button.text() == strings.TRY_AGAIN
         page.notice.button.click()
         assert page.progress.isVisible()
-    qtbot.waitUntil(ended.exists, timeout=WAIT)
+    until(ended.exists)
 
 
-def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
+def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch):
     monkeypatch.setattr("moa_runtime.optional_deps.importlib.util.find_spec", lambda name: None)
     for starts in (VerifierProcess().start, BundleExport().start):
         with pytest.raises(Exception, match="pip install"):
@@ -155,7 +157,7 @@ def test_a_window_of_a_named_drafter_has_its_bundle_and_verifier(monkeypatch, tm
 
     monkeypatch.setattr(programs, "own_program", command)
     export, verifier = BundleExport("early-exit"), VerifierProcess("early-exit")
-    with qtbot.waitSignal(export.ended, timeout=WAIT), qtbot.waitSignal(verifier.failed, timeout=WAIT):
+    with qtbot.waitSignals([export.ended, verifier.failed], timeout=60_000):
         export.start()
         verifier.start()
     folder = tmp_path / "bundles" / "early-exit"
@@ -166,7 +168,7 @@ def test_a_window_of_a_named_drafter_has_its_bundle_and_verifier(monkeypatch, tm
     assert export.present
 
 
-def test_the_export_shows_how_far_it_is(open_window, instead, qtbot, monkeypatch, tmp_path):
+def test_the_export_shows_its_progress(open_window, instead, until, monkeypatch, tmp_path):
     bundle, go = tmp_path / "default", tmp_path / "go"
     monkeypatch.setenv("MOA_EDGE_BUNDLE", str(bundle))
     instead(
@@ -175,16 +177,14 @@ def test_the_export_shows_how_far_it_is(open_window, instead, qtbot, monkeypatch
         f"bundle = pathlib.Path({str(bundle)!r}); bundle.mkdir(); (bundle / 'manifest.json').touch()"
     )
     page = open_window(bundle="").first_run
-    assert not page.start.isEnabled() and page.form.bundle.make.isVisible()
-    page.form.bundle.make.click()
-    qtbot.waitUntil(lambda: page.form.bundle.progress.value() == 25, timeout=WAIT)
-    assert page.form.bundle.state.text() == "Comparing…"
+    field = page.form.bundle
+    assert not page.start.isEnabled() and field.make.isVisible() and field.state.text() == strings.BUNDLE_MISSING
+    field.make.click()
+    until(lambda: field.progress.value() == 25)
+    assert field.state.text() == "Comparing…"
     go.touch()
-    qtbot.waitUntil(page.start.isEnabled, timeout=WAIT)
-    assert "in the cache" in page.form.bundle.state.text() and not page.form.bundle.progress.isVisible()
-
-
-def test_progress_as_data():
+    until(page.start.isEnabled)
+    assert field.state.text() == strings.BUNDLE_CACHED and not field.progress.isVisible()
     out = io.StringIO()
     with JsonProgress(out).stage("comparing", 2) as advance:
         advance()
