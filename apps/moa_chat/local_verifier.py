@@ -139,4 +139,4 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
     assert process.stdin is not None
-    process.stdin.close()  # not before: its end would be heard sooner than the signal
+    process.stdin.close()  # not before: its end would reach the verifier sooner than the signal

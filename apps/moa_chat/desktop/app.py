@@ -43,7 +43,7 @@ class InstanceLock(QObject):
         """Take the profile; False when another window has it."""
         if not self._lock.tryLock(0):
             return False
-        QLocalServer.removeServer(self._name)  # what a crash left behind
+        QLocalServer.removeServer(self._name)  # left by a crash
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._called)

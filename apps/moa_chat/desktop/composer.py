@@ -69,7 +69,7 @@ class Composer(QFrame):
         self.field.moveCursor(self.field.textCursor().MoveOperation.End)
 
     def set_ready(self, ready: bool) -> None:
-        """Whether there is somebody to ask."""
+        """Set whether a question can be asked now."""
         self._ready = ready
         self._changed()
 

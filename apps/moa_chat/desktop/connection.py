@@ -178,7 +178,7 @@ async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
         return error
     cause, address = error.__cause__, endpoint.address
     if isinstance(cause, InvalidStatus) and cause.response.status_code in (401, 403):
-        text = f"The verifier at {address} refused the token. Ask whoever runs it for the right one."
+        text = f"The verifier at {address} refused the token. Ask its operator for the right one."
         return ConnectionFailedError(text, Trouble.TOKEN, code=error.code)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return await _explain_certificate(cause, endpoint, error.code)

@@ -1,4 +1,4 @@
-"""What the window is made of: labels, buttons and icons, each with a name for screen readers, and their layout."""
+"""Labels, buttons and icons of the window, each with a name for screen readers, and their layout."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ def pad(layout: QLayout, *margins: float, spacing: float | None = None) -> None:
 
 
 def add(layout: QBoxLayout, *widgets: QWidget) -> None:
+    """Add widgets to a layout, in this order."""
     for widget in widgets:
         layout.addWidget(widget)
 

@@ -20,6 +20,7 @@ NEEDED = (
     "moa_drafter/weights/moa/config.json",
     "moa_drafter/weights/moa/model.safetensors",
     "moa_bench/page/",
+    "moa_chat/desktop/style.qss",
     "moa_chat/desktop/window.py",
     "moa_server/cli.py",
     "moa_export/cli.py",
