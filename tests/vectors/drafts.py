@@ -13,7 +13,7 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.session.events import Sampling
-from vectors.fixtures_draws import Draws, copying, sampling_of, some_budget, tree_of
+from vectors.fixtures_draws import Draws, copying, some_budget, tree_of
 
 KV = (1, 2)
 _TOP_K, _VOCABULARY = 4, 12
@@ -106,7 +106,7 @@ def _proposed(draws: Draws, drafter: MoaDrafter, text: list[int]) -> tuple[list[
         budget = Budget.chain(draws.whole(0, 8))
     sampling = Sampling(draws.one_of([0.0, 0.0, 0.8]), 1.0, draws.whole(0, 1000))
     tree = drafter.propose(text, budget, sampling)
-    said = {"call": "propose", "prefix": text, "budget": asdict(budget), "sampling": sampling_of(sampling)}
+    said = {"call": "propose", "prefix": text, "budget": asdict(budget), "sampling": asdict(sampling)}
     path = [tree.tokens[index] for index in tree.likeliest_path()]
     kept = text[: max(1, len(text) - draws.whole(0, 4))] if draws.share() < 0.2 else text
     following = [*kept, *path[: draws.whole(0, len(path))], draws.whole(1, 11)]

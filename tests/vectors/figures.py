@@ -18,7 +18,7 @@ from moa_runtime.session.client_table import CALLS, Event, State, transition
 from moa_runtime.session.events import Sampling
 from vectors import trace_json
 from vectors.drafts import moa_drafts
-from vectors.fixtures_draws import Draws, copying, said, sampling_of, some_budget, some_candidates, tree_of
+from vectors.fixtures_draws import Draws, copying, said, some_budget, some_candidates, tree_of
 
 Case = dict[str, Any]
 
@@ -39,7 +39,7 @@ def luck(draws: Draws) -> Iterator[Case]:
         position = draws.whole(0, 5000)
         ranked = GumbelCoupling(sampling).ranked(alternatives, position)
         best = GumbelCoupling(sampling).best(alternatives[0], position)
-        given = {"sampling": sampling_of(sampling), "position": position, "alternatives": said(alternatives)}
+        given = {"sampling": asdict(sampling), "position": position, "alternatives": said(alternatives)}
         yield given | {"ranked": said(ranked), "best": [best.token, best.logprob]}
 
 
@@ -68,7 +68,7 @@ def mixtures(draws: Draws) -> Iterator[Case]:
         path = [*text, *copying(draws, text, draws.whole(0, 20))[len(text) :]]
         candidates, luck = some_candidates(draws), GumbelCoupling(sampling)
         copy = mixture.copy(path, luck)
-        given = {"text": text, "path": path, "sampling": sampling_of(sampling), "candidates": said([candidates])[0]}
+        given = {"text": text, "path": path, "sampling": asdict(sampling), "candidates": said([candidates])[0]}
         yield given | {
             "mixed": said([mixture.mix(candidates, path)])[0],
             "copy": None if copy is None else [copy.token, copy.logprob],
@@ -102,7 +102,7 @@ def ngram_drafts(draws: Draws) -> Iterator[Case]:
         text, budget = copying(draws, [], draws.whole(1, 80)), some_budget(draws)
         sampling = Sampling(draws.one_of([0.0, 0.8]), 1.0, draws.whole(0, 1000))
         tree = NgramDrafter([0]).propose(text, budget, sampling)
-        yield {"prefix": text, "budget": asdict(budget), "sampling": sampling_of(sampling), "tree": tree_of(tree)}
+        yield {"prefix": text, "budget": asdict(budget), "sampling": asdict(sampling), "tree": tree_of(tree)}
 
 
 def prices(draws: Draws) -> Iterator[Case]:

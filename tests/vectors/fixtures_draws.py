@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from moa_runtime.drafters.base import Budget, DraftToken, Prices
-from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from vectors import trace_json
 
@@ -76,7 +75,3 @@ def said(alternatives: list[list[DraftToken]]) -> list[list[list[float]]]:
 
 def tree_of(tree: DraftTree) -> dict[str, Any]:
     return trace_json.plain(asdict(tree))  # type: ignore[no-any-return]
-
-
-def sampling_of(sampling: Sampling) -> dict[str, Any]:
-    return asdict(sampling)

@@ -35,13 +35,6 @@ def test_the_likeliest_nodes_are_kept_with_their_ancestors() -> None:
     assert path_of(best) == [5, 7] and best.depth == 2
 
 
-def test_a_mask_shows_each_node_its_path() -> None:
-    tree = grown()
-    paths, mask = tree.expand()
-    assert paths == [[5, 7], [6, 7]]
-    assert mask.tolist() == [[True, False, True, False], [False, True, False, True]]
-
-
 def test_a_chain_is_a_tree_without_branches() -> None:
     chain = DraftTree.chain([5, 6, 7], [-0.5, -0.25, -1.0], steps=[1, 1])
     assert (chain.tokens, chain.parents, chain.steps) == ((5, 6, 7), (0, 1, 2), (1, 1))

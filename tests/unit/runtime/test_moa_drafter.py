@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moa_runtime.backends.base import StepInputs, StepResult
-from moa_runtime.drafters import moa, ngram
+from moa_runtime.drafters import ngram
 from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
@@ -66,14 +66,6 @@ def test_a_gap_another_shape_or_an_empty_prefix_is_refused(drafter: MoaDrafter) 
     with pytest.raises(ValueError):
         drafter.propose([], Budget.chain(0))
     assert drafter.rows == 2
-
-
-def test_a_long_catch_up_goes_in_chunks(drafter: MoaDrafter) -> None:
-    prefix = [token % 1000 for token in range(2 * moa.CATCH_UP_TOKENS + 5)]
-    drafter.add_rows(0, *rows(0, len(prefix) - 1))
-    assert draft_of(drafter, prefix, 2)[0].token != draft_of(drafter, prefix[:-1], 1)[0].token
-    assert drafter._backend.rows[:4] == [512, 1024, 1028, 1028]
-    assert fed(drafter)[:4] == [512, 512, 5, 1]
 
 
 def test_a_backend_of_fixed_size_is_not_asked_for_more() -> None:

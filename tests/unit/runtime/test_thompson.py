@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -66,19 +65,6 @@ def mean_depth(ended: list[RoundEnded]) -> float:
 def best_fixed(text: Text, pace: Pace) -> float:
     """By brute force."""
     return max(rate_of(hold(FixedShape(Budget.chain(n)), text, 1500, pace)) for n in range(1, 13))
-
-
-def test_the_drawn_lengths_are_those_of_the_posterior():
-    """After each token a new probability is drawn, on average the posterior's mean: lengths are geometric."""
-    counted, draws, mean = Counter[int](), 4000, 7 / 9
-    for seed in range(draws):
-        controller = BetaThompson(seed)
-        controller.right, controller.wrong = 7.0, 2.0
-        counted[controller.budget().levels] += 1
-    for length in range(1, 8):
-        expected = draws * mean ** (length - 1) * (1 - mean)
-        assert counted[length] == pytest.approx(expected, abs=4 * math.sqrt(expected))
-    assert max(counted) == 16
 
 
 @pytest.mark.parametrize("right", [0.2, 0.5, 0.8])

@@ -95,26 +95,14 @@ class LossyMachine(InvariantMachine):
             *((token, Origin.OFFLINE) for token, _ in before[kept + after :]),
         )
 
-    @rule(most=st.integers(0, 16))
-    def undisturbed_round(self, most: int) -> None:
-        """Everything under way arrives, then one round."""
-        self.pair.settle()
-        self.pair.client.propose(most)
-        self.pair.settle()
-
-    @rule(most=st.integers(0, 16))
-    def propose(self, most: int) -> None:
-        self.pair.client.propose(most)
+    @rule(branches=BRANCHES, by_level=st.booleans(), most=st.integers(0, 16))
+    def propose(self, branches: list[tuple[int, list[bool]]], by_level: bool, most: int) -> None:
+        self.pair.client.propose(most, tree=self.pair.tree(branches, by_level) if branches else None)
         self.pair.flush()
 
     @rule(branches=BRANCHES, by_level=st.booleans(), most=st.integers(0, 16))
-    def propose_tree(self, branches: list[tuple[int, list[bool]]], by_level: bool, most: int) -> None:
-        self.pair.client.propose(most, tree=self.pair.tree(branches, by_level))
-        self.pair.flush()
-
-    @rule(branches=BRANCHES, by_level=st.booleans(), most=st.integers(0, 16))
-    def undisturbed_tree(self, branches: list[tuple[int, list[bool]]], by_level: bool, most: int) -> None:
-        """Everything under way arrives, then one round with a tree: all of it that is right is committed."""
+    def undisturbed_round(self, branches: list[tuple[int, list[bool]]], by_level: bool, most: int) -> None:
+        """Everything under way arrives, then one round: all of its draft that is right is committed."""
         self.pair.settle()
         client = self.pair.client
         tree, before = self.pair.tree(branches, by_level), len(client.committed)
@@ -123,7 +111,7 @@ class LossyMachine(InvariantMachine):
         right = right_tokens(client, tree.tokens[:most], tree.parents[:most])
         if not client.limits.trees:
             right = right_tokens(client, client.tentative[:most], chain(len(client.tentative[:most])))
-        proposed = client.propose(most, tree=tree)
+        proposed = client.propose(most, tree=tree if branches else None)
         self.pair.settle()
         if proposed and self.policy is Policy.ROLLBACK:
             assert client.committed == list(self.known.expected[: reached if reached > before else before + right + 1])
