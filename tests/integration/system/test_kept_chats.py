@@ -490,12 +490,12 @@ async def test_a_second_program_is_refused_and_the_first_goes_on(world: World, t
 
 async def test_a_disk_that_is_full_is_told_and_the_chat_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
-        raise StoreError("no space left", code="disk_full")
+        raise StoreError("full", code="disk_full")
 
     monkeypatch.setattr(ChatStore, "write", fail)
     world.link.cut()
     assert len((await whole(world.chat)).tokens) == COUNT
-    assert world.chat.store_problem == "no space left"
+    assert world.chat.store_problem == "full"
     monkeypatch.undo()
     await whole(world.chat)
     await asyncio.sleep(2)
