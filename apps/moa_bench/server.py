@@ -40,7 +40,7 @@ _LAST_FIGURES = ("passes_per_token", "tokens_per_round", "peak_memory_mb", "clie
 
 
 class Server(Benchmark):
-    """CostModel and latency of many sessions at once."""
+    """Throughput and latency of many sessions at once."""
 
     name = "server"
     purpose = "The cost of many sessions at once for the verifier."

@@ -31,7 +31,7 @@ _PATIENCE_S = 600.0
 
 @dataclass(frozen=True)
 class Window:
-    """An order to work in one of :data:`moa_bench.server.MODES` for ``seconds`` from its receipt on."""
+    """A command to work in one of :data:`moa_bench.server.MODES` for ``seconds`` after its receipt."""
 
     mode: str
     seconds: float

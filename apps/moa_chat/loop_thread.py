@@ -21,8 +21,8 @@ _POLL_SECONDS = 0.1  # a wait without end would keep Ctrl-C from the main thread
 class LoopThread:
     """Runs coroutines in the background loop.
 
-    The runtime's ``SyncChat`` blocks while it waits for an event. Here the main thread has other duties meanwhile: the
-    status line, keys, and Ctrl-C at any moment without being torn out of a drawing.
+    The runtime's ``SyncChat`` blocks while it waits for an event. Here the main thread also updates the
+    status line and handles keys and Ctrl-C, which may come at any moment but must not interrupt drawing.
     """
 
     def __init__(self) -> None:

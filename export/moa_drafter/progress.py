@@ -13,7 +13,7 @@ _LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} to 
 
 
 class Progress(tqdm):  # type: ignore[type-arg]  # of whatever it counts
-    """A ``tqdm`` on stderr, with its arguments; its first line comes at once."""
+    """A ``tqdm`` bar on stderr, with the same arguments; it prints its first line at once."""
 
     def __init__(self, iterable: Iterable[Any] | None = None, **options: Any) -> None:
         self._draws = sys.stderr.isatty()

@@ -111,10 +111,10 @@ class _UnfitError(Exception):
 
 
 class DocumentReader:
-    """Reads files as documents: of a conversation each answer of the assistant, of a text all of it.
+    """Reads files as documents: each answer of a conversation's assistant, or a whole text.
 
     Args:
-        tokenizer: of the bundle that will draft with them.
+        tokenizer: that of the bundle that will draft with the documents.
     """
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:

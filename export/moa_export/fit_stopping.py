@@ -21,7 +21,7 @@ _EVERY = 6
 _PROBABILITIES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)
 _LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _REPEATED = (4, 6, 8, 12, 16, 24)
-#: Of the target's own answers so many may repeat themselves by so much: some go in circles.
+#: Share of the target's own answers that may repeat themselves, because some do.
 _OWN_REPEATS = 0.1
 
 

@@ -30,7 +30,7 @@ def worked_example(backend: Backend) -> dict[str, Any]:
     """Run three steps and write down what goes in and what comes out.
 
     1. Catch up: :data:`PREFIX` is committed, rows of all but its last token are there, nothing is cached.
-    2. Draft on: the token that step 1 proposes, behind the cache that step 1 filled.
+    2. Continue drafting: the token that step 1 proposes, after the cache that step 1 filled.
     3. Roll back: the target chose :data:`CORRECTION` instead; the cache is cut to the prefix, and one more
        row has come.
     """

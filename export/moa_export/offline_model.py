@@ -29,7 +29,7 @@ from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle, TargetEntry
 from moa_runtime.paths import expanded
 
-#: A target of at most so many parameters writes for itself; a larger one needs a small sibling.
+#: Most parameters of a target that is its own writer; a larger one needs a small sibling.
 LARGEST = 500_000_000
 #: Most that rounding may multiply the perplexity by.
 _MOST_RATIO = 1.1

@@ -57,9 +57,9 @@ class ExportSettings:
         targets: export targets by name.
         model: a target model's name or folder.
         drafter: folder of a checkpoint.
-        questions: on whose answers the graphs are proved.
+        questions: the graphs are checked on the answers to these.
         writer: which model writes offline.
-        checked: whether what is made is compared with PyTorch.
+        checked: whether the graphs are compared with PyTorch.
     """
 
     targets: tuple[str, ...]

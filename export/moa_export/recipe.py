@@ -51,14 +51,14 @@ class Weights:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The most an exported graph may differ from the float32 device half.
+    """The largest accepted differences of an exported graph from the float32 device half.
 
     Attributes:
         mean_logprob_error: mean absolute error of the top-k log-probabilities (nats).
         top1_agreement: least share of queries with the same most probable token. Loosest of the three, because
             two candidates of nearly equal probability trade places under any rounding.
         top_k_overlap: least mean share of the top-k tokens found in both.
-        tau_loss: most that tau may fall, as a share of the float32 tau.
+        tau_loss: largest accepted decrease of tau, as a share of the float32 tau.
     """
 
     mean_logprob_error: float = 0.1

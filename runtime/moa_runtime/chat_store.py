@@ -183,7 +183,7 @@ class ChatSaver:
 
     @property
     def problem(self) -> str:
-        """Why the chat is not stored, or why the stored one did not go on; empty if all is well."""
+        """Why the chat is not stored, or why the stored one was not continued; empty if all is well."""
         return self._not_written or self._not_restored
 
     def open(self, path: str | Path, restore: Callable[[Any], T]) -> T | None:

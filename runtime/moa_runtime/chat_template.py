@@ -60,7 +60,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Check an operation before it runs: nothing could interrupt it."""
+        """Check an operation before it runs, because it cannot be interrupted."""
         if operator == "%":
             if isinstance(left, str):
                 _check_format(left, *(right if isinstance(right, tuple) else (right,)))

@@ -72,8 +72,8 @@ class Question:
 class Conversation:
     """Turns as messages, ``{"role": ..., "content": ...}``.
 
-    Answers keep their committed tokens, because encoding their text could give others. So the position of each
-    answer's end is kept; other text is encoded.
+    Answers keep their committed tokens, because encoding their text could give other tokens. So the position of
+    each answer's end is stored; other text is encoded.
 
     Attributes:
         messages: the turns.

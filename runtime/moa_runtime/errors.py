@@ -19,7 +19,7 @@ class MoaError(Exception):
 
 
 class ChatError(MoaError):
-    """An answer that cannot go on: the verifier refused it, or the conversation does not fit."""
+    """An answer that cannot continue: the verifier refused it, or the conversation does not fit."""
 
 
 class ContextFullError(ChatError):

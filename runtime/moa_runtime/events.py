@@ -176,7 +176,7 @@ class Paused:
 
 @dataclass(frozen=True)
 class AnswerFinished:
-    """The last event of an answer. ``text`` is all of it; ``spans`` and ``pieces`` as in :class:`AnswerUpdate`."""
+    """An answer's last event. ``text`` is the whole answer; ``spans`` and ``pieces`` as in :class:`AnswerUpdate`."""
 
     text: str
     tokens: tuple[TokenOrigin, ...]

@@ -26,7 +26,7 @@ class SyncChat:
     ...         ...
 
     Args:
-        options: as for :meth:`moa_runtime.chat.Chat.connect`, which also says what is raised.
+        options: as for :meth:`moa_runtime.chat.Chat.connect`, which also lists the exceptions.
     """
 
     def __init__(self, bundle: Bundle, endpoint: Endpoint, **options: Any) -> None:

@@ -52,7 +52,7 @@ class Timeline:
         self._add({"ph": "X", "name": name, "tid": self._tid(track), **times, "args": details})
 
     def mark(self, name: str, track: str, **details: Any) -> None:
-        """Add an event of this moment."""
+        """Add an event at the present time."""
         now = time.time_ns() / 1000
         self._add({"ph": "i", "s": "t", "name": name, "tid": self._tid(track), "ts": now, "args": details})
 

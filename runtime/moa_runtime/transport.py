@@ -186,7 +186,7 @@ async def connect(address: str, *, proxy: str | None, open_timeout: float, **opt
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the verifier is. ``token`` is the bearer token; ``tls`` is used for ``wss`` addresses."""
+    """The verifier's address. ``token`` is the bearer token; ``tls`` is used for ``wss`` addresses."""
 
     url: str
     token: str = ""
@@ -230,7 +230,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. A link is dropped after ``ping_interval + ping_timeout`` without a pong."""
+    """Times of a link, seconds. It is dropped after ``ping_interval + ping_timeout`` without a pong."""
 
     open_timeout: float = 5.0
     welcome_timeout: float = 20.0
@@ -302,7 +302,7 @@ class Transport:
         self._wanted.clear() if held else self._wanted.set()
 
     def drop(self) -> None:
-        """Have the next cancellation of :meth:`run` not wait for the other end, which may be out of reach."""
+        """Make the next cancellation of :meth:`run` not wait for the other end, which may be unreachable."""
         if self._socket is not None:
             self._socket.close_timeout = 0.0
 

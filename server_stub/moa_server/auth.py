@@ -224,7 +224,7 @@ _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class SubprotocolError(MoaError):
-    """Invalid subprotocols of an upgrade request. The message does not repeat them, for one may be a token."""
+    """Invalid subprotocols of an upgrade request. The message does not repeat them, because one may be a token."""
 
 
 def authorization_of(header: str | None, offered: Sequence[str]) -> str | None:

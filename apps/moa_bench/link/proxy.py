@@ -132,7 +132,7 @@ class _Flow:
 
 
 class Link:
-    """A TCP proxy on a free local port that makes the way to ``host:port`` as slow as ``profile`` says."""
+    """A TCP proxy on a free local port that slows connections to ``host:port`` down as ``profile`` says."""
 
     def __init__(self, profile: LinkProfile, host: str, port: int) -> None:
         self.profile, self.port = profile, 0
@@ -254,7 +254,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class BackgroundLink(Link):
-    """A link on the event loop of a thread of its own, so that other work does not show up as delay. It may be cut,
+    """A link on the event loop of a separate thread, so that other work does not show up as delay. It may be cut,
     restored and reset from any thread."""
 
     def __init__(self, profile: LinkProfile, host: str, port: int, loop: asyncio.AbstractEventLoop) -> None:

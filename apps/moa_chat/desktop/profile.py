@@ -41,7 +41,7 @@ class Settings(ChatSettings):
 
 
 class Profile:
-    """The folder, made if need be, and readable by its owner alone."""
+    """The profile's folder, created if it is missing and readable by its owner only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._settings_path = folder, folder / "settings.json"

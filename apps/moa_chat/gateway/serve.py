@@ -42,7 +42,7 @@ _OUTAGE_AFTER_S = 0.0  # but then at once, as the answer may have to end there
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen, and which clients may ask."""
+    """The address to listen on, and the clients that are admitted."""
 
     host: str
     port: int  # 0 for any free one

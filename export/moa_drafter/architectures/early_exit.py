@@ -42,7 +42,7 @@ class EarlyExitConfig(TokenConfig):
 
 
 class EarlyExitDrafter(TokenDrafter):
-    """The trained layer and norm. The target's layers below come with :meth:`bind_target`, frozen and no part of the
+    """The trained layer and norm. The target's layers below are added by :meth:`bind_target`, frozen and not in the
     checkpoint; training reads their outputs from the target's own states."""
 
     config: EarlyExitConfig

@@ -138,7 +138,7 @@ def for_writer(settings: SettingsT, writer: str) -> SettingsT:
 class RunSettings(TrainSettings, GenerateSettings):
     """Settings of a run from the first prompt to the last step.
 
-    Without ``data`` the target first writes ``conversations``. ``init`` is a checkpoint to train on; it keeps its
+    Without ``data`` the target first writes ``conversations``. ``init`` is a checkpoint to continue from; it keeps its
     architecture, its draft vocabulary and the target layers that it sees.
     """
 

@@ -212,7 +212,7 @@ class FloatEmbedding(nn.Module):
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm over the last axis; its weights are in the matrices behind it."""
+    """Root-mean-square norm over the last axis; its weights are in the matrices that follow it."""
 
     mean: Tensor
     eps: Tensor

@@ -83,7 +83,7 @@ class OnnxTarget:
 
 
 def _head_first(matrices: Mapping[str, Float32], outputs: int) -> list[tuple[str, Float32]]:
-    """Return the matrices by name, that of the head, which has so many ``outputs``, before the layers'."""
+    """Return the matrices by name, first the head's, which has ``outputs`` columns, then the layers'."""
     return sorted(matrices.items(), key=lambda item: item[1].shape[1] != outputs)
 
 

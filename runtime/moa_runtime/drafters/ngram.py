@@ -54,7 +54,7 @@ class NgramMixture:
         self._confirmed = 0
 
     def confirm(self, text: Sequence[int]) -> None:
-        """Copy from ``text`` from now on, which the target confirmed."""
+        """Copy from ``text``, which the target confirmed, from now on."""
         self._index.update(text)
         self._confirmed = len(text)
 

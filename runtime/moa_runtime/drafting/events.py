@@ -77,7 +77,7 @@ class Pushed:
 
     Attributes:
         drafted, accepted: number of tokens that the server drafted, and of these that the target accepted.
-        waited_s: time since the verdict before, seconds.
+        waited_s: time since the previous verdict, seconds.
         compute_s, sharing: as in :class:`RoundEnded`.
     """
 

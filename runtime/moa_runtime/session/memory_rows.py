@@ -97,7 +97,7 @@ def part_of(rows: wire.MemoryRows, first: int, last: int) -> wire.MemoryRows:
 
 
 class RowQueue:
-    """Queue of rows that the engine made and the client has not been sent.
+    """Queue of rows that the engine made and that were not sent to the client yet.
 
     Args:
         encoding: ``RowEncoding`` of the wire; unspecified if no rows are wanted.

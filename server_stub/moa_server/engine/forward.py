@@ -84,7 +84,7 @@ class GeneralPass:
         keep_last: whether caches keep the last hidden states.
 
     Raises:
-        ValueError: keys and values whose shapes are not the same in all layers.
+        ValueError: the layers' keys and values differ in shape.
     """
 
     has_own_weights = False

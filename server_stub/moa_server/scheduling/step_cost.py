@@ -18,8 +18,9 @@ class StepCost:
     """Seconds of a step: ``a + b * tokens + c * products + d * contexts``, least squares over the last steps.
 
     ``products`` counts pairs of a token and a token that it attends to, ``contexts`` the tokens that the sequences of
-    the step hold, each read once however few of a sequence's tokens attend to it. The four are scaled by what the guess
-    says of them, so that a few steps of one kind move the scale of all and leave their proportions; none gets negative.
+    the step hold, each read once however few of a sequence's tokens attend to it. The four coefficients are scaled
+    by their initial guesses, so that a few steps of one kind change the scale of all and not their proportions; none
+    becomes negative.
     """
 
     def __init__(self) -> None:

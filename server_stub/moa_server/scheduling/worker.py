@@ -25,8 +25,8 @@ _MEMORY = 0.9  # weight of the old mean of preparation times
 
 
 class BatchWindow:
-    """Announced jobs that the next step waits for. Without the wait, each conversation whose draft is made while the
-    step of the others runs would end up with a pass of its own.
+    """Announced jobs that the next step waits for. Without the wait, each conversation that drafts during the
+    others' step would get a separate pass.
 
     The next step waits at most a quarter of a step time, and only if drafts usually finish within it. ``count`` is the
     number of jobs that are being prepared.

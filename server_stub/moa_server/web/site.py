@@ -115,7 +115,7 @@ _SPAN_S, _SLOW = 10.0, 32 << 10
 
 
 class Download:
-    """A download under way; ``end`` closes its connection."""
+    """A download in progress; ``end`` closes its connection."""
 
     def __init__(self, network: str, began: float, end: Callable[[], None]) -> None:
         self.network, self.end = network, end

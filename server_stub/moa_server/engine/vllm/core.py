@@ -76,7 +76,7 @@ class VllmCore:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether vLLM's kernels give a token the same bits whatever stands beside it, as VLLM_BATCH_INVARIANT asks."""
+        """Whether vLLM's kernels give a token the same bits in any batch, as VLLM_BATCH_INVARIANT asks."""
         return bool(envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda_alike()
 
     @property

@@ -120,7 +120,7 @@ class VllmEngine(TargetEngine):
 
     Args:
         drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
-        max_context: tokens of a conversation; the target's own limit, but for two, when omitted.
+        max_context: tokens of a conversation; by default two less than the target's own limit.
         dtype: of the target, "float32" or "bfloat16"; "auto" is float32 on a CPU, bfloat16 elsewhere.
         device: of the target, as torch names it.
         cache_tokens: tokens that the caches of all sequences may take up together; at least the context and a draft.
@@ -130,8 +130,8 @@ class VllmEngine(TargetEngine):
         target: the target's embedding and head, which a drafter beside it shares.
 
     Raises:
-        EngineError: vLLM cannot run the target, or does not give what the drafter's memory rows need.
-        FitError: the drafter is of another target.
+        EngineError: vLLM cannot run the target, or lacks the states that the drafter's memory rows need.
+        FitError: the drafter belongs to another target.
     """
 
     capabilities = Capabilities(trees=False, max_draft_tokens=MOST_DRAFTED, row_states=("keys_values",))

@@ -18,7 +18,7 @@ class TargetSampler:
     """Replaces both samplers of vLLM's model runner.
 
     Attributes:
-        samplings: of each request of the step, by name; None to choose nothing.
+        samplings: of each request of the step, by name; None if no token is to be chosen.
     """
 
     def __init__(self, runner: Any) -> None:
