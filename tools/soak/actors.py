@@ -9,19 +9,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from support.server.raw import (
-    BINARY,
-    CONT,
-    PING,
-    TEXT,
-    Target,
-    connected,
-    decode_request,
-    draft,
-    frame,
-    prompt,
-    upgraded,
-)
+from soak.raw import BINARY, CONT, PING, TEXT, Target, connected, decode_request, frame, upgraded
+from support.server.in_memory import draft, prompt
 
 #: Seconds after which a visit is broken off.
 LONGEST_VISIT_S = 20.0

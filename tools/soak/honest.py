@@ -15,7 +15,7 @@ import httpx
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Sampling
-from support.server.raw import Target
+from soak.raw import Target
 from support.server.running import TIMEOUT_S, Client, Verifier
 
 LENGTH = 48

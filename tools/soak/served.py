@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from support.server.raw import Target
+from moa_runtime.bundle import Fingerprints
+from soak.raw import Target
 
 _COMMAND = (sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())")
 
@@ -64,8 +65,7 @@ def served(log: Path, options: Sequence[str], vocabulary: int, context: int) -> 
             if not line:
                 raise RuntimeError(f"the verifier did not start: {log.read_text()}")
             ready = json.loads(line)
-            prints = tuple(ready["fingerprints"][name] for name in ("target", "tokenizer", "drafter"))
-            target = Target(ready["port"], prints, vocabulary, context)
+            target = Target(ready["port"], Fingerprints(**ready["fingerprints"]), vocabulary, context)
             httpx.get(f"http://127.0.0.1:{target.port}/healthz", timeout=30).raise_for_status()
             yield Served(target, psutil.Process(process.pid), log)
             process.terminate()

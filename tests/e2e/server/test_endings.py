@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -33,13 +30,13 @@ from moa_server.app import LEAVING
 from moa_server.connection import GOING_AWAY, NORMAL, REFUSED
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.websocket import EdgeWebSocket
-from moa_server.engine.baseline import decode
 from moa_server.settings import Settings
 from support.server.edge_running import edge, eventually, secured
 from support.server.running import TIMEOUT_S, Client, Verifier, moa_serve, serving
 from support.toy_engine import PRINTS, STOP, ToyEngine
 from support.toy_engine import plain as toy_plain
 
+TESTS = Path(__file__).parents[2]
 CLIENTS, COUNT = 30, 24
 PROMPTS = [[5 + number, 6, 7] for number in range(CLIENTS)]
 
@@ -56,11 +53,6 @@ class Leaver(Client):
 
     code: int | None = None
     unanswered = 0
-
-    def begin(self, prompt: list[int]) -> None:
-        self.connect()
-        self.session.prompt(prompt, Sampling(), COUNT)
-        self.send()
 
     def send(self) -> None:
         for frame in self.session.frames_to_send():
@@ -88,75 +80,17 @@ class Leaver(Client):
         self.session.disconnected()
 
 
-@contextlib.contextmanager
-def asking(verifier: Verifier, engine, answers: list[list[int]]) -> Iterator[list[Leaver]]:
-    """Clients that draft their answers in threads; after the block, all connections must end."""
+def leavers(verifier: Verifier, engine: ToyEngine) -> list[Leaver]:
+    """A client for each prompt, with its question sent."""
     clients = [Leaver(verifier, engine) for _ in PROMPTS]
     for client, prompt in zip(clients, PROMPTS, strict=True):
-        client.begin(prompt)
-    threads = [
-        threading.Thread(target=client.until_closed, args=(answer,))
-        for client, answer in zip(clients, answers, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    yield clients
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-
-
-def rest_of(clients: list[Leaver], elsewhere: Verifier, answers: list[list[int]]) -> None:
-    """Let everybody finish at another verifier; the texts must be the target's own."""
-    for client, answer in zip(clients, answers, strict=True):
-        if client.session.answering:
-            client.connect(elsewhere)
-            client.rounds(lambda tokens, answer=answer: answer[len(tokens) : len(tokens) + 3])
-            client.socket.close()
-        assert not client.faults and client.session.committed == answer
+        client.connect()
+        client.session.prompt(prompt, Sampling(), COUNT)
+        client.send()
+    return clients
 
 
 # -- a process ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def answers(transformers_engine) -> list[list[int]]:
-    """Each prompt with the target's own answer."""
-    return [
-        [*prompt, *(token.token for token in decode(transformers_engine, prompt, Sampling(), COUNT))]
-        for prompt in PROMPTS
-    ]
-
-
-@pytest.fixture
-def model(tiny_target, tiny_drafter) -> tuple[str, ...]:
-    return "--model", str(tiny_target), "--drafter", str(tiny_drafter)
-
-
-def test_sigterm_under_load_loses_no_token(transformers_engine, model, answers):
-    with (
-        moa_serve(*model, "--drain-seconds", 60) as (running, ready),
-        asking(Verifier(None, ready["port"], ""), transformers_engine, answers) as clients,
-    ):
-        eventually(lambda: clients[-1].session.committed[len(PROMPTS[-1]) :])  # all of them have begun
-        running.send_signal(signal.SIGTERM)
-        out, err = running.communicate(timeout=60 + TIMEOUT_S)
-    assert (running.returncode, out, err) == (0, "", "")
-    assert [client.code for client in clients] == [GOING_AWAY] * CLIENTS
-    with serving(transformers_engine, Settings()) as elsewhere:
-        rest_of(clients, elsewhere, answers)
-
-
-def test_a_second_signal_ends_at_once(transformers_engine, model):
-    with moa_serve(*model, "--drain-seconds", 1000) as (running, ready):
-        client = Leaver(Verifier(None, ready["port"], ""), transformers_engine)
-        client.connect()
-        with client.verifier.connect() as idle:  # says nothing, not even Hello
-            # Again and again: of two that come before the first is handled, the system keeps one.
-            eventually(lambda: running.send_signal(signal.SIGTERM) or running.poll() is not None)
-            assert running.returncode == 0
-            with pytest.raises(ConnectionClosed):
-                idle.recv(TIMEOUT_S)
-        assert running.communicate() == ("", "")
 
 
 #: moa-serve with a toy. What an engine leaves behind says so where Python takes it apart, and where it ends in order.
@@ -180,10 +114,21 @@ sys.exit(cli.main())
 """
 
 
+def test_a_second_signal_ends_at_once():
+    with moa_serve("--no-drafts", "--drain-seconds", 1000, program=TOY, cwd=TESTS) as (running, ready):
+        client = Leaver(Verifier(None, ready["port"], ""), ToyEngine())
+        client.connect()
+        with client.verifier.connect() as idle:  # says nothing, not even Hello
+            # Again and again: of two that come before the first is handled, the system keeps one.
+            eventually(lambda: running.send_signal(signal.SIGTERM) or running.poll() is not None)
+            assert running.returncode == 0
+            with pytest.raises(ConnectionClosed):
+                idle.recv(TIMEOUT_S)
+        assert running.communicate() == ("in order", "")
+
+
 def test_python_does_not_take_apart_what_has_served():
-    beside_toys = Path(__file__).parents[2]
-    options = ("--no-drafts", "--drain-seconds", 1000)
-    with moa_serve(*options, program=TOY, cwd=beside_toys) as (process, ready):
+    with moa_serve("--no-drafts", "--drain-seconds", 1000, program=TOY, cwd=TESTS) as (process, ready):
         assert Verifier(None, ready["port"], "").decode([5], 3, Sampling())
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=2 * TIMEOUT_S)
@@ -206,24 +151,6 @@ class Held(ToyEngine):
         return await super().step(requests)
 
 
-def begun(verifier: Verifier, engine: Held) -> list[Leaver]:
-    """Thirty clients, each with a frame that the verifier has received."""
-    clients = [Leaver(verifier, engine) for _ in range(CLIENTS)]
-    for client, prompt in zip(clients, PROMPTS, strict=True):
-        client.begin(prompt)
-    eventually(lambda: len(verifier.parts.worker) == CLIENTS)
-    return clients
-
-
-def closed(client: Leaver) -> int | None:
-    """Take what still comes; the code of the close frame behind it."""
-    with pytest.raises(ConnectionClosed) as end:
-        while True:
-            client.take()
-    client.session.disconnected()
-    return end.value.rcvd.code if end.value.rcvd else None
-
-
 @pytest.fixture
 def toy_answers() -> list[list[int]]:
     return [[*prompt, *toy_plain(ToyEngine(), prompt, COUNT)] for prompt in PROMPTS]
@@ -233,7 +160,8 @@ def toy_answers() -> list[list[int]]:
 def test_received_frames_get_their_verdicts_or_are_given_up(toy_answers, caplog, in_time):
     engine = Held()
     with serving(engine, Settings(), drain_seconds=2 * TIMEOUT_S if in_time else 0.3) as verifier:
-        clients = begun(verifier, engine)
+        clients = leavers(verifier, engine)
+        eventually(lambda: len(verifier.parts.worker) == CLIENTS)
         verifier.server.handle_exit(signal.SIGTERM, None)
         if in_time:
             eventually(lambda: verifier.http("GET", "/readyz").status_code != 200)
@@ -241,34 +169,22 @@ def test_received_frames_get_their_verdicts_or_are_given_up(toy_answers, caplog,
                 verifier.connect().__enter__()
             assert refused.value.response.status_code == 503
             engine.go.set()
-        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
+        for client in clients:
+            with pytest.raises(ConnectionClosed) as closed:
+                while True:
+                    client.take()
+            client.session.disconnected()
+            assert closed.value.rcvd.code == GOING_AWAY
         assert [client.unanswered for client in clients] == [0 if in_time else 1] * CLIENTS
         engine.go.set()  # a step is never broken off
     assert engine.steps and not caplog.records
     with serving(ToyEngine(), Settings()) as elsewhere:
-        rest_of(clients, elsewhere, toy_answers)
-
-
-def test_clients_that_are_streamed_to_go_on_elsewhere(caplog):
-    """They wait for no frame: the token that is being decided is still sent, and nothing after it."""
-    engine, length = ToyEngine(delay_s=(0.01, 0.0)), 900
-    answers = [[*prompt, *toy_plain(engine, prompt, length)] for prompt in PROMPTS]
-    with serving(engine, Settings(), drain_seconds=TIMEOUT_S) as verifier:
-        clients = [Leaver(verifier, engine) for _ in range(CLIENTS)]
-        for client, prompt in zip(clients, PROMPTS, strict=True):
-            client.connect()
-            client.session.prompt(prompt, Sampling(), length)
-            client.session.grant_credit(1000)
-            client.send()
-        for client in clients:
-            while len(client.session.committed) < 10:
-                client.take()
-        verifier.server.handle_exit(signal.SIGTERM, None)
-        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
-        assert any(client.session.answering for client in clients)
-    with serving(ToyEngine(), Settings()) as elsewhere:
-        rest_of(clients, elsewhere, answers)
-    assert not caplog.records
+        for client, answer in zip(clients, toy_answers, strict=True):
+            if client.session.answering:
+                client.connect(elsewhere)
+                client.rounds(lambda tokens, answer=answer: answer[len(tokens) : len(tokens) + 3])
+                client.socket.close()
+            assert not client.faults and client.session.committed == answer
 
 
 def test_a_stream_that_does_not_end_in_time_is_broken_off(caplog):
@@ -310,7 +226,7 @@ TLS = pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 
 
 class Writer:
-    """A client that reads only when it is told to, through a small buffer. A write of it that fails fails the test."""
+    """A client that reads only when it is told to, through a small buffer. A write that fails fails the test."""
 
     def __init__(self, port: int, path: str, tls: bool) -> None:
         raw = socket.socket()
@@ -332,6 +248,10 @@ class Writer:
             self.protocol.send_binary(message)
         self._flush()
 
+    def send(self, session: ClientSession) -> None:
+        for frame in session.frames_to_send():
+            self.write(frame)
+
     def ping(self) -> None:
         self.protocol.send_ping(b"")
         self._flush()
@@ -344,11 +264,11 @@ class Writer:
             self._flush()
             time.sleep(0.01)
 
-    def read(self) -> bytes:
-        """The next message."""
+    def read(self) -> list[bytes]:
+        """The next messages, at least one."""
         while not (messages := self._messages(100)):
             pass
-        return messages[0]
+        return messages
 
     def rest(self, *, to_end: bool = False) -> tuple[list[bytes], int | None]:
         """Return all messages that still come, and the code of the close frame after them; then close, or before that
@@ -372,80 +292,75 @@ class Writer:
             self.socket.sendall(data) if data else None
 
 
+def greeted(port: int, session: ClientSession, tls: bool = False) -> Writer:
+    """A connection of a session that has sent its Hello."""
+    writer = Writer(port, "/v1/session", tls)
+    session.connect()
+    writer.send(session)
+    return writer
+
+
 # -- why a session ends ----------------------------------------------------------------------------
-
-
-@dataclass
-class Ending:
-    """A client's session that ends.
-
-    Attributes:
-        said: an event among the verifier's last messages; None where there need be none.
-        code: of its close frame.
-    """
-
-    said: str | None
-    code: int
-    end: Callable[[Verifier, Writer, ClientSession], None]
-    prints: Fingerprints = PRINTS
-    settings: Settings = field(default_factory=Settings)
 
 
 def drain(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     """Ask; a verdict is due from then on."""
     session.prompt([5, 6, 7], Sampling(), COUNT)
-    for frame in session.frames_to_send():
-        writer.write(frame)
+    writer.send(session)
     eventually(lambda: verifier.parts.engine.steps)
 
 
-def refusal(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+def refusal(verifier: Verifier, *_: object) -> None:
     eventually(lambda: "moa_refusals_total" in verifier.parts.metrics.text().decode())
 
 
-def silence(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
+def silence(verifier: Verifier, *_: object) -> None:
     eventually(lambda: not verifier.server.slots.busy)
 
 
 def pings(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     for _ in range(300):
         writer.ping()
-    silence(verifier, writer, session)
+    silence(verifier)
 
 
 def goodbye(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     writer.write(wire.ClientMessage(bye=wire.Bye()).SerializeToString())
-    silence(verifier, writer, session)
+    silence(verifier)
 
 
-ENDINGS = {
-    "drain": Ending("verdict", GOING_AWAY, drain),
-    "fault": Ending("fault", REFUSED, refusal, prints=Fingerprints("another", "tokenizer", "drafter")),
-    "idle": Ending("fault", GOING_AWAY, silence, settings=Settings(idle_seconds=0.5)),
-    "limit": Ending(None, REFUSED, pings),
-    "normal": Ending(None, NORMAL, goodbye),
-}
+OTHERS = Fingerprints("another", "tokenizer", "drafter")
 
 
 @TLS
-@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-def test_a_client_that_writes_while_the_verifier_ends_gets_the_last_frames(ending, secure, tls, caplog):
+@pytest.mark.parametrize(
+    ("said", "code", "end", "prints", "settings"),
+    [
+        ("verdict", GOING_AWAY, drain, PRINTS, Settings()),
+        ("fault", REFUSED, refusal, OTHERS, Settings()),
+        ("fault", GOING_AWAY, silence, PRINTS, Settings(idle_seconds=0.5)),
+        (None, REFUSED, pings, PRINTS, Settings()),
+        (None, NORMAL, goodbye, PRINTS, Settings()),
+    ],
+    ids=["drain", "fault", "idle", "limit", "normal"],
+)
+def test_a_client_that_writes_while_the_verifier_ends_gets_the_last_frames(
+    said, code, end, prints, settings, secure, tls, caplog
+):
+    """``said`` is an event among the last messages; None if there need be none."""
     with serving(
-        ToyEngine(), ending.settings, limits=PATIENT, tls=tls if secure else None, drain_seconds=TIMEOUT_S
+        ToyEngine(), settings, limits=PATIENT, tls=tls if secure else None, drain_seconds=TIMEOUT_S
     ) as verifier:
-        writer, session = Writer(verifier.port, "/v1/session", secure), ClientSession(ending.prints, stop_tokens=[STOP])
-        session.connect()
-        for frame in session.frames_to_send():
-            writer.write(frame)
-        if ending.prints == PRINTS:
-            session.receive(writer.read())
-        ending.end(verifier, writer, session)
+        session = ClientSession(prints, stop_tokens=[STOP])
+        writer = greeted(verifier.port, session, secure)
+        if prints == PRINTS:
+            session.receive(*writer.read())
+        end(verifier, writer, session)
         verifier.server.handle_exit(signal.SIGTERM, None)
         writer.write_on()
-        messages, code = writer.rest()
-        assert code == ending.code
-        if ending.said is not None:
-            assert ending.said in [wire.ServerMessage.FromString(each).WhichOneof("event") for each in messages]
+        messages, closed_with = writer.rest()
+        assert closed_with == code
+        assert said in [None, *(wire.ServerMessage.FromString(each).WhichOneof("event") for each in messages)]
         eventually(lambda: not verifier.server.server_state.connections)  # long before the deadline of its peer
     assert not caplog.records
 
@@ -501,51 +416,61 @@ def test_what_comes_after_the_close_frame_is_dropped_unparsed(secure, tls, monke
 
 
 @contextlib.contextmanager
-def python(program: str, *arguments: object) -> Iterator[subprocess.Popen]:
-    """One of the programs of ``tests/support/server``."""
-    tests = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(tests), *sys.path])
-    command = [sys.executable, str(tests / "support" / "server" / program), *map(str, arguments)]
-    with subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
+def counting() -> Iterator[tuple[subprocess.Popen, int]]:
+    """A process that serves and prints the number of tokens it has committed; and its port."""
+    program = "from support.server.verifier_process import main; main()"
+    with moa_serve(program=program, cwd=TESTS) as (running, ready):
+        yield running, ready["port"]
 
 
-def test_clients_of_a_process_that_stood_still_while_the_verifier_ended():
-    with (
-        python("verifier_process.py", PATIENT.close_seconds) as verifier,
-        python("writing_clients.py", int(verifier.stdout.readline()), CLIENTS) as clients,
-    ):
-        assert clients.stdout.readline() == "ready\n"
-        clients.send_signal(signal.SIGSTOP)
-        verifier.send_signal(signal.SIGTERM)
+def committed_by(running: subprocess.Popen) -> int:
+    """The count of a process that ends in order."""
+    out, err = running.communicate(timeout=60 + TIMEOUT_S)
+    assert (err, running.returncode) == ("", 0)
+    return int(out)
+
+
+def test_a_process_waits_for_clients_that_stood_still_while_it_ended():
+    told: list[wire.ServerMessage] = []
+    with counting() as (running, port):
+        writers = []
+        for number in range(3):
+            session = ClientSession(PRINTS, stop_tokens=[STOP])
+            writer = greeted(port, session)
+            session.receive(*writer.read())
+            session.prompt([5 + number, 6, 7], Sampling(), 900)
+            session.grant_credit(900)
+            writer.send(session)
+            told += map(wire.ServerMessage.FromString, writer.read())
+            writers.append(writer)
+        running.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            verifier.wait(2)  # as one that does not wait for its peers has ended long before
-        clients.send_signal(signal.SIGCONT)
-        told, complaints = clients.communicate(timeout=TIMEOUT_S)
-        committed, faults = verifier.communicate(timeout=TIMEOUT_S)
-    assert (complaints, faults, verifier.returncode) == ("", "", 0)
-    assert json.loads(told) == {"codes": [GOING_AWAY] * CLIENTS, "tokens": int(committed)}
+            running.wait(2)  # as one that does not wait for its peers has ended long before
+        for writer in writers:
+            writer.write_on()
+            messages, code = writer.rest()
+            told += map(wire.ServerMessage.FromString, messages)
+            assert code == GOING_AWAY
+        assert sum(len(each.verdict.tokens) for each in told) == committed_by(running)
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(100, marks=pytest.mark.slow)])
-def test_every_client_of_processes_that_end_gets_its_last_verdict_and_the_close_frame(processes):
-    answers = [[*prompt, *toy_plain(ToyEngine(), prompt, COUNT)] for prompt in PROMPTS]
+def test_every_client_of_processes_that_end_gets_its_last_verdict_and_the_close_frame(toy_answers, processes):
     codes: list[int | None] = []
     lost = 0
     for _ in range(processes):
-        with (
-            python("verifier_process.py", PATIENT.close_seconds) as running,
-            asking(Verifier(None, int(running.stdout.readline()), ""), ToyEngine(), answers) as clients,
-        ):
+        with counting() as (running, port):
+            clients = leavers(Verifier(None, port, ""), ToyEngine())
+            threads = [
+                threading.Thread(target=client.until_closed, args=(answer,))
+                for client, answer in zip(clients, toy_answers, strict=True)
+            ]
+            for thread in threads:
+                thread.start()
             running.send_signal(signal.SIGTERM)
-            committed, faults = running.communicate(timeout=60 + TIMEOUT_S)
-        assert (faults, running.returncode) == ("", 0)
+            committed = committed_by(running)
+            for thread in threads:
+                thread.join(TIMEOUT_S)
         codes += [client.code for client in clients]
-        told = sum(len(each.session.committed) for each in clients) - sum(map(len, PROMPTS))
-        lost += int(committed) - told
+        lost += committed - sum(len(each.session.committed) for each in clients) + sum(map(len, PROMPTS))
     assert (codes, lost) == ([GOING_AWAY] * CLIENTS * processes, 0)

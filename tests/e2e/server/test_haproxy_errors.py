@@ -6,8 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -18,35 +16,25 @@ from support.system.haproxy_fleet import CONFIGURATION, find_haproxy
 NOBODY = "127.0.0.1:1"
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """Of HAProxy with the shipped configuration, whose verifiers are not there."""
+def listens(port: int) -> bool:
+    with socket.socket() as connecting:
+        return connecting.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_without_a_verifier_a_request_is_told_to_try_again():
     program = find_haproxy()
     if program is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no haproxy here: apt-get install haproxy")
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        free = listening.getsockname()[1]
-    where = {"MOA_LISTEN": f"127.0.0.1:{free}", "MOA_VERIFIER_1": NOBODY, "MOA_VERIFIER_2": NOBODY}
+        port = listening.getsockname()[1]
+    where = {"MOA_LISTEN": f"127.0.0.1:{port}", "MOA_VERIFIER_1": NOBODY, "MOA_VERIFIER_2": NOBODY}
     command = [program, "-db", "-q", "-f", str(CONFIGURATION)]
     with subprocess.Popen(command, env={**os.environ, **where}, stderr=subprocess.DEVNULL) as process:
         try:
-            eventually(lambda: _listens(free))
-            yield free
+            eventually(lambda: listens(port))
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/decode", json={"tokens": [1]}, timeout=30)
         finally:
             process.kill()
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        time.sleep(0.05)
-        return False
-    return True
-
-
-def test_no_verifier_is_there(port):
-    answer = httpx.post(f"http://127.0.0.1:{port}/v1/decode", json={"tokens": [1]}, timeout=30)
     assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == {"error": "no verifier is there; try again later"}

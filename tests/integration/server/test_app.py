@@ -24,10 +24,10 @@ from moa_server.engine.base import Capabilities, new_sequence
 from moa_server.engine.baseline import BlockingEngine, decode
 from moa_server.scheduling.verify_job import Job
 from moa_server.settings import Settings
+from support.server import in_memory
 from support.server.edge_running import eventually
-from support.server.raw import Target
 from support.server.running import TIMEOUT_S, Client, serving
-from support.toy_engine import PRINTS, VOCAB, ToyEngine
+from support.toy_engine import ToyEngine
 
 PROMPT = random.Random(8).sample(range(3, 512), 16)
 SEEDED = Sampling(1.0, 0.95, 6)
@@ -257,8 +257,6 @@ def test_more_sessions_than_allowed_are_told_to_wait(engine):
 
 # -- greetings -----------------------------------------------------------------------------------
 
-TARGET = Target(0, (PRINTS.target, PRINTS.tokenizer, PRINTS.drafter), VOCAB, 1000)
-
 
 def closed_with(socket) -> int:
     with pytest.raises(ConnectionClosed) as closed:
@@ -269,7 +267,7 @@ def closed_with(socket) -> int:
 def test_a_hello_must_be_short_and_later_frames_need_not_be():
     engine = ToyEngine(max_context=10_000)
     with serving(engine, Settings()) as verifier, verifier.connect() as socket:
-        longest = TARGET.hello("t" * 1000)
+        longest = in_memory.hello("t" * 1000)
         longest.hello.resume.token += "t" * (MAX_HELLO_BYTES - len(longest.SerializeToString()))
         socket.send(longest.SerializeToString())
         assert receive(socket).welcome.resume_token
@@ -292,7 +290,7 @@ def test_a_hello_that_comes_when_all_are_busy_is_told_when_to_come_back():
         clients = [Client(verifier, engine) for _ in range(verifier.server.slots.most_busy)]
         for client in clients:
             client.connect()
-        late.send(TARGET.hello().SerializeToString())
+        late.send(in_memory.hello().SerializeToString())
         fault = receive(late).fault
         assert (fault.code, fault.text) == (wire.FAULT_CODE_BUSY, ALL_BUSY) and fault.retry_after_ms > 0
         assert closed_with(late) == 1013

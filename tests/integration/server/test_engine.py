@@ -15,16 +15,15 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine import baseline
 from moa_server.engine import transformers as transformers_engine
-from moa_server.engine.base import EngineError, StepRequest
+from moa_server.engine.base import EngineError, StepRequest, new_sequence
 from moa_server.engine.baseline import log_probabilities, next_logits
 from moa_server.engine.transformers import TransformersEngine
 from support.refusals import refused
-from support.server.stepping import Numbers, fresh_choices, plain, random_tree, step
+from support.server.stepping import fresh_choices, plain, random_tree, step
 from support.tiny import make_tiny_rival, make_tiny_target
 
 PROMPT = tuple(random.Random(5).sample(range(3, 512), 21))
 SAMPLINGS = [Sampling(), Sampling(1.0, 1.0, 1), Sampling(0.8, 0.9, 2), Sampling(2.0, 0.98, 3)]
-NUMBERS = Numbers()
 
 
 def reference_rows(engine, tokens):
@@ -65,7 +64,7 @@ def test_a_step_leaves_the_event_loop_free(engine, monkeypatch):
             return forward(pieces)
 
         monkeypatch.setattr(engine.target_pass, "forward", waits_for_the_loop)
-        return (await engine.step([StepRequest(NUMBERS.new(), PROMPT, sampling=Sampling())]))[0].token
+        return (await engine.step([StepRequest(new_sequence(), PROMPT, sampling=Sampling())]))[0].token
 
     assert asyncio.run(both()) == expected
 
@@ -75,7 +74,7 @@ def test_a_chain_is_verified_in_one_forward(engine, sampling):
     tokens = plain(engine, PROMPT, sampling, 24)
     draft = tokens[:-1]
     before = engine.forwards
-    outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, draft, (), sampling))  # without parents: a chain
+    outcome = step(engine, StepRequest(new_sequence(), PROMPT, draft, (), sampling))  # without parents: a chain
     assert (outcome.path, outcome.token) == (tuple(range(len(draft))), tokens[-1])
     assert engine.forwards == before + 1
 
@@ -86,7 +85,7 @@ def test_drafts_of_any_quality_change_nothing(engine, sampling, trees):
     """Losslessness: chains and trees with right and wrong tokens commit what plain decoding writes."""
     expected = [*PROMPT, *plain(engine, PROMPT, sampling, 40)]
     rng = random.Random(11)
-    number, committed = NUMBERS.new(), list(PROMPT)
+    number, committed = new_sequence(), list(PROMPT)
     while len(committed) < len(expected):
         right = expected[len(committed) :]
         if trees:
@@ -115,13 +114,13 @@ def test_rows_after_a_tree_path_are_those_of_the_committed_tokens(engine):
     draft, parents = right_tree(engine)
     tokens = [*PROMPT, draft[1], draft[3], draft[4]]
     for start in (0, 18, 23):
-        outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, draft, parents, Sampling(), start))
+        outcome = step(engine, StepRequest(new_sequence(), PROMPT, draft, parents, Sampling(), start))
         assert outcome.path == (1, 3, 4)
         assert_rows(engine, outcome.rows, tokens, start)
 
 
 def test_rows_of_held_tokens_cost_no_forward_and_drop_nothing(engine):
-    number = NUMBERS.new()
+    number = new_sequence()
     assert step(engine, StepRequest(number, PROMPT)).rows is None
     before = engine.forwards
     for length, start in ((len(PROMPT), 4), (9, 4), (len(PROMPT), len(PROMPT))):
@@ -134,7 +133,7 @@ def test_rows_of_held_tokens_cost_no_forward_and_drop_nothing(engine):
 def test_rows_of_several_sequences_are_made_together(engine, monkeypatch):
     monkeypatch.setattr("moa_server.engine.memory_rows._CHUNK", 8)  # chunks end within a sequence and at its end
     asked = {12: 0, 9: 9, 21: 2, 17: 16, 16: None}
-    requests = [StepRequest(NUMBERS.new(), PROMPT[:length], rows_from=start) for length, start in asked.items()]
+    requests = [StepRequest(new_sequence(), PROMPT[:length], rows_from=start) for length, start in asked.items()]
     before = engine.forwards
     outcomes = engine.step_now(requests)
     assert engine.forwards == before + 1
@@ -168,7 +167,7 @@ def test_a_drafter_that_reads_nothing_has_no_rows(tiny_target, tmp_path):
 
 def test_a_sequence_synchronises_itself(engine):
     rng = random.Random(3)
-    number, sampling = NUMBERS.new(), Sampling(1.0, 0.95, 4)
+    number, sampling = new_sequence(), Sampling(1.0, 0.95, 4)
     tokens = list(PROMPT)
     for count in range(30):
         move = rng.choice(["grow", "cut", "change", "release", "same"])
@@ -190,7 +189,7 @@ def test_a_sequence_synchronises_itself(engine):
 
 
 def test_a_failed_step_leaves_usable_sequences(engine, monkeypatch):
-    first, second = NUMBERS.new(), NUMBERS.new()
+    first, second = new_sequence(), new_sequence()
     request = StepRequest(first, PROMPT, [40, 41], [0, 1], Sampling())
     other = StepRequest(second, PROMPT[::-1], sampling=Sampling())
     expected = asyncio.run(engine.step([request, other]))
@@ -211,7 +210,7 @@ def test_a_long_prefix_is_prefilled_in_pieces(engine, monkeypatch):
     right = plain(engine, tokens, Sampling(), 3)
     monkeypatch.setattr(transformers_engine, "CHUNK", 16)
     before = engine.forwards
-    outcome = step(engine, StepRequest(NUMBERS.new(), tokens, right[:2], [0, 1], Sampling(), 0))
+    outcome = step(engine, StepRequest(new_sequence(), tokens, right[:2], [0, 1], Sampling(), 0))
     assert (outcome.path, outcome.token) == ((0, 1), right[2])
     assert engine.forwards - before == 5
     assert_rows(engine, outcome.rows, [*tokens, *right[:2]], 0)
@@ -219,7 +218,7 @@ def test_a_long_prefix_is_prefilled_in_pieces(engine, monkeypatch):
 
 def test_caches_grow_and_are_reserved_at_once(engine, tiny_target):
     tokens = [random.Random(2).randrange(3, 512) for _ in range(400)]
-    number = NUMBERS.new()
+    number = new_sequence()
     for end in (100, 130, 250, 258, 300, 400):
         token = step(engine, StepRequest(number, tokens[:end], sampling=Sampling())).token
         assert engine.held(number, [*tokens[: end - 30], 0]) == end - 30

@@ -15,14 +15,13 @@ from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_runtime.session.events import Sampling
 from moa_server.engine import attention, fused_llama, transformers
-from moa_server.engine.base import StepRequest
+from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.forward import GeneralPass
 from moa_server.engine.fused_llama import FusedLlama, padded
 from moa_server.engine.transformers import TransformersEngine
-from support.server.stepping import Numbers, plain, random_tree, step
+from support.server.stepping import plain, random_tree, step
 
 SAMPLINGS = [Sampling(), Sampling(1.0, 0.95, 7)]
-NUMBERS = Numbers()
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -51,7 +50,7 @@ def state_of(engine, number, tokens):
 
 def alone(engine, tokens, sampling, count):
     """What is written behind ``tokens`` one by one, and the keys and values of all of it."""
-    number, tokens = NUMBERS.new(), list(tokens)
+    number, tokens = new_sequence(), list(tokens)
     for _ in range(count):
         tokens.append(step(engine, StepRequest(number, tokens, sampling=sampling)).token)
     step(engine, StepRequest(number, tokens))
@@ -68,7 +67,7 @@ def test_any_neighbours_pieces_and_drafts_give_the_same_bits(invariant, seed, mo
 def assert_same_beside_others(engine, rng, prompts, samplings, count, monkeypatch=None) -> None:
     """Write all texts at once with drafts of any quality, with ``monkeypatch`` in pieces of any size too."""
     expected = [alone(engine, text, sampling, count) for text, sampling in zip(prompts, samplings, strict=True)]
-    numbers, written = [NUMBERS.new() for _ in prompts], [list(text) for text in prompts]
+    numbers, written = [new_sequence() for _ in prompts], [list(text) for text in prompts]
     while chosen := [i for i, text in enumerate(written) if len(text) < len(expected[i][0])]:
         if monkeypatch is not None:
             monkeypatch.setattr(transformers, "CHUNK", rng.choice([16, 50, 512]))
@@ -152,13 +151,13 @@ def test_the_general_pass_chooses_the_same_and_gives_the_same_rows(
     for text in texts(3):
         tokens = plain(engine, text, SAMPLINGS[0], 30)
         assert plain(general, text, SAMPLINGS[0], 30) == tokens
-        number, written = NUMBERS.new(), list(text)
+        number, written = new_sequence(), list(text)
         while len(written) < len(text) + 30:
             draft, parents = draft_around(rng, tokens[len(written) - len(text) :])
             outcome = step(general, StepRequest(number, written, draft, parents, SAMPLINGS[0]))
             written += [*(draft[index] for index in outcome.path), outcome.token]
         assert written[len(text) : len(text) + 30] == tokens
-        rows, expected = (step(each, StepRequest(NUMBERS.new(), text, rows_from=0)).rows for each in (general, engine))
+        rows, expected = (step(each, StepRequest(new_sequence(), text, rows_from=0)).rows for each in (general, engine))
         for half in ("keys", "values"):
             np.testing.assert_allclose(getattr(rows, half), getattr(expected, half), rtol=1e-3, atol=2e-4)
 

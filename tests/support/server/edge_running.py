@@ -25,8 +25,8 @@ from websockets.sync.client import connect
 
 from moa_server.edge.connection_limits import FULL_KEY, ConnectionSlots, EdgeLimits
 from moa_server.edge.server import EdgeServer
+from support.server.running import TIMEOUT_S, in_thread
 
-TIMEOUT_S = 30
 MAX_MESSAGE = 64 << 10
 
 
@@ -147,19 +147,15 @@ def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None, graceful_s: i
     handler = logging.Handler(logging.WARNING)
     handler.emit = running.records.append  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        running.port = listening.getsockname()[1]
-        thread = threading.Thread(target=running.server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            assert started.wait(TIMEOUT_S)
-            yield running
-        finally:
-            running.take.set()
-            running.hold.set()
-            running.server.should_exit = True
-            thread.join(TIMEOUT_S)
-            logging.getLogger().removeHandler(handler)
+    try:
+        with in_thread(running.server, started) as (running.port, thread):
+            try:
+                yield running
+            finally:
+                running.take.set()
+                running.hold.set()
+    finally:
+        logging.getLogger().removeHandler(handler)
     assert not thread.is_alive()
 
 

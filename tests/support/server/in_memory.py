@@ -6,11 +6,13 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
 
-from moa_runtime.session.handshake import digest
+from moa_runtime.bundle import Fingerprints
+from moa_runtime.session.handshake import PROTOCOL_VERSION, digest
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.app import PlainDecodingEndpoint, Verifier
 from moa_server.auth import Bearer
@@ -20,11 +22,9 @@ from moa_server.edge.rate_limits import Budget
 from moa_server.engine.base import Outcome, StepRequest
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd, MemoryLink, ServerEnd
-from support.server.raw import Target, prompt
-from support.toy_engine import ToyEngine, plain
+from support.toy_engine import PRINTS, ToyEngine, plain
 from support.virtual_loop import run_virtually
 
-CLIENT = Target(0, ("target", "tokenizer", "drafter"), 50, 1000)
 SETTINGS = Settings(max_waiting_frames=8)
 NO_BUDGET = Budget()
 PROMPT = [7, 8, 9]
@@ -67,7 +67,7 @@ class Served:
     async def session(self, token: str = "") -> tuple[ClientEnd, str]:
         """A greeted connection, and its resume token."""
         end = await self.link.connect("")
-        await send(end, CLIENT.hello(token))
+        await send(end, hello(token))
         return end, (await receive(end)).welcome.resume_token
 
     async def answering(self, *question: wire.ClientMessage) -> tuple[ClientEnd, str, list[int]]:
@@ -126,6 +126,25 @@ class Stream:
             self.error += event.get("error", "")
 
 
+def hello(
+    resume_token: str = "", row_encoding: int = wire.ROW_ENCODING_INT8, prints: Fingerprints = PRINTS
+) -> wire.ClientMessage:
+    hello = wire.Hello(protocol_version=PROTOCOL_VERSION, resume=wire.Resume(token=resume_token))
+    hello.fingerprints.CopyFrom(wire.Fingerprints(**asdict(prints)))
+    hello.row_encoding = row_encoding  # type: ignore[assignment]
+    return wire.ClientMessage(hello=hello)
+
+
+def prompt(epoch: int, base_len: int, tokens: Sequence[int], rows_from: int = 0, most: int = 0) -> wire.ClientMessage:
+    message = wire.Prompt(epoch=epoch, base_len=base_len, tokens=tokens, rows_from=rows_from)
+    message.max_length = base_len + len(tokens) + most if most else 0
+    return wire.ClientMessage(prompt=message)
+
+
+def draft(epoch: int, base_len: int, tokens: Sequence[int], parents: Sequence[int] = ()) -> wire.ClientMessage:
+    return wire.ClientMessage(draft=wire.Draft(epoch=epoch, base_len=base_len, tokens=tokens, parents=parents))
+
+
 def asked(
     most: int = 0, tokens: Sequence[int] = PROMPT, *, while_away: bool = False, stamp: int = 0
 ) -> wire.ClientMessage:
@@ -157,7 +176,7 @@ async def receive(end: ClientEnd) -> wire.ServerMessage:
 
 def resumed(token: str, tokens: Sequence[int], *, rows: int = 0, credit: int = 0) -> wire.ClientMessage:
     """The Hello of a client that has so many tokens of its answer, the first of its conversation."""
-    message, mark = CLIENT.hello(), wire.Mark(length=len(tokens), digest=digest(tokens))
+    message, mark = hello(), wire.Mark(length=len(tokens), digest=digest(tokens))
     resume = wire.Resume(token=token, connection=2, epoch=1, marks=[mark], answering=True, rows=rows, credit=credit)
     message.hello.resume.CopyFrom(resume)
     return message

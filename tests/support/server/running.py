@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import uvicorn
 from websockets.sync.client import connect
 
 from moa_runtime.session.client import ClientSession, LinkState
@@ -68,12 +69,19 @@ def serving(engine, settings, *, host: str = "127.0.0.1", **options: Any) -> Ite
     started = threading.Event()
     parts = {name: options.pop(name) for name in ("timeline", "drafts", "files") if name in options}
     server = VerifierServer(Served(engine, settings, **parts), on_ready=started.set, **options)
+    with in_thread(server, started, host) as (port, _):
+        yield Verifier(server, port, settings.token, host)
+
+
+@contextlib.contextmanager
+def in_thread(server: uvicorn.Server, started: threading.Event, host: str = "127.0.0.1"):
+    """Run a server until the block ends; its port and its thread."""
     with socket.create_server((host, 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
             assert started.wait(TIMEOUT_S)
-            yield Verifier(server, listening.getsockname()[1], settings.token, host)
+            yield listening.getsockname()[1], thread
         finally:
             server.should_exit = True
             thread.join(TIMEOUT_S)

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Sequence
 
 from moa_runtime.session.events import Sampling
-from moa_server.engine.base import Engine, Outcome, StepRequest
-
-
-class Numbers:
-    """Numbers for new sequences, far from those that tests write down."""
-
-    def __init__(self) -> None:
-        self._next = itertools.count(1_000_000)
-
-    def new(self) -> int:
-        return next(self._next)
-
-
-_OWN = Numbers()
+from moa_server.engine.base import Engine, Outcome, StepRequest, new_sequence
 
 
 def step(engine: Engine, request: StepRequest) -> Outcome:
@@ -31,7 +17,7 @@ def step(engine: Engine, request: StepRequest) -> Outcome:
 
 def plain(engine: Engine, prefix: Sequence[int], sampling: Sampling, count: int) -> list[int]:
     """What the engine writes behind ``prefix``, token by token, in a sequence of its own."""
-    number, tokens = _OWN.new(), list(prefix)
+    number, tokens = new_sequence(), list(prefix)
     for _ in range(count):
         token = step(engine, StepRequest(number, tokens, sampling=sampling)).token
         assert token is not None

@@ -29,9 +29,9 @@ _PAGE = {
 }
 
 
-def write_page(folder: Path, **scripts: str) -> Path:
-    """A built page; ``scripts`` are further files by name."""
-    for name, text in {**_PAGE, **scripts}.items():
+def write_page(folder: Path) -> Path:
+    """A built page."""
+    for name, text in _PAGE.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -69,10 +69,10 @@ def write_web_bundle(folder: Path, graph_bytes: int = 300_000, targets: tuple[st
     return folder
 
 
-def site(folder: Path, graph_bytes: int = 300_000, **scripts: str) -> Mapping[str, WebFile]:
+def site(folder: Path, graph_bytes: int = 300_000) -> Mapping[str, WebFile]:
     """What a verifier of the toy engine serves."""
     bundle = write_web_bundle(folder / "bundle", graph_bytes)
-    return {**page_files(write_page(folder / "page", **scripts)), **bundle_files(bundle, PRINTS)}
+    return {**page_files(write_page(folder / "page")), **bundle_files(bundle, PRINTS)}
 
 
 def get(verifier: Verifier, path: str, method: str = "GET", **headers: str) -> httpx.Response:

@@ -41,15 +41,6 @@ def test_a_token_names_its_bearer(file):
     assert bearers.authenticate(f"Bearer {alice.sha256}") is None, "a digest is no token"
 
 
-def test_a_token_that_is_both_has_the_entry_s_name_and_budget(file):
-    bearers = Authenticator("a-token", file)
-    alice = bearers.authenticate("Bearer a-token")
-    assert (alice.name, alice.budget.sessions) == ("alice", 4) and bearers.valid(alice)
-    write(file, entry("bob", "b-token"))
-    bearers.reload()
-    assert not bearers.valid(alice) and bearers.authenticate("Bearer a-token").name == ""
-
-
 def test_no_token_is_required_without_any_and_a_file_without_entries_refuses_everyone(file):
     bearers = Authenticator()
     assert bearers.open and bearers.authenticate(None).name == "" and bearers.valid(bearers.authenticate(None))
@@ -59,6 +50,7 @@ def test_no_token_is_required_without_any_and_a_file_without_entries_refuses_eve
 
 
 def test_a_reload_takes_new_tokens_and_withdraws_old_ones(file):
+    both = Authenticator("a-token", file)
     bearers = Authenticator(file=file)
     alice, bob = bearers.authenticate("Bearer a-token"), bearers.authenticate("Bearer b-token")
     write(file, entry("alice", "another"), entry("bob", "b-token", sessions=1), entry("carol", "c-token"))
@@ -67,22 +59,10 @@ def test_a_reload_takes_new_tokens_and_withdraws_old_ones(file):
     assert bearers.valid(bob) and bearers.authenticate("Bearer b-token").budget.sessions == 1
     assert bearers.authenticate("Bearer another").name == "alice"
     assert bearers.authenticate("Bearer c-token").name == "carol"
-
-
-def test_a_watch_is_told_when_its_token_is_withdrawn(file):
-    bearers, told = Authenticator(file=file), []
-    alice, bob = bearers.authenticate("Bearer a-token"), bearers.authenticate("Bearer b-token")
-    bearers.watch(alice, lambda: told.append("alice"))
-    bearers.watch(bob, lambda: told.append("bob"))
-    unwatch = bearers.watch(alice, lambda: told.append("ended"))
-    bearers.reload()
-    unwatch()
-    unwatch()
-    assert not told
-    write(file, entry("bob", "b-token"))
-    bearers.reload()
-    bearers.watch(alice, lambda: told.append("late"))
-    assert told == ["alice", "late"]
+    named = both.authenticate("Bearer a-token")  # a token that is both has the entry's name and budget
+    assert (named.name, named.budget.sessions) == ("alice", 4)
+    both.reload()
+    assert not both.valid(named) and both.authenticate("Bearer a-token").name == ""
 
 
 def test_a_broken_file_keeps_the_tokens_and_logs_one_line(file, caplog):

@@ -14,12 +14,14 @@ from moa_server.connection import CloseReason
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd, ServerEnd
 from support.server.in_memory import (
-    CLIENT,
     PROMPT,
     SETTINGS,
     Served,
     asked,
     credit,
+    draft,
+    hello,
+    prompt,
     receive,
     rows_of,
     send,
@@ -27,7 +29,6 @@ from support.server.in_memory import (
     verdict_of,
     with_served,
 )
-from support.server.raw import draft, prompt
 
 
 def ping(stamp: int = 0) -> wire.ClientMessage:
@@ -84,7 +85,7 @@ async def test_a_pong_to_a_client_that_left_ends_the_session_without_a_failure(s
 async def begun(served: Served, most: int, row_encoding: int = wire.ROW_ENCODING_INT8) -> ClientEnd:
     """A session with a question whose answer has at most so many tokens."""
     end = await served.link.connect("")
-    await send(end, CLIENT.hello(row_encoding=row_encoding), asked(most))
+    await send(end, hello(row_encoding=row_encoding), asked(most))
     await receive(end)
     return end
 

@@ -64,21 +64,16 @@ def test_a_slow_reader_is_kept_and_one_that_stops_is_ended(opened, closing):
     for _ in range(9):
         transport.waiting -= 64 * KB
         opened.after(29)
+    if not closing:  # a buffer that empties in between is forgiven
+        slot.write_paused(False)
+        opened.after(29)
+        slot.write_paused(True)
+        opened.after(0)
     opened.after(29)
     assert not transport.abort.called
     transport.waiting -= 10
     opened.after(1)
     assert transport.abort.called
-
-
-def test_a_buffer_that_empties_in_between_is_forgiven(opened):
-    _, (slot,) = opened.open()
-    slot.transport.waiting = 100 * KB
-    for _ in range(10):
-        slot.write_paused(True)
-        opened.after(20)
-        slot.write_paused(False)
-    assert not slot.transport.abort.called
 
 
 @pytest.mark.parametrize("lingers", [False, True])

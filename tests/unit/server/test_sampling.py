@@ -70,13 +70,8 @@ def test_of_equal_scores_the_lowest_id_wins(monkeypatch):
         assert np.flatnonzero(nucleus(np.array([2.0, 2, 2, 2]), top_p)).tolist() == kept
 
 
-def test_the_choice_is_a_function_of_seed_and_position():
-    first = [choose(LOGITS, Sampling(1.0, 1.0, 7), position) for position in range(200)]
-    again = [choose(LOGITS, Sampling(1.0, 1.0, 7), position) for position in reversed(range(200))]
-    other = [choose(LOGITS, Sampling(1.0, 1.0, 8), position) for position in range(200)]
-    assert first == again[::-1]
-    assert first != other
-    for position in range(300):  # a temperature is a float32 on the wire
+def test_a_temperature_and_a_nucleus_are_float32_as_on_the_wire():
+    for position in range(300):
         wide, narrow = Sampling(0.7, 0.9, 1), Sampling(float(np.float32(0.7)), float(np.float32(0.9)), 1)
         assert choose(LOGITS, wide, position) == choose(LOGITS, narrow, position)
 

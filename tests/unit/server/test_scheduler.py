@@ -131,17 +131,6 @@ def test_a_fixed_budget_is_kept(draft):
     assert sizes[9] >= 32 // 4
 
 
-def test_a_dropped_job_and_an_unknown_sequence_are_in_no_step():
-    held = Held()
-    unknown, dropped, other = held.add(1, 10), held.add(2, 10), held.add(3, 10)
-    held.scheduler.drop(dropped)
-    del held.held[1]  # its KeyError is an engine's
-    step = held.plan()
-    assert [(job, type(error)) for job, error in step.failed] == [(unknown, KeyError)]
-    assert [piece.waiting.job for piece in step.pieces] == [other]
-    assert not held.plan().failed and len(held.scheduler) == 1
-
-
 def test_the_cost_of_steps_is_learnt():
     cost = taught()
     for tokens, context in ((1, 500), (16, 500), (64, 2000)):
@@ -166,16 +155,3 @@ def test_prompts_that_do_not_fit_together_are_read_one_after_the_other():
         if all(job.done for job in jobs):
             break
     assert order == [0, 1, 2]
-
-
-def test_a_short_prompt_passes_sixty_long_ones():
-    held = Held()
-    for sequence in range(60):
-        held.add(sequence, 4000)
-    for _ in range(5):
-        held.step()
-    short = held.add(100, 40)
-    began = held.now
-    while not short.done:
-        held.step()
-    assert held.now - began <= 1.0

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import accepted_path
 from moa_server.engine.base import StepRequest, new_sequence
-from moa_server.engine.baseline import BlockingEngine
-from moa_server.scheduling.verify_job import FEW, MOST_ROWS, Job
+from moa_server.scheduling.verify_job import FEW, Job
 from support.server.stepping import step
 from support.toy_engine import VOCAB, ToyEngine
 
@@ -67,15 +66,3 @@ def test_a_piece_is_bounded():
     request = job.request(29, 4)  # one token of the prefix, and three of the draft
     assert (len(request.prefix), request.draft, request.sampling) == (30, [5, 5, 5], Sampling())
     assert job.request(30, 1).draft == []
-
-
-def test_rows_of_held_tokens_come_piece_by_piece():
-    prefix = [1 + position % 9 for position in range(MOST_ROWS * 3)]
-    engine = ToyEngine()
-    blocking, sequence = BlockingEngine(engine), new_sequence()
-    blocking.run(Job(sequence, prefix, Sampling()))
-    job = blocking.run(Job(sequence, prefix, Sampling(), rows_from=0))
-    blocking.close()
-    asked = [len(request.prefix) for [request] in engine.steps[1:]]
-    assert asked == [MOST_ROWS, 2 * MOST_ROWS, 3 * MOST_ROWS]
-    assert job.rows.start == 0 and job.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in range(192)]

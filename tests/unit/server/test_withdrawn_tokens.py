@@ -16,20 +16,20 @@ from moa_server.connection import CloseReason
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
 from support.server.in_memory import (
-    CLIENT,
     PROMPT,
     Served,
     asked,
     credit,
+    hello,
     in_served,
     like,
     own,
+    prompt,
     receive,
     resumed,
     send,
     verdict_of,
 )
-from support.server.raw import prompt
 from support.toy_engine import ToyEngine, plain
 
 WITHDRAWN = CloseReason.WITHDRAWN.value
@@ -159,19 +159,10 @@ async def test_a_connection_ends_with_all_its_work(served: Served, begin):
 
 
 @alices
-async def test_the_answer_of_a_disconnected_client_ends(served: Served):
-    await answered_and_cut(served, 900, while_away=True)
-    await served.steps(5)
-    assert len(served.verifier.background_answers) == 1
-    withdraw(served)
-    await nothing_is_left(served)
-
-
-@alices
 async def test_a_connection_whose_upgrade_was_allowed_before_ends(served: Served):
     withdraw(served)
     end = await served.link.connect("")
-    await send(end, CLIENT.hello())
+    await send(end, hello())
     assert not await ended(served, end)
     await nothing_is_left(served)
 
@@ -190,21 +181,10 @@ async def test_a_frame_that_waits_for_its_budget_is_dropped(served: Served, budg
 
 
 @alices
-async def test_conversations_of_others_are_kept(served: Served):
-    tokens = {}
-    for name in ("alice", "bob"):
-        be(served, name)
-        tokens[name] = await answered_and_cut(served, 4)
-    withdraw(served)
-    assert len(served.verifier.store) == 1 and served.engine.sequences_open == 1
-    end = await served.link.connect("")
-    await send(end, resumed(tokens["bob"], PROMPT))
-    assert (await receive(end)).welcome.resume_token == tokens["bob"]
-
-
-@alices
-async def test_the_work_of_others_continues(served: Served):
+async def test_conversations_and_work_of_others_continue(served: Served):
+    await answered_and_cut(served, 4)
     be(served, "bob")
+    token = await answered_and_cut(served, 4)
     bobs, _ = await served.session()
     await send(bobs, asked(30), credit(900))
     stream = served.stream([5], 30)
@@ -218,11 +198,18 @@ async def test_the_work_of_others_continues(served: Served):
     while not (verdict := await verdict_of(bobs)).finish:
         tokens += verdict.tokens
     assert [*PROMPT, *tokens, *verdict.tokens] == own(30)
+    assert len(served.verifier.store) == served.engine.sequences_open == 2
+    be(served, "bob")
+    end = await served.link.connect("")
+    await send(end, resumed(token, PROMPT))
+    assert (await receive(end)).welcome.resume_token == token
 
 
 @alices
 async def test_a_name_with_a_new_token_begins_anew(served: Any):
-    token = await answered_and_cut(served, 4)
+    token = await answered_and_cut(served, 900, while_away=True)
+    await served.steps(5)
+    assert len(served.verifier.background_answers) == 1
     served.file.write_text(served.file.read_text().replace(digest("alice-token"), digest("new-token")))
     served.verifier.authenticator.reload()
     await nothing_is_left(served)

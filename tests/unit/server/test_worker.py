@@ -115,22 +115,6 @@ def test_a_job_that_fails_harms_no_other(toy, caplog, fails):
     assert ("RuntimeError" if fails == "step" else "KeyError") in record.message and record.exc_info is None
 
 
-def test_a_sequence_is_not_released_in_the_middle_of_its_step():
-    toy = ToyEngine(delay_s=(0.01, 0))  # which asserts it
-
-    async def scenario(worker, loop) -> None:
-        released = job()
-        running = asyncio.create_task(worker.run(released, 30))
-        while not toy.steps:
-            await asyncio.sleep(0)
-        worker.release(released.sequence)
-        await running
-        await worker.run(job(), 30)
-        assert toy.sequences_open == 1
-
-    with_worker(toy, scenario)
-
-
 def test_an_engine_that_cancels_its_step_stalls_no_other_job(caplog):
     class Cancelling(ToyEngine):
         async def step(self, requests):

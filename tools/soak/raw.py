@@ -9,8 +9,9 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from moa_runtime.session.handshake import PROTOCOL_VERSION
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from support.server import in_memory
 
 CONT, TEXT, BINARY, CLOSE, PING = 0x0, 0x1, 0x2, 0x8, 0x9
 
@@ -34,26 +35,20 @@ def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
 
 @dataclass(frozen=True)
 class Target:
-    """The verifier that is attacked: its port, and what its clients must know of it.
+    """A verifier: its port, and what its clients must know of it.
 
     Attributes:
-        fingerprints: of the target, the tokenizer and the drafter.
         vocabulary: token ids below it are the target's.
         context: tokens that the target's context holds.
     """
 
     port: int
-    fingerprints: tuple[str, str, str]
+    fingerprints: Fingerprints
     vocabulary: int
     context: int
 
     def hello(self, resume_token: str = "", row_encoding: int = wire.ROW_ENCODING_INT8) -> wire.ClientMessage:
-        names = ("target", "tokenizer", "drafter")
-        prints = wire.Fingerprints(**dict(zip(names, self.fingerprints, strict=True)))
-        resume = wire.Resume(token=resume_token)
-        hello = wire.Hello(protocol_version=PROTOCOL_VERSION, fingerprints=prints, resume=resume)
-        hello.row_encoding = row_encoding  # type: ignore[assignment]
-        return wire.ClientMessage(hello=hello)
+        return in_memory.hello(resume_token, row_encoding, self.fingerprints)
 
 
 class Raw:
@@ -121,13 +116,3 @@ def decode_request(tokens: Sequence[int], **fields: object) -> bytes:
     body = json.dumps({"tokens": list(tokens), **fields}).encode()
     head = f"POST /v1/decode HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
-
-
-def prompt(epoch: int, base_len: int, tokens: Sequence[int], rows_from: int = 0, most: int = 0) -> wire.ClientMessage:
-    message = wire.Prompt(epoch=epoch, base_len=base_len, tokens=tokens, rows_from=rows_from)
-    message.max_length = base_len + len(tokens) + most if most else 0
-    return wire.ClientMessage(prompt=message)
-
-
-def draft(epoch: int, base_len: int, tokens: Sequence[int], parents: Sequence[int] = ()) -> wire.ClientMessage:
-    return wire.ClientMessage(draft=wire.Draft(epoch=epoch, base_len=base_len, tokens=tokens, parents=parents))
