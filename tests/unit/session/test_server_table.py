@@ -81,6 +81,7 @@ def test_every_frame_in_every_state_follows_the_table(event: Event, state: State
     assert session.committed == expected
     if row.action is Action.REPEAT:
         assert isinstance(answer, wire.ServerMessage) and list(answer.verdict.tokens) == before[len(PROMPT) :]
+        assert answer.verdict.accepted == (event is Event.DRAFT_EARLIER and before[-1] == 5)
     if event in (Event.CREDIT, Event.CREDIT_REVOKED):
         assert session.pushes == (event is Event.CREDIT and session.runs)
     if row.action is Action.OUT_OF_SYNC:

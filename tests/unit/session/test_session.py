@@ -18,9 +18,9 @@ from moa_runtime.session.events import Cause, Decided, Faulted, Origin, RowsRece
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import RowsWork, ServerSession, Verify
-from moa_runtime.session.tree import TreeError, accepted_path, chain, check_parents, depths
+from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, chain, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from support.session.fixtures_pair import LIMITS, VOCAB, Pair, choice, decode, rows_of
+from support.session.fixtures_pair import LIMITS, VOCAB, Pair, choice, decode, rows_of, wrong
 
 PROMPT = [5, 6, 7]
 
@@ -70,6 +70,19 @@ def fault_of(answer: Verify | wire.ServerMessage | None) -> wire.Fault:
 
 
 # -- prompts, drafts and verdicts ------------------------------------------------------------------
+
+
+def test_a_tree_may_be_accepted_on_another_branch() -> None:
+    pair = answered()
+    right = decode(PROMPT, len(PROMPT) + 4)[-3:]
+    others = [wrong(token) for token in right]
+    tree = DraftTree((others[0], right[0], others[1], right[1]), (0, 0, 1, 2), (-0.1, -0.9, -0.2, -1.0))
+    pair.client.extend(others[:2], Origin.DRAFTED)
+    assert pair.client.propose(tree=tree)
+    pair.settle()
+    rolled_back, committed = pair.told[-2:]
+    assert rolled_back.tokens == tuple(others[:2])  # type: ignore[union-attr]
+    assert committed.origins == (Origin.DRAFTED, Origin.DRAFTED, Origin.CORRECTED)  # type: ignore[union-attr]
 
 
 def test_offline_text_is_verified_in_one_pass() -> None:
@@ -205,6 +218,16 @@ def test_credit_sent_with_the_prompt_costs_no_round_trip() -> None:
     assert not pair.client.answering and pair.client.credit == 0 and not pair.server.session.pushes
     causes = [event.cause for event in pair.events if isinstance(event, Decided)]
     assert causes == [Cause.ASKED] + [Cause.PUSHED] * 7 and pair.server.passes == 8
+
+
+def test_credit_survives_a_lost_connection() -> None:
+    pair = pushing(30)
+    pair.push(drafted=5)
+    pair.cut()
+    assert not pair.client.credit_open and pair.client.credit == 30
+    pair.connect()
+    pair.settle()
+    assert len(pair.client.committed) == 30
 
 
 def test_a_new_epoch_ends_the_credit() -> None:
