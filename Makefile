@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(STAMP) ## answer over a slow link, lose the network, go on, reconnect
+demo: $(STAMP) ## answer over a slow link, lose the network, keep writing, reconnect
 	$(BIN)/python examples/demo.py
 
 chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
