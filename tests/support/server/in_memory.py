@@ -81,6 +81,12 @@ class Served:
         self.link.cut()
         await self.link.closed()
 
+    async def left(self, most: int, while_away: bool = True) -> tuple[str, list[int]]:
+        """A client asks, has its first token, and is gone: its resume token, and its tokens."""
+        _, token, tokens = await self.answering(asked(most, while_away=while_away))
+        await self.cut()
+        return token, tokens
+
     def stream(self, tokens: Sequence[int], most: int, streamed: bool = True) -> Stream:
         return Stream(self, {"tokens": list(tokens), "max_new_tokens": most, "stream": streamed})
 

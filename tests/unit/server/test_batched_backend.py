@@ -31,13 +31,9 @@ class Half:
 
 
 @pytest.fixture
-def half() -> Half:
-    return Half()
-
-
-@pytest.fixture
-def step(half):
+def step():
     """A function that runs one step and returns its token."""
+    half = Half()
     backend = BatchedBackend(half.steps, top_k=1, kv_shape=(1, 2))
 
     def stepping(token: int) -> int:
@@ -45,7 +41,7 @@ def step(half):
         inputs = StepInputs.chain([token], (nothing, nothing), (nothing, nothing))
         return int(backend.step(inputs).top_tokens[0, 0])
 
-    stepping.drafting = backend.drafting
+    stepping.drafting, stepping.batches = backend.drafting, half.batches
     yield stepping
     backend.close()
 
@@ -67,18 +63,18 @@ def together(step, *drafts: Callable[[], None]) -> None:
         assert not thread.is_alive()
 
 
-def test_steps_of_all_drafts_are_one(step, half):
+def test_steps_of_all_drafts_are_one(step):
     heard: dict[int, list[int]] = {number: [] for number in range(4)}
 
     def draft(number: int) -> None:
         heard[number] += [step(100 * number + index) for index in range(3)]
 
     together(step, *(lambda number=number: draft(number) for number in heard))
-    assert [sorted(batch) for batch in half.batches] == [[index + 100 * n for n in range(4)] for index in range(3)]
+    assert [sorted(batch) for batch in step.batches] == [[index + 100 * n for n in range(4)] for index in range(3)]
     assert heard == {number: [100 * number + index for index in range(3)] for number in range(4)}
 
 
-def test_a_draft_that_ends_sooner_or_fails_holds_no_other_up(step, half):
+def test_a_draft_that_ends_sooner_or_fails_holds_no_other_up(step):
     counts = [5, 1, 0, 3]
 
     def fail() -> None:
@@ -86,7 +82,7 @@ def test_a_draft_that_ends_sooner_or_fails_holds_no_other_up(step, half):
             raise ValueError("a drafter's mistake")
 
     together(step, fail, *(lambda count=count: [step(index) for index in range(count)] for count in counts))
-    assert sum(map(len, half.batches)) == sum(counts) >= len(half.batches)
+    assert sum(map(len, step.batches)) == sum(counts) >= len(step.batches)
 
 
 def test_a_failing_step_harms_no_other(step):

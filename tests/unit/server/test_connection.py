@@ -138,20 +138,14 @@ NARROW = Settings(max_waiting_frames=8, max_frame_bytes=1024)
 
 # -- work that nobody waits for ----------------------------------------------------------------------
 
-CANCEL = wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=0))
-BYE = wire.ClientMessage(bye=wire.Bye())
+OVERRULING = {
+    "cancel": wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=0)),
+    "bye": wire.ClientMessage(bye=wire.Bye()),
+    "another prompt": prompt(2, 0, [9] * 5),
+}
 
 
-async def _go(served: Served, end: ClientEnd, token: str, how: str) -> None:
-    if how == "cut":
-        served.link.cut()
-    elif how == "replaced":
-        await served.session(token)
-    else:
-        await send(end, {"cancel": CANCEL, "bye": BYE, "another prompt": prompt(2, 0, [9] * 5)}[how])
-
-
-@pytest.mark.parametrize("how", ["cut", "replaced", "cancel", "bye", "another prompt"])
+@pytest.mark.parametrize("how", ["cut", "replaced", *OVERRULING])
 @with_served()
 async def test_the_work_of_a_client_that_left_or_overruled_it_is_gone_within_two_steps(served: Served, how):
     streaming = served.stream([7], 400)  # so that the prompt is read in small pieces
@@ -161,7 +155,12 @@ async def test_the_work_of_a_client_that_left_or_overruled_it_is_gone_within_two
     await served.steps(4)
     assert max(served.lengths_since(-1)[0]) > 20
     begun = len(served.engine.steps)
-    await _go(served, end, token, how)
+    if how == "cut":
+        served.link.cut()
+    elif how == "replaced":
+        await served.session(token)
+    else:
+        await send(end, OVERRULING[how])
     await served.steps(10)
     for step in served.engine.steps[begun + 2 :]:
         assert not any(list(request.prefix[:6]) == [8] * 6 for request in step)
@@ -169,7 +168,7 @@ async def test_the_work_of_a_client_that_left_or_overruled_it_is_gone_within_two
     await streaming.answering
 
 
-@pytest.mark.parametrize("overruling", [CANCEL, BYE, prompt(2, 0, [9] * 5)], ids=["cancel", "bye", "prompt"])
+@pytest.mark.parametrize("overruling", OVERRULING.values(), ids=OVERRULING.keys())
 @with_served()
 async def test_a_prompt_that_is_overruled_at_once_costs_no_step(served: Served, overruling):
     end, _ = await served.session()

@@ -143,6 +143,11 @@ def test_readers_that_stand_still_give_way_the_oldest_first(slots):
     slots.downloads.over(first)  # its own end comes later
     assert slots.begin("one more") and slots.ended == ["a", "b"]
     assert slots.begin("too many") is None  # the rest reads, or was not there for ten seconds
+    slots = Slots()  # a crowded network gives way to itself alone
+    for name, network in (("other", ""), ("a", "net"), ("b", "net")):
+        slots.begin(name, network)
+    slots.now = 10.0
+    assert slots.begin("c", "net") and slots.ended == ["a"]
 
 
 def test_a_slow_reader_that_filled_the_buffers_gives_way(slots):
@@ -154,13 +159,6 @@ def test_a_slow_reader_that_filled_the_buffers_gives_way(slots):
         slots.downloads.wait_s(trickle, 8 * KB)
         slots.downloads.wait_s(steady, 40 * KB)
     assert slots.begin("next", "net") and slots.ended == ["trickle"]
-
-
-def test_a_crowded_network_gives_way_to_itself_alone(slots):
-    for name, network in (("other", ""), ("a", "net"), ("b", "net")):
-        slots.begin(name, network)
-    slots.now = 10.0
-    assert slots.begin("c", "net") and slots.ended == ["a"]
 
 
 def test_all_downloads_together_keep_a_pace(slots):

@@ -90,11 +90,6 @@ def session_of(served: Served) -> ServerSession:
     return conversation.session
 
 
-def token_of(served: Served) -> str:
-    [token] = served.verifier.store._conversations
-    return token
-
-
 @with_served(replace(SETTINGS, idle_seconds=1000), budget=Budget(frames_per_second=1))
 async def test_the_verifier_continues_up_to_the_position_of_the_credit(served: Served):
     followed, clock = await begun(served, 20), asyncio.get_running_loop().time
@@ -161,8 +156,8 @@ async def test_a_connection_that_was_replaced_takes_no_rows_from_the_next(served
         await old.take()
     socket.send_bytes = full  # type: ignore[method-assign]
     await asyncio.sleep(1)
-    end = await served.link.connect("")
-    await send(end, resumed(token_of(served), old.tokens, credit=400))
+    end, [token] = await served.link.connect(""), served.verifier.store._conversations
+    await send(end, resumed(token, old.tokens, credit=400))
     assert (await receive(end)).welcome.committed_length == len(old.tokens)
     new = Followed(end, old.tokens)
     while not session_of(served)._rows._waiting:
@@ -304,13 +299,6 @@ def test_a_budget_of_row_bytes_holds_back_rows_and_no_text():
 # -- background answers ------------------------------------------------------------------------------
 
 
-async def left(served: Served, most: int, while_away: bool = True) -> tuple[str, list[int]]:
-    """A client asks, has its first token, and is gone: its resume token, and its tokens."""
-    _, token, tokens = await served.answering(asked(most, while_away=while_away))
-    await served.cut()
-    return token, tokens
-
-
 async def back(served: Served, token: str, tokens: list[int]) -> tuple[ClientEnd, wire.Welcome]:
     """The client reconnects with these tokens."""
     end = await served.link.connect("")
@@ -326,7 +314,7 @@ async def until_none(served: Served) -> None:
 
 @with_served()
 async def test_the_whole_answer_comes_after_the_welcome(served: Served):
-    token, tokens = await left(served, 40)
+    token, tokens = await served.left(40)
     await until_none(served)
     steps = len(served.engine.steps)
     end, welcome = await back(served, token, tokens)
@@ -349,7 +337,7 @@ async def test_the_whole_answer_comes_after_the_welcome(served: Served):
 )
 def test_a_background_answer_ends_at_the_limits_of_client_and_server(settings, options, most):
     async def scenario(served: Served) -> None:
-        token, tokens = await left(served, 200, **options)
+        token, tokens = await served.left(200, **options)
         await asyncio.sleep(10)
         assert not len(served.verifier.background_answers)
         end, welcome = await back(served, token, tokens)
@@ -362,7 +350,7 @@ def test_a_background_answer_ends_at_the_limits_of_client_and_server(settings, o
 
 @with_served()
 async def test_a_failing_engine_ends_a_background_answer(served: Served):
-    token, tokens = await left(served, 40)
+    token, tokens = await served.left(40)
     served.engine.broken.update(each.sequence for each in served.verifier.store._conversations.values())
     await until_none(served)
     served.engine.broken.clear()
@@ -372,7 +360,7 @@ async def test_a_failing_engine_ends_a_background_answer(served: Served):
 
 @with_served(Settings(keep_seconds=0.05))
 async def test_a_forgotten_conversation_is_not_continued(served: Served):
-    await left(served, 200)
+    await served.left(200)
     assert len(served.verifier.background_answers) == 1
     await asyncio.sleep(0.1)
     served.verifier.store.sweep()
@@ -395,7 +383,7 @@ class Slow(ServerDrafting):
 @with_served(drafts=Slow)
 async def test_a_background_answer_takes_no_step_while_the_server_drafts(served: Served):
     for _ in range(5):
-        await left(served, 900)
+        await served.left(900)
     end, _, tokens = await served.answering(asked(60, while_away=True), credit(100))
     before = len(served.engine.steps)
     while len(tokens) < 50:
@@ -408,7 +396,7 @@ async def test_a_background_answer_takes_no_step_while_the_server_drafts(served:
 @with_served()
 async def test_a_drafting_client_waits_for_a_short_step_at_most(served: Served):
     for _ in range(30):
-        await left(served, 900)
+        await served.left(900)
     end, _, tokens = await served.answering(asked(60, while_away=True))
     before = len(served.engine.steps)
     while len(tokens) < 20:

@@ -97,13 +97,6 @@ def at_once(began: float) -> bool:
     return asyncio.get_running_loop().time() - began < 0.1
 
 
-async def answered_and_cut(served: Served, most: int, **options: bool) -> str:
-    """A session whose answer has begun, and whose connection is lost; return its resume token."""
-    _, token, _ = await served.answering(asked(most, **options))
-    await served.cut()
-    return token
-
-
 # -- sessions ----------------------------------------------------------------------------------------
 
 
@@ -182,9 +175,9 @@ async def test_a_frame_that_waits_for_its_budget_is_dropped(served: Served, budg
 
 @alices
 async def test_conversations_and_work_of_others_continue(served: Served):
-    await answered_and_cut(served, 4)
+    await served.left(4)
     be(served, "bob")
-    token = await answered_and_cut(served, 4)
+    token, _ = await served.left(4)
     bobs, _ = await served.session()
     await send(bobs, asked(30), credit(900))
     stream = served.stream([5], 30)
@@ -207,7 +200,7 @@ async def test_conversations_and_work_of_others_continue(served: Served):
 
 @alices
 async def test_a_name_with_a_new_token_begins_anew(served: Any):
-    token = await answered_and_cut(served, 900, while_away=True)
+    token, _ = await served.left(900, while_away=True)
     await served.steps(5)
     assert len(served.verifier.background_answers) == 1
     served.file.write_text(served.file.read_text().replace(digest("alice-token"), digest("new-token")))
