@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MODES = ("auto", "device", "server", "stream")
 _MOST_SESSIONS = Settings().max_sessions
 _WARM_UP_S = 2.0
+_GONE = "the verifier ended in the middle of the measurement"
 _SAMPLE_EVERY_S = 0.05
 _LONGEST_FORGETTING_S = 30.0
 _HEADER = ("sessions", "mode", "tokens/s", "by window", "tokens/CPU s", "ms/token", "p50", "p95")
@@ -230,19 +231,22 @@ def measure_window(load: Load, seconds: float, verifier: Verifier, fleet: Fleet)
     import psutil
 
     _await_forgetting(verifier)
-    process = None if verifier.pid is None else psutil.Process(verifier.pid)
-    peak, cpu_before = None, None if process is None else process.cpu_times()
-    before, end = verifier.forwards(), time.monotonic() + seconds
-    fleet.begin(load.clients, Window(load.mode, seconds, verifier))
-    while (left := end - time.monotonic()) > 0:
+    try:
+        process = None if verifier.pid is None else psutil.Process(verifier.pid)
+        peak, cpu_before = None, None if process is None else process.cpu_times()
+        before, end = verifier.forwards(), time.monotonic() + seconds
+        fleet.begin(load.clients, Window(load.mode, seconds, verifier))
+        while (left := end - time.monotonic()) > 0:
+            if process is not None:
+                peak = max(resident_memory(process), peak or 0)
+            if fleet.wait_for_any(min(left, _SAMPLE_EVERY_S)):  # a client that ends early has failed
+                break
+        passes, cpu_s = verifier.forwards() - before, None
         if process is not None:
-            peak = max(resident_memory(process), peak or 0)
-        if fleet.wait_for_any(min(left, _SAMPLE_EVERY_S)):  # a client that ends early has failed
-            break
-    passes, cpu_s = verifier.forwards() - before, None
-    if process is not None:
-        cpu_after = process.cpu_times()
-        cpu_s = cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system
+            cpu_after = process.cpu_times()
+            cpu_s = cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system
+    except psutil.NoSuchProcess as error:
+        raise VerifierGoneError(_GONE, code="verifier_gone") from error
     return WindowResult(fleet.collect(), passes, peak, cpu_s)
 
 
@@ -262,7 +266,7 @@ def resident_memory(process: psutil.Process) -> int:
     """Return the resident set of the verifier's process, bytes. Raises VerifierGoneError if it has ended."""
     resident = int(process.memory_info().rss)
     if resident == 0:  # ended, and not waited for yet
-        raise VerifierGoneError("the verifier ended in the middle of the measurement", code="verifier_gone")
+        raise VerifierGoneError(_GONE, code="verifier_gone")
     return resident
 
 

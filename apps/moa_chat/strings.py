@@ -37,18 +37,18 @@ DROPPED_TEXT = "This device wrote “{}”, and the server wrote something else 
 
 #: Shown in place of an answer without text while the device cannot continue it.
 PAUSES = {
-    PauseReason.END: "Complete; waiting for the verifier to confirm it…",
-    PauseReason.LENGTH: "Length limit reached; waiting for the verifier to confirm it…",
-    PauseReason.LIMIT: "Offline limit reached; waiting for the verifier…",
-    PauseReason.OFF: "Waiting for the verifier…",
-    PauseReason.UNSURE: "This device is not sure of the next words; waiting for the verifier…",
-    PauseReason.UNPREPARED: "Waiting for the verifier: it has to read a question before this device can write on…",
-    PauseReason.LOW_POWER: "Saving power: this device writes nothing on its own; waiting for the verifier…",
+    PauseReason.END: "Complete; waiting for the server to confirm it…",
+    PauseReason.LENGTH: "Length limit reached; waiting for the server to confirm it…",
+    PauseReason.LIMIT: "Offline limit reached; waiting for the server…",
+    PauseReason.OFF: "Waiting for the server…",
+    PauseReason.UNSURE: "This device is not sure of the next words; waiting for the server…",
+    PauseReason.UNPREPARED: "Waiting for the server: it has to read a question before this device can write on…",
+    PauseReason.LOW_POWER: "Saving power: this device writes nothing on its own; waiting for the server…",
     PauseReason.BACKGROUND: "Paused in the background; it continues when you are back…",
 }
-AWAY = "The verifier is away; this device continues as far as it can…"
-READING = "The verifier reads your text…"
-READING_TOKENS = "The verifier reads your text ({:,} tokens)…"
+AWAY = "The server is away; this device continues as far as it can…"
+READING = "The server reads your text…"
+READING_TOKENS = "The server reads your text ({:,} tokens)…"
 FINISH = {
     FinishReason.STOP: "",
     FinishReason.LENGTH: "cut off at the length limit",
@@ -56,14 +56,14 @@ FINISH = {
 }
 STOPPED = "stopped"
 INTERRUPTED = "interrupted"
-#: Of an answer that the device wrote, and that the user kept or the verifier refused.
+#: Of an answer that the device wrote, and that the user kept or the server refused.
 AS_WRITTEN = "as this device wrote it, not confirmed"
 PARTLY_AS_WRITTEN = "partly as this device wrote it, not confirmed"
 PARTLY_OFFLINE = "partly written offline"
 CORRECTED = "corrected by the server"
 UNCONFIRMED_WORD = "1 word not confirmed yet"
 UNCONFIRMED_WORDS = "{} words not confirmed yet"
-ALL_CONFIRMED = "The verifier has confirmed what this device wrote."
+ALL_CONFIRMED = "The server has confirmed what this device wrote."
 CORRECTED_WORD = "1 word that this device wrote was corrected."
 CORRECTED_WORDS = "{} words that this device wrote were corrected."
 UNDO_STAYS = "Answers that have changed since stay as they are."
@@ -75,7 +75,7 @@ NEW_CHAT = "New chat"
 
 TERMINAL_HELP = """\
 /help       this list
-/offline    work without the verifier, or with it again
+/offline    work without the server, or with it again
 /stats      figures of the last answer
 /regen      answer the last question again: another answer with --temperature, the same without
 /new        begin another conversation
@@ -97,7 +97,7 @@ EARLIER_MESSAGES = "({} earlier messages; /save FILE writes all)"
 MAY_OVERWRITE = "{} exists: overwrite it? [y/N] "
 NOT_SAVED = "not saved"
 SAVED = "saved as {}"
-CHECKED = "checked by the verifier, after it was written without it:"
+CHECKED = "checked by the server, after it was written without it:"
 DIFFERS = "The server disagrees with what was written offline. From where they differ:"
 KEEP_MINE_ASKED = "Keep mine, and continue from there? [y/N] "
 KEEP_KEY = "the server disagrees; Ctrl-K: keep the offline text"
@@ -107,10 +107,10 @@ WORDS_ALONE = "({words} written by this device alone{limit}: {later})"
 ONE_WORD = "1 word"
 WORDS = "{} words"
 LIMIT_REACHED = "; no more may be written offline"
-CHECKED_LATER = "the verifier checks that when it is back"
+CHECKED_LATER = "the server checks that when it is back"
 STAYS = "that stays as it is"
-STARTING_LOCAL = "starting a verifier on this machine (it fetches the target if that is not here yet)"
-STILL_STARTING = "the verifier is not ready after {:.0f} s; waiting on"
+STARTING_LOCAL = "starting a server on this machine (it fetches the model if it is not here yet)"
+STILL_STARTING = "the server is not ready after {:.0f} s; waiting on"
 ONCE_OFFLINE = "moa-chat: offline: {}"
 ONCE_ONLINE = "moa-chat: online again"
 
@@ -120,8 +120,8 @@ CONNECTION = "Connection"
 CONNECTING = "Connecting…"
 CONNECTING_STATE = "connecting"
 NOT_CONNECTED = "not connected"
-LOCAL_VERIFIER = "a verifier on this machine"
-STARTING = "A verifier is being started on this machine. The first start fetches its model and takes minutes."
+LOCAL_SERVER = "a server on this machine"
+STARTING = "A server is being started on this machine. The first start fetches its model and takes minutes."
 PROGRESS = "Progress"
 IN_PROGRESS = "In progress"
 SECONDS = "{} ({:.0f} s)"
@@ -135,32 +135,32 @@ WELCOME_LEAD = (
     "The answer continues when the network fails."
 )
 START_CHATTING = "Start chatting"
-VERIFIER = "Verifier"
-ABOUT_VERIFIER = "The server with the large model, which checks what this device writes."
+SERVER = "Server"
+ABOUT_SERVER = "The server with the large model, which checks what this device writes."
 START_LOCAL = "Start one on this machine, for as long as the window is open"
 USE_REMOTE = "Connect to one at an address"
 ADDRESS = "Address"
-ADDRESS_NAME = "Address of the verifier"
+ADDRESS_NAME = "Address of the server"
 ADDRESS_EXAMPLE = "wss://host:8765"
 TOKEN = "Token"
-TOKEN_NAME = "Token of the verifier"
+TOKEN_NAME = "Token of the server"
 TOKEN_HINT = "leave empty if it asks for none"
 TEST_CONNECTION = "Test the connection"
 CONNECTION_STATE = "State of the connection"
-CONNECTED = "Connected. The verifier serves {}, as this bundle wants it."
+CONNECTED = "Connected. The server serves {}, as this bundle wants it."
 
 CERTIFICATE = "Certificate"
 CERTIFICATE_TRUSTED = "trusted by you"
 CERTIFICATE_CHECKED = "checked by the system"
 CERTIFICATE_FROM_FILE = "From a file…"
 CERTIFICATE_FROM_FILE_NAME = "Trust the certificate in a file"
-CERTIFICATE_FILE = "Certificate of the verifier"
+CERTIFICATE_FILE = "Certificate of the server"
 CERTIFICATE_FILES = "Certificates (*.pem *.crt)"
 NO_CERTIFICATE = "{} is not a certificate in PEM format."
 FORGET = "Forget"
 FORGET_CERTIFICATE = "Forget the trusted certificate"
 TRUST_QUESTION = (
-    "The verifier signed its certificate itself. That is usual for a server of one's own, but it does not "
+    "The server signed its certificate itself. That is usual for a server of your own, but it does not "
     "show who answers. Compare this fingerprint (SHA-256) with the one on the server:"
 )
 TRUST_COMMAND = "On the server: openssl x509 -noout -fingerprint -sha256 -in cert.pem"
@@ -168,7 +168,7 @@ FINGERPRINT = "Fingerprint of the certificate"
 TRUST = "They are the same: trust this certificate"
 
 BUNDLE = "Bundle"
-ABOUT_BUNDLE = "The small model for this device. It has to be made for the verifier's model."
+ABOUT_BUNDLE = "The small model for this device. It has to be made for the server's model."
 BUNDLE_CACHED = "The default bundle is in the cache."
 BUNDLE_MISSING = "There is none yet. Making it takes about a minute."
 BUNDLE_FOLDER = "Folder of the bundle"

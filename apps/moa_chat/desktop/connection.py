@@ -192,7 +192,7 @@ async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
             return _failed(error, Trouble.AWAY)
         text = f"No verifier answers at {address}. Check the address, or try later."
         return ConnectionFailedError(text, Trouble.AWAY, code=error.code)
-    if str(error).startswith("the bundle was made for"):
+    if error.code == "fingerprint_mismatch":
         text = f"The bundle does not fit the verifier: {error}."
         return ConnectionFailedError(text, Trouble.BUNDLE, code="other_bundle")
     return _failed(error, Trouble.BUNDLE if isinstance(error, BundleError) else Trouble.OTHER)
@@ -233,7 +233,7 @@ class Connector(QObject):
         """Begin to connect; a signal reports the outcome."""
         self._settings = settings
         if settings.local:
-            self.connecting.emit(strings.LOCAL_VERIFIER)
+            self.connecting.emit(strings.LOCAL_SERVER)
             try:
                 self._verifier.start()
             except MoaError as error:
@@ -266,7 +266,7 @@ class Connector(QObject):
 
     def _connect_to(self, endpoint: Endpoint) -> None:
         settings, options = self._settings, self._options
-        where = strings.LOCAL_VERIFIER if settings.local else endpoint.address
+        where = strings.LOCAL_SERVER if settings.local else endpoint.address
         self._runtime.connect_chat(
             lambda store: connect(settings, endpoint, options, store),
             endpoint.address,

@@ -154,7 +154,7 @@ class ConnectionForm(QWidget):
         layout = QVBoxLayout(self)
         pad(layout, 0, spacing=0.9)
         parts = (self.local, self.remote, self._details, self.state, self.trust)
-        layout.addWidget(_card(strings.VERIFIER, strings.ABOUT_VERIFIER, *parts))
+        layout.addWidget(_card(strings.SERVER, strings.ABOUT_SERVER, *parts))
         layout.addWidget(_card(strings.BUNDLE, strings.ABOUT_BUNDLE, self.bundle))
         (self.remote if settings.server else self.local).setChecked(True)
         self.local.toggled.connect(self._switched)

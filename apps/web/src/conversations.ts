@@ -520,7 +520,7 @@ export class Conversations {
       const run = (): void => void this.undo(corrected);
       this.host.tell({ text: correctedSentence(correctedCount), actions: [{ label: "Undo", run }] });
     } else if (anyChecked) {
-      this.say("The verifier has confirmed what this device wrote.");
+      this.say("The server has confirmed what this device wrote.");
     }
   }
 

@@ -30,20 +30,20 @@ const UNCONFIRMED: { readonly [origin in Origin]: string } = {
 
 /** Texts while the device cannot write on, by the reason. */
 export const PAUSES: { readonly [reason in PauseReason]: string } = {
-  end: "Complete; waiting for the verifier to confirm it…",
-  length: "Length limit reached; waiting for the verifier to confirm it…",
-  limit: "Offline limit reached; waiting for the verifier…",
-  off: "Waiting for the verifier…",
-  unsure: "This device is not sure of the next words; waiting for the verifier…",
-  unprepared: "Waiting for the verifier: this device cannot write here on its own…",
-  "low power": "Saving power: this device writes nothing on its own; waiting for the verifier…",
+  end: "Complete; waiting for the server to confirm it…",
+  length: "Length limit reached; waiting for the server to confirm it…",
+  limit: "Offline limit reached; waiting for the server…",
+  off: "Waiting for the server…",
+  unsure: "This device is not sure of the next words; waiting for the server…",
+  unprepared: "Waiting for the server: this device cannot write here on its own…",
+  "low power": "Saving power: this device writes nothing on its own; waiting for the server…",
   background: "Paused in the background; it continues when you are back…",
 };
 
 export function readingWords(tokens: number): string {
   return tokens > 0
-    ? `The verifier reads your text (${tokens.toLocaleString("en")} tokens)…`
-    : "The verifier reads your text…";
+    ? `The server reads your text (${tokens.toLocaleString("en")} tokens)…`
+    : "The server reads your text…";
 }
 
 export function originSentence(origin: Origin, committed: boolean): string {
