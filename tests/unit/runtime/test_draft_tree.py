@@ -18,28 +18,16 @@ def guesses(*shares: tuple[int, float]) -> list[DraftToken]:
     return [DraftToken(token, math.log(share)) for token, share in shares]
 
 
-def grown() -> GrowingTree:
-    """Return 5 (0.6), 6 (0.3) and 9 (0.1); after 5 are 7 (0.5) and 8 (0.4), after 6 are 7 (0.9) and 8 (0.1)."""
+def test_the_likeliest_nodes_are_kept_with_their_ancestors() -> None:
     tree = GrowingTree(Budget.tree(nodes=4, levels=3, width=2), stop_tokens=[9])
     tree.add_level([guesses((5, 0.6), (6, 0.3), (9, 0.1))])
     paths, mask = tree.expand()
     assert paths == [[5], [6]] and mask.tolist() == [[True, False], [False, True]]
-    tree.add_level([guesses((7, 0.5), (8, 0.4)), guesses((7, 0.9), (8, 0.1))])
-    return tree
-
-
-def test_the_likeliest_nodes_are_kept_with_their_ancestors() -> None:
-    best = grown().best()  # paths: 5 0.6, 6 0.3, 5-7 0.3, 6-7 0.27, 5-8 0.24, 9 0.1, 6-8 0.03
+    tree.add_level([guesses((7, 0.5), (8, 0.4)), guesses((7, 0.9), (8, 0.1))])  # after 5, and after 6
+    best = tree.best()  # paths: 5 0.6, 6 0.3, 5-7 0.3, 6-7 0.27, 5-8 0.24, 9 0.1, 6-8 0.03
     assert (best.tokens, best.parents) == ((5, 6, 7, 7), (0, 0, 1, 2))
     assert np.exp(best.scores) == pytest.approx([0.6, 0.3, 0.3, 0.27])
     assert path_of(best) == [5, 7] and best.depth == 2
-
-
-def test_a_chain_is_a_tree_without_branches() -> None:
-    chain = DraftTree.chain([5, 6, 7], [-0.5, -0.25, -1.0], steps=[1, 1])
-    assert (chain.tokens, chain.parents, chain.steps) == ((5, 6, 7), (0, 1, 2), (1, 1))
-    assert chain.scores == (-0.5, -0.75, -1.75)
-    assert chain.depth == 3 and chain.likeliest_path() == [0, 1, 2]
 
 
 def test_the_likeliest_path_takes_the_likeliest_child_each_time() -> None:
