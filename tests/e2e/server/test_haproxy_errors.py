@@ -13,8 +13,6 @@ import pytest
 from support.server.edge_running import eventually
 from support.system.haproxy_fleet import CONFIGURATION, find_haproxy
 
-NOBODY = "127.0.0.1:1"
-
 
 def listens(port: int) -> bool:
     with socket.socket() as connecting:
@@ -27,7 +25,7 @@ def test_without_a_verifier_a_request_is_told_to_try_again():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no haproxy here: apt-get install haproxy")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    where = {"MOA_LISTEN": f"127.0.0.1:{port}", "MOA_VERIFIER_1": NOBODY, "MOA_VERIFIER_2": NOBODY}
+    where = {"MOA_LISTEN": f"127.0.0.1:{port}", "MOA_VERIFIER_1": "127.0.0.1:1", "MOA_VERIFIER_2": "127.0.0.1:1"}
     command = [program, "-db", "-q", "-f", str(CONFIGURATION)]
     with subprocess.Popen(command, env={**os.environ, **where}, stderr=subprocess.DEVNULL) as process:
         try:

@@ -53,9 +53,12 @@ def test_a_reload_takes_new_tokens_and_withdraws_old_ones(file):
     both = Authenticator("a-token", file)
     bearers = Authenticator(file=file)
     alice, bob = bearers.authenticate("Bearer a-token"), bearers.authenticate("Bearer b-token")
+    told: list[str] = []
+    bearers.watch(alice, lambda: told.append("withdrawn"))
+    bearers.watch(alice, lambda: told.append("ended"))()  # the watch ends
     write(file, entry("alice", "another"), entry("bob", "b-token", sessions=1), entry("carol", "c-token"))
     bearers.reload()
-    assert not bearers.valid(alice) and bearers.authenticate("Bearer a-token") is None
+    assert not bearers.valid(alice) and bearers.authenticate("Bearer a-token") is None and told == ["withdrawn"]
     assert bearers.valid(bob) and bearers.authenticate("Bearer b-token").budget.sessions == 1
     assert bearers.authenticate("Bearer another").name == "alice"
     assert bearers.authenticate("Bearer c-token").name == "carol"

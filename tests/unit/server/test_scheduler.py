@@ -55,13 +55,6 @@ class Held:
         return {piece.waiting.job.sequence: piece.tokens for piece in step.pieces}
 
 
-def test_a_round_that_is_alone_gets_all_of_its_draft():
-    held = Held()
-    held.add(1, 500, draft=62, held=499)
-    assert held.step() == {1: 63}
-    assert len(held.scheduler) == 0
-
-
 def test_a_long_prompt_leaves_the_step_short_for_others():
     held = Held()
     held.add(1, 500, held=499)
@@ -110,8 +103,10 @@ def test_a_step_has_a_limit_of_rounds_and_no_round_waits_twice():
     assert set(range(MOST_SEQUENCES + 10)) - first <= set(held.step())
 
 
-def test_drafts_of_several_rounds_share_a_step():
+def test_a_round_that_is_alone_gets_all_of_its_draft_and_drafts_of_several_share_a_step():
     held = Held()
+    held.add(9, 500, draft=62, held=499)
+    assert held.step() == {9: 63} and len(held.scheduler) == 0
     for sequence in range(4):
         held.add(sequence, 500, draft=62, held=499)
     held.add(4, 500, draft=1, held=499)
