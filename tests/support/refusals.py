@@ -1,4 +1,4 @@
-"""Errors by their code: tests check codes, and the sentences stand in ``tests/golden`` alone."""
+"""Errors by their code: tests check codes, not sentences."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class StopFilter:
         return self._release(at)
 
     def finish(self) -> str:
-        """The text held back, when no more comes."""
+        """Return the text that was held back, after the last piece; empty after a stop text."""
         return self._release(len(self._held)) if self.end is None else ""
 
     def _open_length(self) -> int:
