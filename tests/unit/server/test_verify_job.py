@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import accepted_path
 from moa_server.engine.base import StepRequest, new_sequence
-from moa_server.scheduling.verify_job import FEW, Job
+from moa_server.scheduling.verify_job import FEW, MOST_ROWS, Job
 from support.server.stepping import step
 from support.toy_engine import VOCAB, ToyEngine
 
@@ -66,3 +66,12 @@ def test_a_piece_is_bounded():
     request = job.request(29, 4)  # one token of the prefix, and three of the draft
     assert (len(request.prefix), request.draft, request.sampling) == (30, [5, 5, 5], Sampling())
     assert job.request(30, 1).draft == []
+
+
+def test_rows_of_held_tokens_come_piece_by_piece():
+    engine, lengths = ToyEngine(), [MOST_ROWS, 2 * MOST_ROWS, 3 * MOST_ROWS]
+    job = Job(new_sequence(), [1] * lengths[-1], Sampling(), rows_from=0)
+    step(engine, StepRequest(job.sequence, job.prefix))
+    run(engine, job, lambda: 20)
+    assert [len(request.prefix) for [request] in engine.steps[1:]] == lengths
+    assert job.rows.start == 0 and job.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in range(192)]
