@@ -70,7 +70,7 @@ def _demo(scratch: Path) -> int:
     from moa_export.cli import main as export
 
     if export(["--target", "onnx", "--out", str(scratch / "bundle")]):
-        raise MoaError("the export failed; its message is above")
+        raise MoaError("the export failed; its message is above", code="export_failed")
     bundle = Bundle.open(scratch / "bundle")
 
     _title("2. Start the verifier on this machine")
@@ -164,7 +164,7 @@ def _ask(chat: SyncChat, question: str, watch: Callable[[ChatEvent], None]) -> t
         if isinstance(event, AnswerFinished):
             prompt = chat.chat.tokens[: len(chat.chat.tokens) - len(event.tokens)]
             return event, prompt
-    raise MoaError("the answer ended without its last event")
+    raise MoaError("the answer ended without its last event", code="defect")
 
 
 def _title(text: str) -> None:

@@ -31,9 +31,12 @@ def blend(folders: Sequence[Path]) -> Drafter:
     first, *others = [load_checkpoint(folder) for folder in folders]
     for folder, other in zip(folders[1:], others, strict=True):
         if replace(other.config, sharpness=first.config.sharpness) != first.config:
-            raise MoaError(f"{folder} cannot be blended with {folders[0]}: config.json says another drafter or target")
+            raise MoaError(
+                f"{folder} cannot be blended with {folders[0]}: config.json says another drafter or target",
+                code="mismatch",
+            )
         if not torch.equal(other.draft_to_target, first.draft_to_target):
-            raise MoaError(f"{folder} cannot be blended with {folders[0]}: it drafts other tokens")
+            raise MoaError(f"{folder} cannot be blended with {folders[0]}: it drafts other tokens", code="mismatch")
     drafters = [first, *others]
     for own, *rest in zip(*(drafter.parameters() for drafter in drafters), strict=True):
         own.copy_(torch.stack([own, *rest]).mean(0))
@@ -54,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if len(args.folders) < 2:
-        raise MoaError("one checkpoint is its own mean: name at least two")
+        raise MoaError("one checkpoint is its own mean: name at least two", code="too_few")
     save_checkpoint(blend(args.folders), args.out)
     print(args.out)
     return 0

@@ -62,7 +62,7 @@ def _opening_in_a_fresh_program(bundle: str) -> dict[str, float]:
     command = [sys.executable, __file__, "--bundle", bundle, "--opening", repr(time.time())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MoaError(f"the window could not be opened: {done.stderr.strip().splitlines()[-1]}")
+        raise MoaError(f"the window could not be opened: {done.stderr.strip().splitlines()[-1]}", code="window_failed")
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 

@@ -61,7 +61,9 @@ def read_runs(arguments: Sequence[str]) -> Runs:
     for argument in arguments:
         name, evaluations = read_run(argument)
         if name in runs:
-            raise MoaError(f"two runs are called {name!r}: give one another name, as NAME={argument}")
+            raise MoaError(
+                f"two runs are called {name!r}: give one another name, as NAME={argument}", code="duplicate_name"
+            )
         runs[name] = evaluations
     return runs
 
@@ -82,10 +84,12 @@ def read_run(argument: str) -> tuple[str, list[dict[str, Any]]]:
     try:
         lines = log.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise MoaError(f"cannot read {log}: {error}; expected what moa-train writes as OUT/{LOG_FILE}") from error
+        raise MoaError(
+            f"cannot read {log}: {error}; expected what moa-train writes as OUT/{LOG_FILE}", code="unreadable"
+        ) from error
     found = [_evaluation(line, f"{log}, line {number}") for number, line in enumerate(lines, 1)]
     if not found:
-        raise MoaError(f"{log} holds no evaluation yet: train until the first one")
+        raise MoaError(f"{log} holds no evaluation yet: train until the first one", code="empty")
     return name or (path if path.is_dir() else path.parent).resolve().name, sorted(found, key=lambda e: e["tokens"])
 
 
@@ -127,7 +131,9 @@ def _evaluation(line: str, where: str) -> dict[str, Any]:
         loss = None if raw.get("loss") is None else float(raw["loss"])
         depths = [None if share is None else float(share) for share in raw["accuracy_by_depth"]]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise MoaError(f"{where}: expected an evaluation with {', '.join(_NUMBERS)} and accuracy_by_depth") from error
+        raise MoaError(
+            f"{where}: expected an evaluation with {', '.join(_NUMBERS)} and accuracy_by_depth", code="malformed"
+        ) from error
     return {**numbers, "tokens": int(numbers["tokens"]), "loss": loss, "accuracy_by_depth": depths}
 
 

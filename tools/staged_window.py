@@ -64,6 +64,6 @@ def until(window: Window, condition: Callable[[], bool]) -> None:
         if problems:
             raise problems[0]
         if time.monotonic() > end:
-            raise MoaError(f"the window was not ready within {_PATIENCE_S:g} s")
+            raise MoaError(f"the window was not ready within {_PATIENCE_S:g} s", code="timeout")
         rest(_LOOK_MS / 1000)
     window.connector.failed.disconnect(problems.append)

@@ -70,7 +70,7 @@ def floor_of(bundle: Bundle, target: str, *, threads: int) -> Floor:
         return OnnxFloor(bundle.graph_path(target), threads=threads)
     if target == "executorch":
         return ExecutorchFloor(bundle.manifest.targets[target].details["products"], threads=threads)
-    raise MoaError(f"there is no floor for {target}")
+    raise MoaError(f"there is no floor for {target}", code="no_floor")
 
 
 class OnnxFloor:
@@ -136,7 +136,9 @@ def floor_model(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[Product]]
         outputs.append(helper.make_tensor_value_info(copy.output[0], TensorProto.FLOAT, ("T", product.n)))
         used.update(name for name in node.input[1:] if name)
     if not products:
-        raise MoaError("the graph has no matrix product with stored weights, so its step has no floor")
+        raise MoaError(
+            "the graph has no matrix product with stored weights, so its step has no floor", code="no_product"
+        )
     casts = [node for node in model.graph.node if node.op_type == "Cast" and node.output[0] in used]
     stored = {weights[name].name: weights[name] for name in used}
     graph = helper.make_graph([*casts, *nodes], "floor", inputs, outputs, list(stored.values()))
@@ -158,7 +160,8 @@ def _is_product(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto]) -
     if node.op_type not in _KNOWN or computed != [node.input[0]]:
         raise MoaError(
             f"the floor cannot hold the product {node.name!r} ({node.op_type}): it knows {', '.join(_KNOWN)} "
-            "with one computed input, the first"
+            "with one computed input, the first",
+            code="no_product",
         )
     return True
 
@@ -243,7 +246,7 @@ def compare(
     most = bundle.manifest.max_context - max(_TOKENS)
     for context in contexts:
         if not 0 <= context <= most:
-            raise MoaError(f"--contexts {context} is out of range: give 0 to {most}")
+            raise MoaError(f"--contexts {context} is out of range: give 0 to {most}", code="out_of_range")
     backend = load_backend(bundle, backend_of(target)[0], threads=threads)
     inputs = RandomInputs(bundle.manifest, max(contexts), backend.kv_shape, backend.row_shape)
     floor, found = floor_of(bundle, target, threads=threads), []

@@ -152,9 +152,14 @@ def profile(bundle: Bundle, target: str, *, context: int, tokens: int, threads: 
     """
     profilers = {"onnx": profile_onnx, "executorch": profile_executorch}
     if target not in profilers:
-        raise MoaError(f"there is no profiler for {target}; there is one for {', '.join(profilers)}")
+        raise MoaError(
+            f"there is no profiler for {target}; there is one for {', '.join(profilers)}", code="no_profiler"
+        )
     if not (context >= 0 and tokens >= 1 and context + tokens <= bundle.manifest.max_context):
-        raise MoaError(f"a context of {context} and {tokens} tokens are more than the target holds, or too few")
+        raise MoaError(
+            f"a context of {context} and {tokens} tokens are more than the target holds, or too few",
+            code="out_of_range",
+        )
     backend = load_backend(bundle, backend_of(target)[0], threads=threads)
     inputs = RandomInputs(bundle.manifest, context, backend.kv_shape, backend.row_shape).of(context, tokens)
     return profilers[target](bundle.graph_path(target), inputs, threads=threads, repeats=repeats)

@@ -25,8 +25,8 @@ def run_program(
         OSError: of no path, which is a fault of ours.
     """
 
-    def say(text: str, code: str | None) -> None:
-        text += f"  [{code}]" if code else ""
+    def say(text: str, code: str) -> None:
+        text += f"  [{code}]"
         if complain is not None:
             complain(text)
         else:

@@ -7,14 +7,15 @@ class MoaError(Exception):
     """Something a user can cause and mend: what was wrong, what was expected, what to do.
 
     Args:
-        code: a word by which programs and tests tell the case; None if it has none.
+        text: one sentence: what was wrong, what was expected, what to do.
+        code: a word by which programs and tests tell the case, such as ``file_missing``.
     """
 
     #: Of a command line that ends with it.
     exit_status = 2
 
-    def __init__(self, *args: object, code: str | None = None) -> None:
-        super().__init__(*args)
+    def __init__(self, text: str, *, code: str) -> None:
+        super().__init__(text)
         self.code = code
 
 

@@ -53,7 +53,9 @@ class BrowserPage:
     ) -> None:
         found = browser or next(filter(shutil.which, BROWSERS), None)
         if found is None or shutil.which(found) is None:
-            raise MoaError(f"no browser: {found or 'Chromium'} is not installed; name one with --browser")
+            raise MoaError(
+                f"no browser: {found or 'Chromium'} is not installed; name one with --browser", code="no_browser"
+            )
         self._browser, self._page, self._folders, self._more = found, page, folders, options
         self._next: queue.Queue[dict[str, Any]] = queue.Queue()
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -102,12 +104,14 @@ class BrowserPage:
                 said = self._said.get(timeout=1)
             except queue.Empty:
                 if self._process.poll() is not None:
-                    raise MoaError(f"{self._browser} has ended ({self._process.returncode})") from None
+                    raise MoaError(
+                        f"{self._browser} has ended ({self._process.returncode})", code="browser_ended"
+                    ) from None
                 continue
             if "error" in said:
-                raise MoaError(f"the browser failed: {' '.join(str(said['error']).split())}")
+                raise MoaError(f"the browser failed: {' '.join(str(said['error']).split())}", code="browser_failed")
             return said
-        raise MoaError(f"the browser said nothing for {_SILENT_S} seconds")
+        raise MoaError(f"the browser said nothing for {_SILENT_S} seconds", code="timeout")
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         page = self

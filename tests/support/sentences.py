@@ -102,9 +102,10 @@ def golden(files: Mapping[Path, ast.Module], classes: set[str]) -> str:
 def repeated(test: ast.Module, said: str) -> Iterator[tuple[int, str]]:
     """Line and text of each literal of a test that has three words in a row of ``said``, which :func:`said_by` made."""
     for line, text in _literals(test):
-        for piece in re.split(r"\.\*|[(){}|^$\[\]]|\\n|\n", text.replace("\\", "")):
+        for piece in re.split(r"{%.*?%}|\.\*|[(){}|^$\[\]]|\\n|\n", text.replace("\\", "")):
             words = _spaced(piece)
-            if sum(word.strip(".,:;'-").isalpha() for word in words.split()) >= 3 and words in said:
+            plain = [word for word in words.split() if word.strip(".,:;'-").isalpha() and not word.isupper()]
+            if len(plain) >= 3 and words in said:
                 yield line, words
 
 

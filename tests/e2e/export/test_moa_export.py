@@ -217,7 +217,7 @@ def test_the_rejected_name_is_replaced_only_if_it_is_a_bundle(tmp_path: Path) ->
     kept.mkdir()
     (kept / "notes.txt").write_text("mine")
     with refused("no_bundle"), staged_bundle(tmp_path / "bundle", force=False):
-        raise ParityError("too far")
+        raise ParityError("too far", code="refused")
     assert (kept / "notes.txt").read_text() == "mine"
 
 

@@ -52,7 +52,7 @@ class Version:
 
     def command(self, module: str, *arguments: object) -> list[str]:
         """The command line of a program by its module."""
-        start = f"import sys; from {module} import main; sys.exit(main())"
+        start = f"from {module} import main; raise SystemExit(main())"
         return [str(self.python), "-c", start, *map(str, arguments)]
 
     def run(self, command: list[str], *, stdin: str = "") -> str:

@@ -114,7 +114,7 @@ def test_several_answers_have_an_index_and_seeds_of_their_own(path):
 
 def test_one_of_several_answers_that_fails_ends_them_all():
     chats: list[PooledChat] = []
-    http = client([update("a"), HANG], [update("b"), 0.05, ChatError("REPLACED")], chats=chats, size=3)
+    http = client([update("a"), HANG], [update("b"), 0.05, ChatError("REPLACED", code="refused")], chats=chats, size=3)
     assert ask(http, n=2).status_code == 502 and [chat.stopped for chat in chats] == [1, 1]
     assert ask(http, n=4).status_code == 429
 
@@ -122,8 +122,8 @@ def test_one_of_several_answers_that_fails_ends_them_all():
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (ContextFullError("FULL"), 400, "context_length_exceeded"),
-        (ChatError("REPLACED"), 502, "verifier_refused"),
+        (ContextFullError("FULL", code="refused"), 400, "context_length_exceeded"),
+        (ChatError("REPLACED", code="refused"), 502, "verifier_refused"),
         (ConnectError("AWAY", final=False, code="unreachable"), 503, "verifier_unavailable"),
         (IndexError("DEFECT"), 500, "internal_error"),  # not a wait without end
     ],

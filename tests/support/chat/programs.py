@@ -15,7 +15,7 @@ TOKEN = "secret"
 
 
 def program(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments]
+    return [sys.executable, "-c", f"from {module} import main; raise SystemExit(main())", *arguments]
 
 
 @dataclass

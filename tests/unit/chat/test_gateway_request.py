@@ -46,5 +46,5 @@ def test_a_completion_is_read_and_an_error_names_the_field_of_the_question():
     assert [request.sampling_of(index).seed for index in range(3)] == [3, 4, 5] and request.max_new_tokens == 7
     assert parse_text(prompt=["Once"]).question == "Once" and not parse().raw and parse().count == 1
     for request, name in ((parse(), "messages"), (parse_text(), "prompt")):
-        full = as_api_error(ContextFullError("FULL"), request.asked_in)
+        full = as_api_error(ContextFullError("FULL", code="refused"), request.asked_in)
         assert (full.status, full.param, full.code) == (400, name, "context_length_exceeded")

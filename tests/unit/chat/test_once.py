@@ -48,7 +48,7 @@ def test_a_lost_link_is_reported_once_on_stderr(capsys):
 
 
 def test_a_refused_answer_is_an_error_and_closes_the_chat():
-    chat = FakeChat([ChatError("REFUSED")])
+    chat = FakeChat([ChatError("REFUSED", code="refused")])
     with pytest.raises(ChatError, match="REFUSED"):
         run(chat, as_json=True)
     assert chat.closed

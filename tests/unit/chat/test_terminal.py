@@ -166,7 +166,9 @@ def test_commands_are_obeyed():
 
 
 def test_a_refused_question_leaves_the_chat_usable():
-    chat = FakeChat([ChatError("LONG")], [update("a"), ChatError("GONE\x1b[2J")], [finished("Yes.")])
+    chat = FakeChat(
+        [ChatError("LONG", code="refused")], [update("a"), ChatError("GONE\x1b[2J", code="refused")], [finished("Yes.")]
+    )
     out = talk(chat, Lines("long", "short", "again"))
     assert "error: LONG\n\n" in out and "Yes." in out
     assert f"a\nerror: GONE␛[2J\n{strings.STOPPED} | 1 tokens in" in out
@@ -351,7 +353,7 @@ def test_a_chat_that_another_program_has_open_is_left_to_it(tmp_path, monkeypatc
 
     async def connect(self, *, wait=True):
         if self.store is not None:
-            raise StoreError("OPEN ELSEWHERE")
+            raise StoreError("OPEN ELSEWHERE", code="refused")
         return chat
 
     monkeypatch.setattr(FakeChatConfig, "connect", connect)

@@ -22,7 +22,7 @@ LONG = Unconfirmed(1, Sampling(), 400)
 
 
 def fails(*_):
-    raise MoaError("DISK FULL")
+    raise MoaError("DISK FULL", code="refused")
 
 
 def written(text: str = "Red.", mark: Unconfirmed | None = MARK, **fields) -> Message:

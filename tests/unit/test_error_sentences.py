@@ -1,0 +1,55 @@
+"""Every error has a code; its sentence stands in ``tests/golden`` and in no other test."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from support.sentences import (
+    GOLDEN,
+    PACKAGES,
+    REPOSITORY,
+    error_classes,
+    errors_of,
+    golden,
+    repeated,
+    said_by,
+    sources,
+)
+
+TESTS = REPOSITORY / "tests"
+
+
+@pytest.fixture(scope="module")
+def parsed() -> dict[str, dict[Path, ast.Module]]:
+    return sources()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_error_has_a_code(parsed, package):
+    classes = error_classes(parsed)
+    without = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {sentence}"
+        for path, tree in parsed[package].items()
+        for line, code, sentence in errors_of(tree, classes)
+        if not code
+    ]
+    assert not without, "\n".join(without)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_sentences_are_those_of_the_golden_file(parsed, package):
+    """After a change: ``PYTHONPATH=tests python -m support.sentences``, then read its diff as a user would."""
+    assert (GOLDEN / f"{package}.txt").read_text("utf-8") == golden(parsed[package], error_classes(parsed))
+
+
+def test_no_test_repeats_a_sentence(parsed):
+    said = "\x00".join(said_by(files) for files in parsed.values())
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {words}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for line, words in repeated(ast.parse(path.read_text("utf-8")), said)
+    ]
+    assert not found, "\n".join(found)
