@@ -390,6 +390,7 @@ async def test_a_background_answer_takes_no_step_while_the_server_drafts(served:
         tokens += (await verdict_of(end)).tokens
     assert {len(step) for step in served.lengths_since(before)} == {1} and len(served.engine.steps) - before < 50
     assert tokens == own(47) and len(served.verifier.background_answers) == 5
+    assert served.verifier.worker.serving == 1, "background answers share the target with no client"
     await served.steps(20)
 
 
