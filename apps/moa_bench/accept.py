@@ -392,7 +392,7 @@ def figures_of(rounds: Sequence[Round], questions: int, draft_length: int, *, ti
 
 @dataclass
 class Results:
-    """What was measured of one drafter so far, with whole rounds of an unfinished question.
+    """Measurements of one drafter so far, with whole rounds of an unfinished question.
 
     Attributes:
         rounds: by task, in the order of the questions.

@@ -239,7 +239,7 @@ def _cut_of(args: argparse.Namespace) -> CutSettings | None:
 
 
 def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Sum up the answers of one mode over one link, for JSON; None if there is nothing to tell.
+    """Sum up the answers of one mode over one link, for JSON; figures without data are None.
 
     Every figure per token is over all tokens of all answers, so long answers weigh more. *Latency*: see
     :func:`moa_bench.result.token_latencies`. *Gap*: the longest silence between two messages of an answer. *Round*: a

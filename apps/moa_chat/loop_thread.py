@@ -56,7 +56,7 @@ class LoopThread:
         return RunningAnswer(events, self._loop)
 
     def close(self) -> None:
-        """End the thread. What still runs in the loop is cancelled."""
+        """End the thread. Coroutines that still run in the loop are cancelled."""
         self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

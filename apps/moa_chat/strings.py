@@ -56,7 +56,7 @@ FINISH = {
 }
 STOPPED = "stopped"
 INTERRUPTED = "interrupted"
-#: Of an answer that the device wrote, and that the user kept or the server refused.
+#: For an answer that the device wrote, and that the user kept or the server refused.
 AS_WRITTEN = "as this device wrote it, not confirmed"
 PARTLY_AS_WRITTEN = "partly as this device wrote it, not confirmed"
 PARTLY_OFFLINE = "partly written offline"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moa_drafter.target import Target, TargetFacts
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-#: Where a training run keeps its checkpoint.
+#: Folder of a training run's checkpoint.
 CHECKPOINT_FOLDER = "drafter"
 #: Largest width accepted for a layer; no model has a wider one.
 _WIDEST = 1 << 17

@@ -31,7 +31,7 @@ Array = NDArray[Any]
 Operator = Callable[..., Any]
 #: The tensors that a model keeps between calls, by name.
 States = dict[str, Array]
-# How values of a type are held.
+# The numpy type for values of each type.
 _STORAGE = {"fp16": np.float32, "fp32": np.float32, "int32": np.int32, "int8": np.int8, "uint8": np.uint8}
 
 
@@ -108,7 +108,7 @@ class MilFunction:
             values[name] = value.astype(np.float32 if tensor.dtype == np.float16 else tensor.dtype)
             if tensor.dtype == np.float16:
                 values[name] = round_to_half(values[name])
-        # What is too large for float16 becomes infinite there as on a device.
+        # Values too large for float16 become infinite there, as on a device.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for step in steps:
                 step(values, states)

@@ -1,4 +1,4 @@
-"""How an export fails."""
+"""Errors of an export."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def choose_stopping_rule(stretches: Sequence[Stretch], repeated: int) -> Stoppin
 
 
 def outages(backend: Backend, recording: Recording, stop_tokens: Sequence[int]) -> Iterator[Stretch]:
-    """What the drafter writes from every sixth token of an answer on, until hardly anything of it will be kept."""
+    """Yield what the drafter writes after every sixth token of an answer, until hardly any of it will be kept."""
     tokens, most = recording.tokens, max(_LENGTHS)
     drafter = MoaDrafter(backend, max_context=len(tokens) + most, stop_tokens=stop_tokens)
     for cut in range(recording.prompt + _EVERY, len(tokens) - _EVERY, _EVERY):

@@ -46,9 +46,9 @@ class WriterSettings:
     """Which model writes offline.
 
     Attributes:
-        model: ``target``, ``none``, a name or a folder; None for the target where it is small enough and loses little,
+        model: ``target``, ``none``, a name or a folder; None for the target if it is small enough and loses little,
             else none.
-        bits: of its layers, 4 or 8; None for 4, or 8 where 4 lose too much.
+        bits: of its layers, 4 or 8; None for 4, or for 8 if 4 lose too much.
 
     Raises:
         ExportError: other bits.

@@ -159,7 +159,7 @@ def load(settings: ExportSettings) -> tuple[DeviceDrafter, Target, tuple[str, ..
 
 
 def plan(settings: ExportSettings) -> dict[str, Any]:
-    """What :func:`export_bundle` would make, with all that can be refused before any work refused.
+    """Return what :func:`export_bundle` would make; refuse all bad input that can be found before the work.
 
     Raises:
         MoaError: bad input.

@@ -1,4 +1,4 @@
-"""How far an export is: a bar for each stage on a terminal, elsewhere at most a line a minute."""
+"""Progress of an export: a bar for each stage on a terminal, elsewhere at most a line a minute."""
 
 from __future__ import annotations
 

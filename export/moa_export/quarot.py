@@ -1,6 +1,6 @@
 """Turning the residual stream, so that it rounds well.
 
-A few coordinates of the residual stream are many times larger than the rest. Where a whole row shares one scale, as
+A few coordinates of the residual stream are many times larger than the rest. If a whole row shares one scale, as
 XNNPACK's activations and 8-bit weights do, the others are left with a handful of steps. A rotation spreads what is
 large over all coordinates, and costs nothing when drafting: norms without weights commute with it, and the matrices
 that read from the stream or write to it take it up (QuaRot, arXiv 2404.00456, section 4, without its online part).

@@ -24,8 +24,8 @@ class Weights:
 
     Attributes:
         bits: one of :data:`BITS`.
-        group_size: consecutive inputs of one output row that share a scale; 0 for one scale a row. Of no
-            effect from 16 bits on.
+        group_size: consecutive inputs of one output row that share a scale; 0 for one scale a row. Has
+            no effect from 16 bits on.
         symmetric: whether 0 is represented without an offset.
 
     Raises:

@@ -42,7 +42,7 @@ Check = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """What the float32 device half in PyTorch did.
+    """Results of the float32 device half in PyTorch.
 
     Attributes:
         rehearsals: of the conversations on which parity is measured.
@@ -146,7 +146,7 @@ def check(failures: Sequence[str], figures: Mapping[str, Any]) -> Check:
 
 
 def step_ms(backend: Backend) -> float:
-    """Median time of a one-token step behind some cached tokens; `moa-bench device` measures it with care."""
+    """Median time of a one-token step after some cached tokens; `moa-bench device` measures it with care."""
     cache, memory = (np.zeros((_TIMED_CONTEXT, *shape), np.float32) for shape in (backend.kv_shape, backend.row_shape))
     inputs = StepInputs.chain([1], (cache, cache), (memory, memory))
     times = []
@@ -190,7 +190,7 @@ class Parity:
     top_k_overlap: float
 
     def failures(self, tolerance: Tolerance) -> list[str]:
-        """What lies beyond ``tolerance``, one phrase each; empty when all is well."""
+        """Figures beyond ``tolerance``, one phrase each; empty if there are none."""
         # Written so that a figure that is not a number fails too.
         found = []
         if not self.mean_logprob_error <= tolerance.mean_logprob_error:

@@ -1,4 +1,4 @@
-"""How every command line ends: with one sentence where a user can mend it, and an exit status; and how one starts."""
+"""Start and end of every command line: errors that a user can mend are one sentence and an exit status."""
 
 from __future__ import annotations
 

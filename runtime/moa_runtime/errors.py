@@ -11,7 +11,7 @@ class MoaError(Exception):
         code: a word by which programs and tests tell the case, such as ``file_missing``.
     """
 
-    #: Of a command line that ends with it.
+    #: Exit status of a command line that ends with this error.
     exit_status = 2
 
     def __init__(self, text: str, *, code: str) -> None:

@@ -1,4 +1,4 @@
-"""What our programs listen on, and who may use it: pages by origin and host, other programs by a bearer token."""
+"""Listening sockets and access to them: pages by origin and host, other programs by a bearer token."""
 
 from __future__ import annotations
 

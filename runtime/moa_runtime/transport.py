@@ -31,13 +31,13 @@ from moa_runtime.sockets import is_loopback
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 SESSION_PATH = "/v1/session"
-#: Of the upgrade request: the conversation's id, by which a proxy finds the verifier that holds it. Browsers, which can
-#: set no headers, send a query parameter of this name.
+#: Header of the upgrade request with the conversation's id, by which a proxy finds the verifier that holds it.
+#: Browsers, which can set no headers, send a query parameter of this name.
 SESSION_ID_HEADER = "x-session-id"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
-#: Of a frame from the verifier; the largest ones, of memory rows, have some 300 kB.
+#: Size limit of a frame from the verifier; the largest ones, of memory rows, have some 300 kB.
 _MOST_FRAME_BYTES = 4 << 20
-#: Of frames not processed yet, as while the device drafts: from there on no more are read.
+#: Most bytes of unprocessed frames (while the device drafts, say); no more are read beyond it.
 _MOST_WAITING_BYTES = 16 << 20
 #: OpenSSL's reasons if the other end does not speak TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"}
@@ -88,7 +88,7 @@ def connect_error(address: str, error: Exception, within_s: float, *, proxied: b
         if not isinstance(error.__cause__, EOFError):
             text = f"{address} does not speak WebSocket: is it a moa-edge verifier?"
             return ConnectError(text, final=True, code="no_websocket")
-        # As of a verifier that is killed, or still starting behind a proxy.
+        # Possible causes: a verifier that was killed, or one that is still starting behind a proxy.
         hint = "; if it speaks TLS, use wss://" if address.startswith("ws:") else ""
         text = f"{address} closed the connection without an answer{hint}"
         return ConnectError(text, final=False, code="no_answer")

@@ -23,7 +23,7 @@ from moa_server.scheduling.step_cost import StepCost
 
 #: Tokens a second for every session.
 LEAST_RATE = 10.0
-#: Of sessions that draft: tokens of a draft, and tokens that its round commits (README: chains, with copying).
+#: For sessions that draft: tokens of a draft, and tokens that its round commits (README: chains, with copying).
 DRAFTED, COMMITTED = 8, 3
 #: Below this share of float32's time, bfloat16 is worth its rounding.
 WORTHWHILE = 0.8

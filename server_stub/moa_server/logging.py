@@ -28,7 +28,7 @@ FORMATS = ("text", "json")
 _OWN = ("moa_server", "moa_drafter", "moa_runtime")
 #: Lines a minute of one kind: of complaints a few tell all, of sessions that come and go one wants to see each.
 _COMPLAINTS, _EVENTS = 10, 1000
-#: Characters of a text, of whose middle the rest is left out, and lines of a traceback, of which the last ones stay.
+#: Limits of a text's characters (its middle is cut out) and of a traceback's lines (the last ones stay).
 _LONGEST, _LAST = 1000, 200
 _MOST_LINES = 100
 _MOST_KEYS = 1000

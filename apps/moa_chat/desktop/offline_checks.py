@@ -134,8 +134,8 @@ class OfflineChecks:
 
 
 def corrected_words(written: Message, after: str) -> int:
-    """Words that the device wrote and that are others in ``after``, or gone, and new ones between them. What follows
-    the end is no correction, and punctuation does not count; nor do words of the server.
+    """Return the number of words that the device wrote and that are replaced or missing in ``after``, with new ones
+    between them. Text after the end, punctuation, and words of the server do not count.
 
     >>> corrected_words(Message("assistant", "red, green and blue"), "red, yellow and blue. That is all.")
     1

@@ -392,7 +392,7 @@ class Window(QWidget):
     def change(self, **values: Any) -> None:
         """Change settings and store them."""
         self.settings = dataclasses.replace(self.settings, **values)
-        # What the command line says counts for this time only.
+        # Options of the command line are not stored.
         self._stored = dataclasses.replace(self._stored, **values)
         try:
             self._profile.save(self._stored)

@@ -53,7 +53,7 @@ Pieces = AsyncGenerator[tuple[int, str | Ending], None]
 
 @dataclass(frozen=True)
 class Access:
-    """Which requests are let in."""
+    """Rules by which requests are admitted."""
 
     token: str  # that requests must carry; empty for none
     origins: Collection[str]  # of web pages that may send requests; ``*`` for all

@@ -71,7 +71,7 @@ class ChatPool:
             try:
                 return await self._connect(needs_verifier)
             except ConnectError:
-                # What an older chat remembers may be enough to answer without the verifier.
+                # The tokens of an older chat may be enough to answer without the verifier.
                 if not self._idle:
                     raise
         return self._idle.pop(0)

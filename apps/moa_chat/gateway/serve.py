@@ -35,7 +35,7 @@ from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, is_loopback, listen, url_of
 
 _HIGHEST_PORT = 65535
-# What was sent cannot be taken back, so only a lost connection makes the device write on alone: a verdict may be late.
+# Sent text cannot be taken back, so only a lost connection makes the device continue alone; a verdict may be late.
 _PATIENCE_S = 3600.0
 _OUTAGE_AFTER_S = 0.0  # but then at once, as the answer may have to end there
 

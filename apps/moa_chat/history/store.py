@@ -67,7 +67,7 @@ class History:
     def __init__(self, database: sqlite3.Connection, set_aside: Path | None = None) -> None:
         self._database = database
         self.set_aside = set_aside  # where a damaged file was moved on opening
-        # Of bytes, so that text which is no UTF-8 hides no chat.
+        # A function of bytes, so that text that is not UTF-8 hides no chat.
         database.create_function("fold", 1, lambda text: text.decode(errors="replace").casefold(), deterministic=True)
         # Chats deleted in an earlier run can no longer be restored.
         self._change("DELETE FROM chat WHERE deleted")

@@ -185,7 +185,7 @@ class CoremlTarget:
                 for feature in (*function.input, *function.output, *function.state):
                     feature.shortDescription = FEATURES[feature.name]
             ct.models.utils.save_spec(specification, str(path), weights_dir=weights)
-        # Which entry comes first in a stored map is otherwise decided anew each time.
+        # Otherwise the order of a stored map's entries differs each time.
         file = path / "Data" / "com.apple.CoreML" / "model.mlmodel"
         file.write_bytes(specification.SerializeToString(deterministic=True))
         _fix_identifiers(path / "Manifest.json")
@@ -290,7 +290,7 @@ class StatefulBackend(Backend):
         return StepResult(top_tokens[queries], top_logprobs[queries], keys, values)
 
     def _pieces(self, held: int, count: int, unqueried: int) -> Iterator[tuple[str, int, int, int]]:
-        """The calls that feed ``count`` tokens behind ``held`` cached ones: ``extend`` or ``step``, its size, the
+        """Yield the calls that feed ``count`` tokens after ``held`` cached ones: ``extend`` or ``step``, its size, the
         first token and the one after the last. A call needs room for its whole size."""
         start = 0
         while start < count:

@@ -61,7 +61,7 @@ Linear = Callable[[Var], Var]
 Embedding = Callable[[Var], Var]
 Float16 = NDArray[np.float16]
 
-#: Of an index where 4 bits have to be a palette: one of 16 values for a whole matrix loses more than groups do.
+#: Bits of an index if 4 bits have to be a palette: one of 16 values for a whole matrix loses more than groups do.
 PALETTE_BITS = 6
 # The smallest normal float16: the Neural Engine takes smaller numbers for zero.
 _LEAST_SCALE = np.float16(2.0**-14)

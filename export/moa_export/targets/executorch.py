@@ -1,7 +1,7 @@
 """Export target ``executorch``: the device half as ``.pte`` programs, one for each delegate asked for.
 
-What a program holds is described in :mod:`moa_export.targets.executorch_program`. Which operators its delegate took,
-and which were left to the CPU, stands in the details of its entry in the manifest.
+What a program holds is described in :mod:`moa_export.targets.executorch_program`. The details of its manifest entry
+list the operators that the delegate took and those left to the CPU.
 
 What a delegate makes of a recipe's weights:
 

@@ -2,8 +2,8 @@
 
 The network is the drafter's own, with a rotated residual stream, written so that XNNPACK's partitioner finds no reason
 to cut the graph. Its rules (``executorch.backends.xnnpack.partition.config``, 1.5) refuse means over the last axis,
-and slices of tensors whose size varies; both are written as products with constant matrices. What stays outside is what
-comes before and after: the embedding, and the choice of the best candidates.
+and slices of tensors whose size varies; both are written as products with constant matrices. Only the
+first and last parts stay outside: the embedding, and the choice of the best candidates.
 
 Two methods, because the self-attention is the first layer: what it keeps of a token depends on that token alone. So
 ``extend`` makes cache entries of many tokens at the price of two small products each, and only the tokens whose

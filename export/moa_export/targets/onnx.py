@@ -39,7 +39,7 @@ GRAPH_FILE = "device_half.onnx"
 WRITER_FILE = "writer.onnx"
 #: Candidates for each next token: what it samples from.
 TOP_K = 16
-#: Of embedding and head, whatever the layers have: a table of 4 bits costs a quarter of the perplexity.
+#: Weights of embedding and head, independent of the layers': a table of 4 bits costs a quarter of the perplexity.
 TABLE = Weights(8, GROUP)
 _MOST_BYTES = 2**31  # of a file in the format of Protocol Buffers
 

@@ -1,1 +1,1 @@
-"""What proposes tokens: one protocol, several drafters."""
+"""Drafters, which propose tokens: one protocol, several implementations."""

@@ -152,7 +152,7 @@ class ConnectionSlot:
             return
         waiting = self._waiting_bytes()
         if self._lingering or self.transport.is_closing():
-            # What was written before goes out first, for which asyncio sets no limit.
+            # Earlier writes go out first; asyncio sets no limit for that.
             if not waiting:
                 if self._sent is None:
                     self._sent = now

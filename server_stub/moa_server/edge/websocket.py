@@ -224,8 +224,8 @@ class EdgeWebSocket(SlotProtocol, WebSocketsSansIOProtocol):
         """The close frame is written: wait until the client has closed as well, or has had its time for that.
 
         To close at once, with data unread or on its way, would reset the connection, and the client might never see
-        what was written last. What it still sends is dropped unparsed. Only over TLS, where its close frame alone says
-        that it has ours, are frames still parsed, as many as pings may come.
+        what was written last. Later data from the client is dropped unparsed. Only over TLS, where only the client's
+        close frame shows that it has ours, are frames still parsed, as many as pings may come.
         """
         self._discarding = self._slot.linger() or self._discarding
         self.stop_keepalive()

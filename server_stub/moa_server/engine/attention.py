@@ -4,7 +4,7 @@ A sum of floating-point numbers depends on the order of its terms. Library kerne
 are given, so the same token would get other bits in a larger draft, another chunk or a tree. Here the order is fixed:
 
 * Keys are taken in blocks of 64 by *position*; within a block the products add one key after the other, and masked
-  keys add zero. What the blocks gave is added block by block. Neither a longer context nor a mask changes that.
+  keys add zero. The blocks' results are added block by block. Neither a longer context nor a mask changes that.
 * The nodes of a tree lie in the slots after the prefix in the order they were sent, so that siblings push one another
   away from the slot that equals their position. Their block is therefore multiplied in one piece as wide as the tree,
   once for each block of positions, with the keys of other positions masked.

@@ -30,7 +30,7 @@ from moa_server.engine.packed_linear import product_of
 _ROWS = 4
 #: Kinds of rotary positions whose angles depend on nothing but the position.
 _ROPES = ("default", "linear", "llama3", "yarn")
-#: Of the rotary positions of Ministral 3: queries after the original context are multiplied by a factor that grows.
+#: Setting of Ministral 3's rotary positions: queries after the original context are multiplied by a factor that grows.
 _SHARPER = "llama_4_scaling_beta"
 
 

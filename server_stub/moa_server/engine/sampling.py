@@ -77,14 +77,15 @@ def _unmasked(scaled: Float64, sampling: Sampling) -> Int64 | None:
 
 
 def largest(weights: Float64, count: int) -> Mask:
-    """Which are the ``count`` largest weights; of equal ones at the edge, those of lower ids."""
+    """Return a mask of the ``count`` largest weights; of equal ones at the edge, those of lower ids."""
     return _down_to(weights, np.partition(weights, -count)[-count], count)
 
 
 def nucleus(weights: Float64, top_p: float) -> Mask:
-    """Which are the smallest set of largest weights that holds a share of ``top_p``.
+    """Return a mask of the smallest set of largest weights that holds a share of ``top_p``.
 
-    Of equal weights at its edge the lower ids are. ``nucleus([1, 5, 3, 1], 0.85)`` -> ``[True, True, True, False]``.
+    Of equal weights at its edge it has the lower ids. ``nucleus([1, 5, 3, 1], 0.85)`` ->
+    ``[True, True, True, False]``.
     """
     share = top_p * float(weights.sum())
     descending = np.sort(np.partition(weights, -_FEW)[-_FEW:] if len(weights) > _FEW else weights)[::-1]

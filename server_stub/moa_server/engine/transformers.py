@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 #: Tokens of the comparison with transformers' own forward: a chain, a single token, and the right path of a tree.
 _CHAIN = 6
-#: The tree of the comparison, in which a wrong token stands beside the first and the second right one.
+#: The tree of the comparison, in which the first and the second right token each have a wrong sibling.
 _TREE, _PARENTS = (1, 3, 4, 5, 6), (0, 0, 2, 2, 4, 5, 6)
-#: How far the two may be apart, relative to the size of what is compared. A pass that is wrong is wrong by about 1.
+#: Largest accepted difference, relative to the size of the compared values. A wrong pass differs by about 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 #: Exceptions of transformers' own code when a model family does not support a way of running it.
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)

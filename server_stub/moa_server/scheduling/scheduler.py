@@ -23,7 +23,7 @@ ATTENTIVE_S = 2.0
 #: Sequences in one step at most.
 MOST_SEQUENCES = 64
 
-#: How many tokens at the beginning of a prefix a sequence holds: ``held(sequence, prefix)``.
+#: Number of tokens at a prefix's beginning that a sequence holds: ``held(sequence, prefix)``.
 Held = Callable[[int, Sequence[int]], int]
 
 
