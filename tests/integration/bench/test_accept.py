@@ -13,7 +13,7 @@ from moa_bench.accept import AcceptSettings, Results, count_rounds, figures_of
 from moa_bench.cli import main
 from moa_bench.harness import Conversation, Device, LoopbackVerifier, Round, checkpoint_pair
 from moa_bench.questions import Question
-from moa_bench.target_answers import AnswerFile, ReplayEngine
+from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import shipped_checkpoint
 from moa_runtime.bundle import Bundle
@@ -160,6 +160,18 @@ def found(command):
         return json.loads(out)
 
     return run
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 0.9, 3)])
+def test_answers_written_at_once_are_those_of_plain_decoding(tiny, sampling):
+    """Two turns, and a conversation whose second turn is too long."""
+    *_, bundle, _, engine = tiny
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
+    questions = [Question(1, "qa", ("Why?", "And how?")), Question(2, "qa", ("Name three.", "word " * 300))]
+    answers = write_answers(engine, questions, tokenizer, max_new_tokens=9, sampling=sampling, max_context=200)
+    assert len(answers) == 3
+    for prompt, answer in answers.items():
+        assert answer == [step.token for step in decode(engine, prompt, sampling, 9)]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7), Sampling(1.0, 1.0, 1 << 63)])
