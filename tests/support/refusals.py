@@ -1,4 +1,4 @@
-"""Errors by their code: tests check codes, not sentences."""
+"""Errors by their code: tests check codes, and the sentences stand in ``tests/golden`` alone."""
 
 from __future__ import annotations
 
