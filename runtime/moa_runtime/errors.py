@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class MoaError(Exception):
     """Something a user can cause and mend: what was wrong, what was expected, what to do.
@@ -17,6 +19,16 @@ class MoaError(Exception):
     def __init__(self, text: str, *, code: str) -> None:
         super().__init__(text)
         self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception's own way calls the class with the text alone, and errors cross processes.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[MoaError], args: tuple[object, ...], attributes: dict[str, Any]) -> MoaError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class ChatError(MoaError):

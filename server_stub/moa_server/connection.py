@@ -361,7 +361,7 @@ def refusal_of(end: CloseReason, seconds: float, settings: Settings) -> tuple[wi
     return fault(code, text), REFUSED
 
 
-#: Largest first frame; a Hello has less than 300 bytes.
+#: Largest first frame, bytes; today's Hello has less than 300.
 MAX_HELLO_BYTES = 4 << 10
 
 

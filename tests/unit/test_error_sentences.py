@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import pickle
 from pathlib import Path
 
 import pytest
 
+from moa_runtime.transport import ConnectError
 from support.sentences import (
     GOLDEN,
     PACKAGES,
@@ -43,6 +45,11 @@ def test_every_error_has_a_code(parsed, package):
 def test_sentences_are_those_of_the_golden_file(parsed, package):
     """After a change: ``PYTHONPATH=tests python -m support.sentences``, then read its diff as a user would."""
     assert (GOLDEN / f"{package}.txt").read_text("utf-8") == golden(parsed[package], error_classes(parsed))
+
+
+def test_an_error_crosses_processes_with_all_that_it_has():
+    error = pickle.loads(pickle.dumps(ConnectError("gone", final=True, code="unreachable")))
+    assert (type(error), str(error), error.code, error.final) == (ConnectError, "gone", "unreachable", True)
 
 
 def test_no_test_repeats_a_sentence(parsed):

@@ -60,10 +60,9 @@ def chromium(page_built: None, browser: str) -> Iterator[Chromium]:
 
 @pytest.fixture
 def person(chromium: Chromium) -> Iterator[Person]:
-    """A browser that has never seen the page; it is closed after the test, so that it takes no time from others."""
-    person = chromium.person()
-    yield person
-    person.leave()
+    """A browser that has never seen the page; it is closed after the test."""
+    with chromium.person() as person:
+        yield person
 
 
 @pytest.fixture

@@ -42,14 +42,15 @@ Object.fromEntries(["window", "surface", "bubble", "hover", "text", "muted", "ac
 
 
 @pytest.fixture(scope="module")
-def page(site: Site, chromium: Chromium) -> Page:
+def page(site: Site, chromium: Chromium) -> Iterator[Page]:
     """With an answer."""
-    page = chromium.person().open(site.url())
-    page.link("online")
-    page.set_up(24)
-    page.ask(QUESTION + " Explain whatintheworldisaverylongwordwithoutanyspaceswhichhasnoroominanarrowline.")
-    page.answered()
-    return page
+    with chromium.person() as person:
+        page = person.open(site.url())
+        page.link("online")
+        page.set_up(24)
+        page.ask(QUESTION + " Explain whatintheworldisaverylongwordwithoutanyspaceswhichhasnoroominanarrowline.")
+        page.answered()
+        yield page
 
 
 def sheets(page: Page) -> Iterator[str]:
@@ -123,8 +124,8 @@ def test_origins_differ_without_their_colours(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_background(site: Site, chromium: Chromium, scheme: str) -> None:
-    page = chromium.person(colorScheme=scheme).open(site.url())
-    colours = page.do("evaluate", _COLOURS)
+    with chromium.person(colorScheme=scheme) as person:
+        colours = person.open(site.url()).do("evaluate", _COLOURS)
     origins = ("drafted", "corrected", "offline", "kept", "tentative", "dropped")
     grounds = ("window", "surface")
     pairs = [(text, ground) for text in ("text", "muted", "accent", *origins) for ground in grounds]
@@ -136,10 +137,9 @@ def test_text_stands_out_from_its_background(site: Site, chromium: Chromium, sch
 
 
 def test_who_wants_little_motion_gets_none(site: Site, chromium: Chromium) -> None:
-    page = chromium.person(reducedMotion="reduce").open(site.url())
     moved = "getComputedStyle(document.querySelector('#offline'), '::before').transitionDuration"
-    assert page.do("evaluate", moved) == "0s"
-    assert chromium.person().open(site.url()).do("evaluate", moved) != "0s"
+    with chromium.person(reducedMotion="reduce") as person, chromium.person() as other:
+        assert person.open(site.url()).do("evaluate", moved) == "0s" != other.open(site.url()).do("evaluate", moved)
 
 
 def test_it_can_be_installed(site: Site, person: Person) -> None:

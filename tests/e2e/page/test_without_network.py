@@ -8,6 +8,13 @@ from moa_bench.link.proxy import BackgroundLink
 from support.page.browsing import QUESTION, Person, Site
 
 COUNT = 90
+_WRITTEN_ON = """
+new Promise((resolve) => {
+  const written = () => document.querySelector(".assistant .offline.tentative")?.textContent.length ?? 0;
+  const look = () => (written() > 40 ? resolve() : setTimeout(look, 50));
+  look();
+})
+"""
 
 
 def test_the_link_is_cut_in_the_middle_of_an_answer(site: Site, link: BackgroundLink, person: Person) -> None:
@@ -18,6 +25,7 @@ def test_the_link_is_cut_in_the_middle_of_an_answer(site: Site, link: Background
     link.cut()
     page.tell("offline")
     page.wait(".assistant .offline.tentative")
+    page.do("evaluate", _WRITTEN_ON)  # more than the server can have had in flight
     link.restore()
     page.tell("online")
     page.shows(QUESTION, site.target_writes(QUESTION, COUNT))

@@ -69,10 +69,16 @@ class Chromium:
 
 
 class Person:
-    """A browser with storage of its own."""
+    """A browser with storage of its own. Leave it: an open page takes time from others."""
 
     def __init__(self, chromium: Chromium, name: str, new_name: Callable[[], str]) -> None:
         self._chromium, self._name, self._new_name = chromium, name, new_name
+
+    def __enter__(self) -> Person:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
 
     def open(self, url: str) -> Page:
         """A new tab."""
