@@ -241,20 +241,9 @@ class StatefulBackend(Backend):
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
         _, kv_heads, self._capacity, head_dim = shapes["self_keys"]
+        self.max_positions = self._capacity
         self._functions, self._read_state, self._write_state = functions, read_state, write_state
-        self._top_k, self._kv_shape = shapes["top_tokens"][1], (kv_heads, head_dim)
-
-    @property
-    def top_k(self) -> int:
-        return self._top_k
-
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        return self._kv_shape
-
-    @property
-    def max_positions(self) -> int:
-        return self._capacity
+        self.top_k, self.kv_shape = shapes["top_tokens"][1], (kv_heads, head_dim)
 
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`.
@@ -268,8 +257,8 @@ class StatefulBackend(Backend):
         self._restore(inputs.self_keys, inputs.self_values)
         self._remember(inputs.memory_keys, inputs.memory_values)
         memory_mask = additive_mask(np.arange(self._capacity)[None] < rows)
-        top_tokens = np.zeros((count, self._top_k), np.int64)
-        top_logprobs = np.zeros((count, self._top_k), np.float32)
+        top_tokens = np.zeros((count, self.top_k), np.int64)
+        top_logprobs = np.zeros((count, self.top_k), np.float32)
         for name, size, start, stop in self._pieces(held, count, int(queries.min())):
             given: dict[str, Array] = {
                 "tokens": padded(tokens[start:stop], size),

@@ -137,9 +137,9 @@ class WebBackend(Backend):
         self, engine: WebEngine, graph: Path, specs: Iterable[TensorSpec], session: Mapping[str, Any] = SESSION
     ) -> None:
         shapes = {spec.name: spec.shape for spec in specs}
-        self._looks_at_rows, self._top_k = "memory_keys" in shapes, int(shapes["top_tokens"][1])
+        self.needs_a_row, self.top_k = "memory_keys" in shapes, int(shapes["top_tokens"][1])
         _, heads, size = shapes["self_keys"]
-        self._kv_shape = (int(heads), int(size))
+        self.kv_shape = (int(heads), int(size))
         command = [engine.node, str(_PROGRAM), str(engine.module), str(graph), json.dumps(session)]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
@@ -149,29 +149,13 @@ class WebBackend(Backend):
         self.close = weakref.finalize(self, _end, process)
         self._receive()
 
-    @property
-    def top_k(self) -> int:
-        return self._top_k
-
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        return self._kv_shape
-
-    @property
-    def max_positions(self) -> None:
-        return None
-
-    @property
-    def needs_a_row(self) -> bool:
-        return self._looks_at_rows
-
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`.
 
         Raises:
             ExportError: onnxruntime-web fails.
         """
-        given = inputs.by_name() if self._looks_at_rows else inputs.of_tokens()
+        given = inputs.by_name() if self.needs_a_row else inputs.of_tokens()
         arrays = {name: np.ascontiguousarray(array) for name, array in given.items()}
         tensors = [
             {"name": name, "type": str(array.dtype), "dims": array.shape, "bytes": array.nbytes}
