@@ -21,14 +21,8 @@ class MoaError(Exception):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception's own way calls the class with the text alone, and errors cross processes.
-        return _restored, (type(self), self.args, self.__dict__)
-
-
-def _restored(kind: type[MoaError], args: tuple[object, ...], attributes: dict[str, Any]) -> MoaError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(attributes)
-    return error
+        # Errors cross processes; an exception's own way would call the class with the text alone.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class ChatError(MoaError):

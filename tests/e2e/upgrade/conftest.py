@@ -55,10 +55,14 @@ class Version:
         start = f"from {module} import main; raise SystemExit(main())"
         return [str(self.python), "-c", start, *map(str, arguments)]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its programs, the verifier's token among them."""
+        return {**os.environ, "MOA_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join(map(str, self.paths))}
+
     def run(self, command: list[str], *, stdin: str = "") -> str:
         """What the command prints. Its end has to be a good one."""
-        environment = {**os.environ, "MOA_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join(map(str, self.paths))}
-        ran = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, timeout=240)
+        ran = subprocess.run(command, input=stdin, capture_output=True, text=True, env=self.environment, timeout=240)
         assert ran.returncode == 0, ran.stderr[-2000:]
         return ran.stdout
 

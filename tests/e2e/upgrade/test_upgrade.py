@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.upgrade.conftest import TOKEN, Version, ready
+from e2e.upgrade.conftest import Version, ready
 from moa_chat.desktop.profile import Profile
 
 QUESTION = "Name three colours."
@@ -22,8 +21,7 @@ def serving(version: Version, left: Path, *options: object) -> Iterator[str]:
     """The address of a verifier."""
     models = ("--model", left / "target", "--drafter", left / "drafter")
     command = version.command("moa_server.cli", *models, "--json", "--port", 0, "--threads", 1, *options)
-    environment = {**os.environ, "MOA_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join(map(str, version.paths))}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=version.environment) as process:
         try:
             yield str(ready(process)["url"])
         finally:

@@ -48,7 +48,7 @@ def world(world: AbstractAsyncContextManager[World]) -> AbstractAsyncContextMana
 
 
 async def asked(world: World, tokens: int, text: str = QUESTION, **options: Any) -> AnswerUpdate | None:
-    """Ask, and kill the program when so many tokens are confirmed; what was shown last."""
+    """Ask, kill the program when ``tokens`` are confirmed, and return the last update."""
     last = None
     async with aclosing(world.chat.send(text, max_new_tokens=COUNT, **options)) as events:
         async for event in events:

@@ -97,7 +97,7 @@ class Person:
         return page
 
     def online(self, url: str, most: int | None = None) -> Page:
-        """The page, once it is connected; answers have at most so many tokens, the usual number when omitted."""
+        """The page, once it is connected; answers have at most ``most`` tokens, or the default number."""
         page = self.open(url)
         page.link("online")
         if most is not None:
@@ -141,7 +141,7 @@ class Page:
         self.do("wait_hidden", selector, text)
 
     def set_up(self, most: int, drafting: str = "auto") -> None:
-        """Have answers of at most so many tokens, here and in new chats."""
+        """Limit answers to ``most`` tokens, here and in new chats."""
         self.do("click", "#show-settings")
         self.do("fill", "#most", str(most))
         self.do("click", "[name=forNew]")

@@ -154,7 +154,7 @@ def draft(epoch: int, base_len: int, tokens: Sequence[int], parents: Sequence[in
 def asked(
     most: int = 0, tokens: Sequence[int] = PROMPT, *, while_away: bool = False, stamp: int = 0
 ) -> wire.ClientMessage:
-    """The first question of a session; at most so many tokens of answer."""
+    """The first question of a session, with the limit of its answer."""
     message = prompt(1, 0, list(tokens), most=most)
     message.prompt.while_away, message.prompt.stamp = while_away, stamp
     return message
