@@ -7,7 +7,8 @@ import pytest
 from moa_bench.link.proxy import BackgroundLink
 from support.page.browsing import QUESTION, Person, Site
 
-COUNT = 90
+#: Tokens of an answer, and of one that is far from its end when the link is cut, however late that happens.
+COUNT, LONG = 90, 400
 _WRITTEN_ON = """
 new Promise((resolve) => {
   const written = () => document.querySelector(".assistant .offline.tentative")?.textContent.length ?? 0;
@@ -19,7 +20,7 @@ new Promise((resolve) => {
 
 def test_the_link_is_cut_in_the_middle_of_an_answer(site: Site, link: BackgroundLink, person: Person) -> None:
     page = person.open_with_model(site.url(port=link.port))
-    page.set_up(COUNT, "device")
+    page.set_up(LONG, "device")
     page.ask()
     page.wait(".assistant .origin:not(.tentative)")
     link.cut()
@@ -28,7 +29,7 @@ def test_the_link_is_cut_in_the_middle_of_an_answer(site: Site, link: Background
     page.do("evaluate", _WRITTEN_ON)  # more than the server can have had in flight
     link.restore()
     page.tell("online")
-    page.shows(QUESTION, site.target_writes(QUESTION, COUNT))
+    page.shows(QUESTION, site.target_writes(QUESTION, LONG))
     page.link("online")
     page.wait(".remarks", "partly written")
 

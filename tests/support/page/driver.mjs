@@ -12,6 +12,8 @@ const [modules, executablePath] = process.argv.slice(2);
 const { chromium } = createRequire(modules)("playwright-core");
 
 const PATIENCE_MS = 60_000;
+/** The most of any command: what a page evaluates has no limit of Playwright's. */
+const LONGEST_MS = 2 * PATIENCE_MS;
 const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
 const contexts = new Map(); // by name: a person's browser, with what it keeps
 const pages = new Map(); // by name
@@ -107,10 +109,16 @@ const COMMANDS = {
   },
 };
 
+/** Fail after the most that a command may take. */
+function late(command) {
+  const text = `${command} took longer than ${LONGEST_MS / 1000} s`;
+  return new Promise((_, reject) => setTimeout(() => reject(new Error(text)), LONGEST_MS).unref());
+}
+
 for await (const line of createInterface({ input: process.stdin })) {
   const { do: command, args } = JSON.parse(line);
   try {
-    const value = await COMMANDS[command](...args);
+    const value = await Promise.race([COMMANDS[command](...args), late(command)]);
     process.stdout.write(`${JSON.stringify({ value: value ?? null })}\n`);
   } catch (error) {
     process.stdout.write(`${JSON.stringify({ error: String(error) })}\n`);
