@@ -1,0 +1,381 @@
+"""Graphs of decoder layers for onnxruntime, built node by node from a description; no tracing, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import helper
+
+from moa_decoder.matrix import GROUP, Float32, Matrix, stacked
+from moa_decoder.spec import Activation, DecoderSpec, LayerSpec, Rotary
+from moa_decoder.weights import DecoderWeights, LayerMatrix, LayerVector
+
+#: Operators of onnxruntime beside those of ONNX.
+CONTRIB = "com.microsoft"
+_OPSET, _CONTRIB_VERSION, _IR_VERSION = 21, 1, 10
+#: Bytes from which on a constant is not copied into the model of a session.
+_LARGE = 1024
+#: ``MatMulNBits`` rounds its rows to 8 bits, in groups of 32, and multiplies integers.
+_INTEGER_PRODUCTS = 4
+
+#: Type and shape of a graph's input or output; a string is a size that may vary.
+Port = tuple[type[np.generic], Sequence[int | str]]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The residual stream between two parts of a layer: the sum of two values, or one alone.
+
+    The sum is left to the next norm, which one operator of onnxruntime computes together with it.
+    """
+
+    value: str
+    added: str | None = None
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Inputs that a graph with rotary positions needs.
+
+    Attributes:
+        indices: int64 ``[1, rows]``: for each row its row in the tables.
+        cosines, sines: tables, float32 ``[any, rotated numbers / 2]``, see :func:`rotation_tables`.
+        growth: float32 ``[rows, 1]``: factors of the queries, for :attr:`moa_decoder.spec.Rotary.query_growth`.
+    """
+
+    indices: str
+    cosines: str
+    sines: str
+    growth: str | None = None
+
+
+def rotation_tables(rotary: Rotary, positions: NDArray[np.int64]) -> tuple[Float32, Float32]:
+    """Return cosines and sines of some positions, ``[positions, rotated numbers / 2]``."""
+    angles = positions[:, None] * rotary.frequencies
+    cosines, sines = np.cos(angles) * rotary.factor, np.sin(angles) * rotary.factor
+    return cosines.astype(np.float32), sines.astype(np.float32)
+
+
+def query_growth(rotary: Rotary, positions: NDArray[np.int64]) -> Float32:
+    """Return the factors of the queries at some positions, ``[positions, 1]``."""
+    growth = 1 + rotary.query_growth * np.log1p(positions // rotary.original_context)
+    return np.asarray(growth, np.float32)[:, None]
+
+
+def scaled(matrix: Matrix, factor: float) -> Matrix:
+    """Return ``factor * matrix``; the numbers that are stored in 4 or 8 bits stay."""
+    if factor == 1:
+        return matrix
+    number = np.float32(factor)
+    if matrix.scales is None:
+        return replace(matrix, stored=matrix.stored * number)
+    offsets = None if matrix.offsets is None else matrix.offsets * number
+    return replace(matrix, scales=matrix.scales * number, offsets=offsets)
+
+
+class GraphBuilder:
+    """A graph under construction. Values are named by strings; rows are tokens, ``[rows, size]``."""
+
+    def __init__(self, epsilon: float = 0.0) -> None:
+        self._epsilon = epsilon
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, NDArray[Any]] = {}
+        self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._block_sums: dict[str, str] = {}
+        self._count = 0
+
+    # -- values
+
+    def constant(self, array: NDArray[Any], name: str | None = None) -> str:
+        """Add a constant; small equal ones are one."""
+        array = np.ascontiguousarray(array)
+        key = (array.dtype.str, array.shape, array.tobytes()) if array.nbytes < _LARGE and name is None else None
+        if key is not None and key in self._names:
+            return self._names[key]
+        name = name or self._new("constant")
+        self._constants[name] = array
+        if key is not None:
+            self._names[key] = name
+        return name
+
+    def integers(self, *numbers: int) -> str:
+        """Add a constant int64 vector."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def op(self, kind: str, *inputs: str, name: str | None = None, domain: str = "", **attributes: Any) -> str:
+        """Add a node with one output; return its name. ``""`` stands for an input that is left out."""
+        output = name or self._new(kind)
+        self._nodes.append(helper.make_node(kind, inputs, [output], domain=domain, **attributes))
+        return output
+
+    def ops(self, kind: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any) -> list[str]:
+        """Add a node with several outputs; return their names."""
+        names = [self._new(kind) for _ in range(outputs)]
+        self._nodes.append(helper.make_node(kind, inputs, names, domain=domain, **attributes))
+        return names
+
+    def output(self, name: str, value: str) -> None:
+        """Give a value the name of an output of the graph."""
+        self.op("Identity", value, name=name)
+
+    def split(self, value: str, *sizes: int) -> list[str]:
+        """Cut the last axis."""
+        return self.ops("Split", value, self.integers(*sizes), outputs=len(sizes), axis=-1)
+
+    # -- products
+
+    def product(self, x: str, matrix: Matrix, bias: Float32 | None = None) -> str:
+        """``[rows, inputs] -> [rows, outputs]``: with each row of the matrix.
+
+        With 4 and 8 bits the rows are rounded to 8 bits too. Offsets are multiplied by the sums of a row's groups.
+        """
+        if matrix.scales is None:
+            inputs = [x, self.constant(matrix.stored)] + ([] if bias is None else [self.constant(bias)])
+            return self.op("Gemm", *inputs, transB=1)
+        y = self.op(
+            "MatMulNBits",
+            *(x, self.constant(matrix.stored), self.constant(matrix.scales.reshape(-1))),
+            domain=CONTRIB,
+            K=matrix.inputs,
+            N=matrix.outputs,
+            bits=matrix.bits,
+            block_size=GROUP,
+            accuracy_level=_INTEGER_PRODUCTS,
+        )
+        if matrix.offsets is not None:
+            y = self.op("Add", y, self.op("MatMul", self._sums(x, matrix.inputs), self.constant(matrix.offsets.T)))
+        return y if bias is None else self.op("Add", y, self.constant(bias))
+
+    def products(self, x: str, matrices: Sequence[Matrix], biases: Sequence[Float32] | None = None) -> list[str]:
+        """Products with several matrices, as one if they have the same bits."""
+        if len({matrix.bits for matrix in matrices}) != 1:
+            each = biases or [None] * len(matrices)
+            return [self.product(x, matrix, bias) for matrix, bias in zip(matrices, each, strict=True)]
+        whole = self.product(x, stacked(matrices), None if biases is None else np.concatenate(biases))
+        return self.split(whole, *(matrix.outputs for matrix in matrices))
+
+    def _sums(self, x: str, size: int) -> str:
+        if x not in self._block_sums:
+            groups = self.op("Reshape", x, self.integers(-1, size // GROUP, GROUP))
+            self._block_sums[x] = self.op("ReduceSum", groups, self.integers(-1), keepdims=0)
+        return self._block_sums[x]
+
+    # -- parts of layers
+
+    def norm(self, x: str, weight: Float32) -> str:
+        """RMS norm over the last axis."""
+        name = self.constant(weight)
+        return self.op("SimplifiedLayerNormalization", x, name, epsilon=self._epsilon, axis=-1)
+
+    def whole(self, residual: Residual) -> str:
+        """Return the residual stream as one value."""
+        return residual.value if residual.added is None else self.op("Add", residual.value, residual.added)
+
+    def residual_norm(self, residual: Residual, weight: Float32) -> tuple[str, Residual]:
+        """Return the norm of the residual stream, and the stream as one value."""
+        if residual.added is None:
+            return self.norm(residual.value, weight), residual
+        inputs = residual.added, residual.value, self.constant(weight)
+        normed, value = self._new("normed"), self._new("residual")
+        node = helper.make_node(
+            *("SkipSimplifiedLayerNormalization", inputs, [normed, "", "", value]),
+            domain=CONTRIB,
+            epsilon=self._epsilon,
+        )
+        self._nodes.append(node)
+        return normed, Residual(value)
+
+    def activation(self, kind: Activation, x: str) -> str:
+        """Apply an activation to each number."""
+        if kind == "silu":
+            return self.op("QuickGelu", x, domain=CONTRIB, alpha=1.0)
+        return self.op("Gelu", x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+    def capped(self, x: str, cap: float) -> str:
+        """``cap * tanh(x / cap)``; ``x`` itself for a cap of 0."""
+        if not cap:
+            return x
+        factor = self.constant(np.float32(cap))
+        return self.op("Mul", self.op("Tanh", self.op("Div", x, factor)), factor)
+
+    def rotary(self, x: str, heads: int, size: int, rotary: Rotary, positions: Positions) -> str:
+        """Rotate the heads of ``[rows, heads * size]``."""
+        inputs = self.op("Unsqueeze", x, self.integers(0)), positions.indices, positions.cosines, positions.sines
+        rotated = 2 * len(rotary.frequencies)
+        part = {} if rotated == size else {"rotary_embedding_dim": rotated}
+        batch = self.op("RotaryEmbedding", *inputs, domain=CONTRIB, num_heads=heads, **part)
+        return self.op("Squeeze", batch, self.integers(0))
+
+    def feed_forward(self, x: str, spec: LayerSpec, weights: DecoderWeights, layer: int, factor: float = 1.0) -> str:
+        """``factor * down(activation(gate(x)) * up(x))``."""
+        names: list[LayerMatrix] = ["gate", "up"]
+        biases = _vectors(weights, layer, ["gate_bias", "up_bias"]) if spec.mlp_biases else None
+        gate, up = self.products(x, [weights.matrix(layer, name) for name in names], biases)
+        inner = self.op("Mul", self.activation(spec.activation, gate), up)
+        bias = weights.vector(layer, "down_bias") * np.float32(factor) if spec.mlp_biases else None
+        return self.product(inner, scaled(weights.matrix(layer, "down"), factor), bias)
+
+    def before_attention(
+        self,
+        residual: Residual,
+        spec: LayerSpec,
+        weights: DecoderWeights,
+        layer: int,
+        positions: Positions | None,
+        query_factor: float = 1.0,
+    ) -> tuple[str, str, str, Residual]:
+        """Norm, queries, keys and values, their norms, rotation.
+
+        Args:
+            positions: may be None if the layer has none.
+            query_factor: of the queries, such as ``spec.attention_scale`` if attention itself does not multiply by it.
+
+        Returns:
+            queries ``[rows, heads * head_dim]``, keys and values ``[rows, kv_heads * head_dim]``, the residual stream.
+        """
+        normed, residual = self._before(residual, spec, weights, layer, "attention_norm")
+        normed_queries = spec.query_key_norm != "none"
+        factor = 1.0 if normed_queries else query_factor  # or the norm's weight takes it
+        names: list[LayerMatrix] = ["q", "k", "v"]
+        q, k, v = (weights.matrix(layer, name) for name in names)
+        biases = _vectors(weights, layer, ["q_bias", "k_bias", "v_bias"]) if spec.qkv_biases else None
+        if biases is not None:
+            biases[0] = biases[0] * np.float32(factor)
+        rotary = spec.rotary
+        if not normed_queries and rotary is not None and not rotary.query_growth:
+            assert positions is not None
+            matrices = scaled(q, factor), k, v
+            return *self._rotated_at_once(normed, matrices, biases, spec, rotary, positions), residual
+        queries, keys, values = self.products(normed, [scaled(q, factor), k, v], biases)
+        if normed_queries:
+            weight = weights.vector(layer, "q_norm") * np.float32(query_factor)
+            queries = self._heads_norm(queries, spec, spec.heads, weight)
+            keys = self._heads_norm(keys, spec, spec.kv_heads, weights.vector(layer, "k_norm"))
+        if rotary is not None:
+            assert positions is not None
+            queries = self.rotary(queries, spec.heads, spec.head_dim, rotary, positions)
+            keys = self.rotary(keys, spec.kv_heads, spec.head_dim, rotary, positions)
+            if rotary.query_growth:
+                assert positions.growth is not None
+                queries = self.op("Mul", queries, positions.growth)
+        return queries, keys, values, residual
+
+    def after_attention(
+        self, mixed: str, residual: Residual, spec: LayerSpec, weights: DecoderWeights, layer: int
+    ) -> Residual:
+        """Output product, residual stream, feed-forward.
+
+        Args:
+            mixed: what attention gives, ``[rows, heads * head_dim]``.
+        """
+        factor = 1.0 if spec.norms_after else spec.residual_scale  # or the norm's weight takes it
+        bias = weights.vector(layer, "out_bias") * np.float32(factor) if spec.out_bias else None
+        out = self.product(mixed, scaled(weights.matrix(layer, "out"), factor), bias)
+        residual = self._after(out, residual, spec, weights, layer, "after_attention_norm")
+        normed, residual = self._before(residual, spec, weights, layer, "mlp_norm")
+        down = self.feed_forward(normed, spec, weights, layer, factor)
+        return self._after(down, residual, spec, weights, layer, "after_mlp_norm")
+
+    def head(self, hidden: str, spec: DecoderSpec, weights: DecoderWeights) -> str:
+        """Normed hidden states to logits ``[rows, vocab_size]``."""
+        bias = weights.head_bias() * np.float32(spec.logits_scale) if spec.head_bias else None
+        return self.capped(self.product(hidden, scaled(weights.head(), spec.logits_scale), bias), spec.logits_cap)
+
+    def _before(
+        self, residual: Residual, spec: LayerSpec, weights: DecoderWeights, layer: int, name: LayerVector
+    ) -> tuple[str, Residual]:
+        if spec.norms_before:
+            return self.residual_norm(residual, weights.vector(layer, name))
+        value = self.whole(residual)
+        return value, Residual(value)
+
+    def _after(
+        self, x: str, residual: Residual, spec: LayerSpec, weights: DecoderWeights, layer: int, name: LayerVector
+    ) -> Residual:
+        if spec.norms_after:
+            x = self.norm(x, weights.vector(layer, name) * np.float32(spec.residual_scale))
+        return Residual(self.whole(residual), x)
+
+    def _rotated_at_once(
+        self,
+        x: str,
+        matrices: Sequence[Matrix],
+        biases: Sequence[Float32] | None,
+        spec: LayerSpec,
+        rotary: Rotary,
+        positions: Positions,
+    ) -> tuple[str, str, str]:
+        """Queries and keys are rotated by one node."""
+        q, k, v = matrices
+        if len({matrix.bits for matrix in matrices}) == 1:
+            whole = self.product(x, stacked(matrices), None if biases is None else np.concatenate(biases))
+            both, values = self.split(whole, q.outputs + k.outputs, v.outputs)
+        else:
+            queries, keys, values = self.products(x, matrices, biases)
+            both = self.op("Concat", queries, keys, axis=-1)
+        both = self.rotary(both, spec.heads + spec.kv_heads, spec.head_dim, spec.rotary, positions)
+        queries, keys = self.split(both, q.outputs, k.outputs)
+        return queries, keys, values
+
+    def _heads_norm(self, x: str, spec: LayerSpec, heads: int, weight: Float32) -> str:
+        if spec.query_key_norm == "whole":
+            return self.norm(x, weight)
+        normed = self.norm(self.op("Reshape", x, self.integers(-1, heads, spec.head_dim)), weight)
+        return self.op("Reshape", normed, self.integers(-1, heads * spec.head_dim))
+
+    # -- the graph
+
+    def model(self, inputs: Mapping[str, Port], outputs: Mapping[str, Port]) -> onnx.ModelProto:
+        """Return the graph with its constants. Outputs are values that got their names by ``name`` or
+        :meth:`output`."""
+        tensors = [onnx.numpy_helper.from_array(array, name) for name, array in self._constants.items()]
+        return self._model(inputs, outputs, tensors)
+
+    def session(
+        self, inputs: Mapping[str, Port], outputs: Mapping[str, Port], options: ort.SessionOptions
+    ) -> ort.InferenceSession:
+        """Return a session on the processor, without a copy of the constants on the way.
+
+        Args:
+            options: gets the constants too, and is for this session alone.
+        """
+        large = {name: array for name, array in self._constants.items() if array.nbytes >= _LARGE}
+        small = {name: array for name, array in self._constants.items() if name not in large}
+        tensors = [onnx.numpy_helper.from_array(array, name) for name, array in small.items()]
+        for name, array in large.items():
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            tensor = onnx.TensorProto(name=name, data_type=kind, dims=array.shape, data_location="EXTERNAL")
+            tensor.external_data.add(key="location", value=name)  # it is given, not read from a file
+            tensors.append(tensor)
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in large.values()]
+        options.add_external_initializers(list(large), values)
+        model = self._model(inputs, outputs, tensors).SerializeToString()
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def _model(
+        self, inputs: Mapping[str, Port], outputs: Mapping[str, Port], tensors: Sequence[onnx.TensorProto]
+    ) -> onnx.ModelProto:
+        ports = [
+            [
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), shape)
+                for name, (kind, shape) in each.items()
+            ]
+            for each in (inputs, outputs)
+        ]
+        graph = helper.make_graph(self._nodes, "decoder", *ports, tensors)
+        versions = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, _CONTRIB_VERSION)]
+        return helper.make_model(graph, opset_imports=versions, ir_version=_IR_VERSION)
+
+    def _new(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}_{self._count}"
+
+
+def _vectors(weights: DecoderWeights, layer: int, names: Sequence[LayerVector]) -> list[Float32]:
+    return [weights.vector(layer, name) for name in names]
