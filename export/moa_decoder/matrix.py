@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
 
-#: Inputs that share a scale and an offset.
+#: Inputs that share a scale and an offset, unless a matrix says otherwise.
 GROUP = 32
 #: Stored value of zero, by bits.
 _ZERO = {4: 8, 8: 128}
@@ -19,16 +19,16 @@ _ZERO = {4: 8, 8: 128}
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A matrix ``[out, in]``; in groups of :data:`GROUP` inputs it is ``scale * (stored - zero) + offset``.
+    """A matrix ``[out, in]``; in groups of inputs it is ``scale * (stored - zero) + offset``.
 
     The layout is that of the operator ``MatMulNBits`` of onnxruntime.
 
     Attributes:
         bits: 4 or 8; 32 for plain numbers.
-        stored: uint8 ``[out, in / 32, 32 * bits / 8]``, of two 4-bit numbers the first in the low half; ``zero`` is 8
-            or 128. float32 ``[out, in]`` for 32 bits.
-        scales: float32 ``[out, in / 32]``; None for 32 bits.
-        offsets: float32 ``[out, in / 32]``; None if all are 0.
+        stored: uint8 ``[out, in / group, group * bits / 8]``, of two 4-bit numbers the first in the low half; ``zero``
+            is 8 or 128. float32 ``[out, in]`` for 32 bits.
+        scales: float32 ``[out, in / group]``; None for 32 bits.
+        offsets: float32 ``[out, in / group]``; None if all are 0.
     """
 
     bits: int
@@ -42,7 +42,12 @@ class Matrix:
 
     @property
     def inputs(self) -> int:
-        return int(self.stored.shape[1] * (1 if self.bits == 32 else GROUP))
+        return int(self.stored.shape[1] * self.group)
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group: :data:`GROUP`, 16 in ggml's Q6_K; 1 for plain numbers."""
+        return 1 if self.bits == 32 else int(self.stored.shape[2] * 8 // self.bits)
 
     def rows(self, order: NDArray[np.int64]) -> Matrix:
         """Return the matrix of some outputs, in this order."""
@@ -54,7 +59,7 @@ class Matrix:
         if self.scales is None:
             return self.stored
         stored = self.stored if self.bits == 8 else np.stack((self.stored & 15, self.stored >> 4), -1)
-        groups = stored.reshape(self.outputs, -1, GROUP).astype(np.float32) - _ZERO[self.bits]
+        groups = stored.reshape(self.outputs, -1, self.group).astype(np.float32) - _ZERO[self.bits]
         dense = groups * self.scales[..., None]
         if self.offsets is not None:
             dense += self.offsets[..., None]
@@ -62,13 +67,13 @@ class Matrix:
 
 
 def stacked(matrices: Sequence[Matrix]) -> Matrix:
-    """Return the outputs of several matrices one after the other; all have the same bits and inputs.
+    """Return the outputs of several matrices one after the other; all have the same bits, groups and inputs.
 
     Raises:
-        ValueError: bits differ.
+        ValueError: bits or groups differ.
     """
-    if len({matrix.bits for matrix in matrices}) != 1:
-        raise ValueError("matrices of different bits cannot be one")
+    if len({(matrix.bits, matrix.group) for matrix in matrices}) != 1:
+        raise ValueError("matrices of different bits or groups cannot be one")
     if len(matrices) == 1:
         return matrices[0]
     stored = np.concatenate([matrix.stored for matrix in matrices])

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.architectures.registry import drafter_of
 from moa_drafter.config import (
     CHECKPOINT_FOLDER,
@@ -32,7 +33,6 @@ from moa_drafter.config import (
 from moa_drafter.drafter import Drafter, TokenDrafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-from moa_drafter.target_source import WEIGHTS_DIFFER, WeightFaults
 from moa_runtime.errors import reason_of
 
 #: Drafters that can be exported.
@@ -79,7 +79,8 @@ def load_checkpoint(folder: Path) -> Drafter:
         ) from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {weights}: {error}; it may be truncated", code="damaged") from error
-    if faults := WeightFaults.between(state, drafter.state_dict()):
+    held, wanted = ({name: tuple(each.shape) for name, each in of.items()} for of in (state, drafter.state_dict()))
+    if faults := WeightFaults.between(held, wanted):
         raise CheckpointError(
             f"the weights in {weights} are not those of its config.json: {faults}; take another, or train one",
             code=WEIGHTS_DIFFER,

@@ -16,12 +16,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from moa_decoder.errors import TargetError
+from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import longest_context, original_contexts
 from moa_drafter.target_source import (
     DEFAULT_TARGET,
-    WEIGHTS_DIFFER,
-    TargetError,
-    WeightFaults,
     builtin_of,
     quiet_transformers,
     reason_of,

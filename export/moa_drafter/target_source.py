@@ -10,7 +10,6 @@ import hashlib
 import io
 import logging
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -18,8 +17,8 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
@@ -27,32 +26,24 @@ from urllib.request import getproxies, proxy_bypass
 
 from filelock import FileLock
 
+from moa_decoder.errors import TargetError
+from moa_decoder.gguf_file import parts_of
+from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import ropes
 from moa_runtime.bundle import RecommendedSampling, sha256_of
-from moa_runtime.errors import MoaError
 from moa_runtime.paths import cache_dir, expanded
 
 if TYPE_CHECKING:
-    import torch
     from gguf import GGUFReader
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 HUB_TIMEOUT_S = 5.0
-#: Code of the errors for :class:`WeightFaults`.
-WEIGHTS_DIFFER = "weights_differ"
 #: Marks a folder that was made of a GGUF file after its tensors were compared with the model. Folders of older versions
 #: lack it; there, missing tensors may be random numbers.
 _COMPARED = "tensors_compared"
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _SPLIT_NUMBER, _SPLIT_COUNT = "split.no", "split.count"
 #: Soft caps, in a GGUF file's metadata as in transformers' configuration.
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-_NAMED = 3
-Shape = tuple[int, ...]
-
-
-class TargetError(MoaError):
-    """A target model that cannot be found, is incomplete, or is not a Llama-like causal language model."""
 
 
 @dataclass(frozen=True)
@@ -279,73 +270,6 @@ def quiet_transformers() -> None:
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-
-
-@dataclass(frozen=True)
-class WeightFaults:
-    """Differences between the tensors of a file and a model; false if there are none.
-
-    Attributes:
-        missing, superfluous: names in the model alone, and in the file alone.
-        misshapen: shape in the file and shape in the model, by name.
-    """
-
-    missing: frozenset[str] = frozenset()
-    superfluous: frozenset[str] = frozenset()
-    misshapen: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
-
-    @classmethod
-    def between(cls, held: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> WeightFaults:
-        """Compare the tensors of a file with the state of a model, by name and shape."""
-        shapes = {name: (tuple(held[name].shape), tuple(wanted[name].shape)) for name in held.keys() & wanted.keys()}
-        return cls(
-            frozenset(wanted.keys() - held.keys()),
-            frozenset(held.keys() - wanted.keys()),
-            {name: pair for name, pair in shapes.items() if pair[0] != pair[1]},
-        )
-
-    @classmethod
-    def reported(cls, loading_info: Mapping[str, Any]) -> WeightFaults:
-        """Read transformers' ``output_loading_info``, without tied tensors and those that a model's class ignores."""
-        return cls(
-            frozenset(loading_info["missing_keys"]),
-            frozenset(loading_info["unexpected_keys"]),
-            {name: (tuple(held), tuple(wanted)) for name, held, wanted in loading_info["mismatched_keys"]},
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.superfluous or self.misshapen)
-
-    def __str__(self) -> str:
-        """Count each kind and name three of its tensors."""
-        shapes = [f"{name} {list(held)}, not {list(wanted)}" for name, (held, wanted) in self.misshapen.items()]
-        kinds = {"missing": self.missing, "superfluous": self.superfluous, "of another shape": shapes}
-        return ", ".join(_counted(kind, names) for kind, names in kinds.items() if names)
-
-
-def _counted(kind: str, names: Iterable[str]) -> str:
-    listed = sorted(names)
-    more = ", ..." if len(listed) > _NAMED else ""
-    count = f"{len(listed)} tensor{'s are' if len(listed) > 1 else ' is'}"
-    return f"{count} {kind} ({'; '.join(listed[:_NAMED])}{more})"
-
-
-def parts_of(file: Path) -> list[Path]:
-    """Find all parts of a GGUF file, in order, by the name of any. Raises TargetError with the code
-    ``part_missing``."""
-    named = _PART.fullmatch(file.name)
-    count = int(named["count"]) if named else 0
-    if named is None or not 1 <= int(named["number"]) <= count:
-        return [file]
-    parts = [file.with_name(f"{named['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
-    missing = [part.name for part in parts if not part.is_file()]
-    if missing:
-        raise TargetError(
-            f"{file.name} is one of {count} parts of a model, of which {len(missing)} are missing: "
-            f"{', '.join(missing[:_NAMED])}; put all parts into {file.parent}",
-            code="part_missing",
-        )
-    return parts
 
 
 def read_parts(parts: Sequence[Path]) -> list[GGUFReader]:

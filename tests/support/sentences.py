@@ -14,6 +14,7 @@ PACKAGES = {
     "moa_runtime": "runtime/moa_runtime",
     "moa_server": "server_stub/moa_server",
     "moa_export": "export/moa_export",
+    "moa_decoder": "export/moa_decoder",
     "moa_drafter": "export/moa_drafter",
     "moa_chat": "apps/moa_chat",
     "moa_page": "apps/moa_page",

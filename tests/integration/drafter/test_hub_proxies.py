@@ -7,8 +7,9 @@ import socket
 
 import pytest
 
+from moa_decoder.errors import TargetError
 from moa_drafter import target_source
-from moa_drafter.target_source import TargetError, resolve_target
+from moa_drafter.target_source import resolve_target
 from support.refusals import refused
 
 

@@ -20,12 +20,12 @@ import torch
 from gguf import GGUFWriter, RopeScalingType
 from safetensors.torch import load_file, save_file
 
+from moa_decoder.errors import TargetError
+from moa_decoder.weight_faults import WEIGHTS_DIFFER
 from moa_drafter import target_source as module
 from moa_drafter.target import Target, load_target, target_facts, target_fingerprint
 from moa_drafter.target_source import (
     DEFAULT_TARGET,
-    WEIGHTS_DIFFER,
-    TargetError,
     check_scales,
     check_whole,
     resolve_target,
