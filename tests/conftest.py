@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from moa_drafter.target import Target
     from moa_export.targets.web import WebEngine
     from moa_runtime.bundle import Bundle
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.engine import LocalEngine
     from support.server.running import Verifier
 
 #: Seconds that a test may wait, on a busy machine or a virtual clock.
@@ -219,24 +219,24 @@ def every_target(once: Once, tiny_target: Path, tiny_drafter: Path) -> Bundle:
 
 
 @pytest.fixture(scope="session")
-def transformers_engine(tiny_target: Path, tiny_drafter: Path) -> TransformersEngine:
+def transformers_engine(tiny_target: Path, tiny_drafter: Path) -> LocalEngine:
     """The tiny target in the verifier's engine, loaded once for all tests."""
     import torch
 
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.torch_engine import load_torch_engine
 
     torch.set_num_threads(1)  # threads that wait for each other on busy cores cost more than they bring
-    return TransformersEngine.load(str(tiny_target), tiny_drafter)
+    return load_torch_engine(str(tiny_target), tiny_drafter)
 
 
 @pytest.fixture(scope="session")
-def engine(transformers_engine: TransformersEngine) -> TransformersEngine:
+def engine(transformers_engine: LocalEngine) -> LocalEngine:
     """The engine of a test that names no other."""
     return transformers_engine
 
 
 @pytest.fixture
-def verifier(engine: TransformersEngine) -> Iterator[Verifier]:
+def verifier(engine: LocalEngine) -> Iterator[Verifier]:
     """A verifier of the tiny target in this process; its token is "secret"."""
     from moa_server.settings import Settings
     from support.server.running import serving

@@ -160,11 +160,11 @@ def main() -> int:
     from moa_runtime.bundle import TOKENIZER_FILE
     from moa_runtime.tokenizer import ChatTokenizer
     from moa_server.engine.baseline import next_logits
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.torch_engine import load_torch_engine
     from moa_server.engine.vllm.engine import VllmEngine
 
     questions = questions_of(args)
-    reference = TransformersEngine.load(args.model or DEFAULT_TARGET, None, dtype="float32")
+    reference = load_torch_engine(args.model or DEFAULT_TARGET, None, dtype="float32")
     target = reference.target
     tokenizer = ChatTokenizer(
         target.folder / TOKENIZER_FILE, target.chat_template, target.special_tokens, target.stop_tokens

@@ -36,8 +36,9 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.baseline import decode, next_logits
+from moa_server.engine.engine import LocalEngine
 from moa_server.engine.fused_llama import FusedLlama, is_invariant
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.torch_engine import torch_engine
 from random_target import SHAPES, random_target
 
 _LENGTHS = (0, 1, 2, 4, 8, 16)
@@ -70,7 +71,7 @@ class Place:
     gap: float
 
 
-def verify_drafts(engine: TransformersEngine, answers: Sequence[Answer], beside: int) -> list[Place]:
+def verify_drafts(engine: LocalEngine, answers: Sequence[Answer], beside: int) -> list[Place]:
     """Let ``beside`` sessions at a time write the answers from drafts; return where they choose another token."""
     places = []
     for first in range(0, len(answers), beside):
@@ -116,7 +117,7 @@ def figures(answers: Sequence[Answer], places: Sequence[Place]) -> dict[str, Any
     }
 
 
-def plain_answers(engine: TransformersEngine, prompts: Sequence[list[int]], max_new_tokens: int) -> list[Answer]:
+def plain_answers(engine: LocalEngine, prompts: Sequence[list[int]], max_new_tokens: int) -> list[Answer]:
     """Write each answer alone and token by token."""
     return [
         Answer(prompt, [each.token for each in decode(engine, prompt, Sampling(), max_new_tokens)])
@@ -197,11 +198,11 @@ def compare(target: Target, name: str, options: argparse.Namespace, dtype: str) 
     """Compare one pass in one dtype, and print the figures."""
     with ExitStack() as patches:
         if name == "general":
-            patches.enter_context(patch("moa_server.engine.transformers.misfit", return_value="forced"))
+            patches.enter_context(patch("moa_server.engine.torch_engine.misfit", return_value="forced"))
         if options.rows:  # one shape for all products, so libraries sum every row in the same order
             patches.enter_context(patch("moa_server.engine.fused_llama.padded", lambda rows: max(rows, options.rows)))
-            patches.enter_context(patch("moa_server.engine.transformers.CHUNK", options.rows))
-        engine = TransformersEngine(target, dtype=dtype, max_context=1024)
+            patches.enter_context(patch("moa_server.engine.engine.CHUNK", options.rows))
+        engine = torch_engine(target, dtype=dtype, max_context=1024)
         row: dict[str, Any] = {"pass": type(engine.target_pass).__name__, "dtype": dtype, "rows": options.rows}
         row["device"] = str(target.device)
         if isinstance(engine.target_pass, FusedLlama):

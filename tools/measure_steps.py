@@ -46,9 +46,9 @@ from moa_runtime.session.tree import chain
 from moa_server.drafting.batched_model import TOP_K, Batch, PackedDeviceModule
 from moa_server.drafting.batcher import BatchedBackend
 from moa_server.engine.base import StepRequest, new_sequence
-from moa_server.engine.kv_cache import KVCache
+from moa_server.engine.engine import LocalEngine
 from moa_server.engine.memory_rows import MemoryRows, Span
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.torch_engine import torch_engine
 from random_target import SHAPES, random_drafter, random_target
 
 PARTS = ("bare", "products", "fused", "general", "prefill", "drafter")
@@ -191,25 +191,25 @@ class _WaitingPass:
     """Time a pass, the device synchronised; the rest of a step is the engine's own work."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner, self.seconds, self.cache_shape = inner, 0.0, inner.cache_shape
+        self._inner, self.seconds = inner, 0.0
 
     def forward(self, pieces: Sequence[Any]) -> tuple[Tensor, int]:
         return self._timed(self._inner.forward, pieces)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._timed(self._inner.logits, hidden)
+    def logits(self, parts: Sequence[Tensor]) -> Any:
+        return self._timed(self._inner.logits, parts)
 
     def _timed(self, run: Callable[[Any], Any], argument: Any) -> Any:
         began = time.perf_counter()
         result = run(argument)
-        if self.cache_shape.device.type == "cuda":
+        if self._inner.device == "cuda":
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - began
         return result
 
 
 @contextmanager
-def engine_of(target: Target, part: str, tokens: int) -> Iterator[TransformersEngine]:
+def engine_of(target: Target, part: str, tokens: int) -> Iterator[LocalEngine]:
     """Yield the verifier's engine with the pass ``part`` ("fused" or "general") and a cache of ``tokens`` tokens.
 
     Raises:
@@ -218,10 +218,10 @@ def engine_of(target: Target, part: str, tokens: int) -> Iterator[TransformersEn
     dtype = str(target.model.dtype).removeprefix("torch.")
     gc.collect()  # frees the weights of an earlier engine
     wanted = (
-        patch("moa_server.engine.transformers.misfit", return_value="forced") if part == "general" else nullcontext()
+        patch("moa_server.engine.torch_engine.misfit", return_value="forced") if part == "general" else nullcontext()
     )
     with wanted:
-        engine = TransformersEngine(target, dtype=dtype, cache_tokens=tokens)
+        engine = torch_engine(target, dtype=dtype, cache_tokens=tokens)
     if type(engine.target_pass).__name__ != {"fused": "FusedLlama", "general": "GeneralPass"}[part]:
         raise RuntimeError(f"the engine took {type(engine.target_pass).__name__}")
     try:
@@ -230,7 +230,7 @@ def engine_of(target: Target, part: str, tokens: int) -> Iterator[TransformersEn
         engine.close()
 
 
-def _text(engine: TransformersEngine, number: int, count: int) -> list[int]:
+def _text(engine: LocalEngine, number: int, count: int) -> list[int]:
     return [(7919 * position + number) % engine.vocab_size for position in range(count)]
 
 
@@ -255,7 +255,7 @@ def measure_engine(
             _split(engine, requests, record, part, {**sizes, "rows": new})
 
 
-def _split(engine: TransformersEngine, requests: list[StepRequest], record: Record, part: str, sizes: Any) -> None:
+def _split(engine: LocalEngine, requests: list[StepRequest], record: Record, part: str, sizes: Any) -> None:
     """Add one step's share of the pass, and on a GPU its kernels."""
     own = engine.target_pass
     engine.target_pass = waiting = _WaitingPass(own)
@@ -264,7 +264,7 @@ def _split(engine: TransformersEngine, requests: list[StepRequest], record: Reco
     whole = time.perf_counter() - began
     engine.target_pass = own
     split = {"step_ms": round(1000 * whole, 3), "pass_ms": round(1000 * waiting.seconds, 3)}
-    if own.cache_shape.device.type == "cuda":
+    if own.device == "cuda":
         split |= _kernels(lambda: engine.step_now(requests))
     record.add(part=f"{part}: of a step", **sizes, **split)
 
@@ -362,8 +362,8 @@ def _measure_threads(half: PackedDeviceModule, inputs: Sequence[StepInputs], rec
 
 def _measure_rows(target: Target, memory: MemoryRows, record: Record, context: int, sessions: Sequence[int]) -> None:
     with engine_of(target, "fused", 256) as engine:
-        cache_shape = engine.target_pass.cache_shape
-    caches = [KVCache(cache_shape, context) for _ in range(max(sessions))]
+        new_cache = engine.target_pass.new_cache
+    caches = [new_cache(context) for _ in range(max(sessions))]
     for half in (half for cache in caches for half in (cache.keys, cache.values)):
         half.normal_()
     for count, new in [*((count, new) for count in sessions for new in (1, 4)), (1, context)]:

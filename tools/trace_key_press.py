@@ -47,7 +47,7 @@ def trace(folder: Path) -> Counter[str]:
     from PySide6.QtTest import QTest
 
     from moa_chat.desktop.profile import Settings
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.torch_engine import load_torch_engine
     from moa_server.settings import Settings as ServerSettings
     from staged_window import staged_window, until
     from support.server.running import serving
@@ -56,7 +56,7 @@ def trace(folder: Path) -> Counter[str]:
     target = make_tiny_target(folder / "target")
     drafter = make_tiny_drafter(target, folder / "drafter")
     bundle = make_tiny_bundle(folder / "bundle", target, drafter, "none", questions=())
-    engine = TransformersEngine.load(str(target), drafter)
+    engine = load_torch_engine(str(target), drafter)
     with serving(engine, ServerSettings()) as verifier:
         settings = Settings(bundle=str(bundle), server=f"ws://127.0.0.1:{verifier.port}", max_new_tokens=24)
         with staged_window(settings) as window:

@@ -51,7 +51,7 @@ from moa_server.engine.base import Engine
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.engine import LocalEngine
 
 CHECKPOINT = "float32 checkpoint"
 NO_MODEL = "none"
@@ -156,7 +156,7 @@ class Accept(Benchmark):
         with options.recording(args, "device and verifier") as (timeline, _):
             for candidate, each in zip(candidates, results, strict=True):
                 engine, tokenizer = candidate.engine, candidate.device.tokenizer
-                judge = engine if answers is None else ReplayEngine(engine, answers, has_rows=bool(engine.row_reads))
+                judge = engine if answers is None else ReplayEngine(engine, answers, has_rows=engine.makes_rows)
 
                 def show(turn: str, answer: Answer, tokenizer: Any = tokenizer) -> None:
                     if args.show:
@@ -564,7 +564,7 @@ class Candidate:
     weights: str
     target: str
     device: Device
-    engine: TransformersEngine
+    engine: LocalEngine
 
     def properties(self) -> dict[str, object]:
         """Return what the drafter is, for JSON.
@@ -620,7 +620,7 @@ def candidates_of(args: argparse.Namespace) -> list[Candidate]:
     return found
 
 
-def row_bytes(engine: TransformersEngine) -> int:
+def row_bytes(engine: LocalEngine) -> int:
     """Return the bytes of one token's memory row on the wire, int8 with its scales; 0 if none are sent."""
     if engine.drafter is None or (rows := rows_of(engine, [0])) is None:
         return 0

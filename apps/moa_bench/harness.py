@@ -40,7 +40,7 @@ from moa_server.sessions import job_of, take_rows, verdict_of
 if TYPE_CHECKING:  # these bring torch
     from moa_drafter.drafter import Drafter as TorchDrafter
     from moa_drafter.target import Target
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.engine import LocalEngine
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ def device_of(
     )
 
 
-def engine_of(args: argparse.Namespace) -> TransformersEngine:
+def engine_of(args: argparse.Namespace) -> LocalEngine:
     """Load the engine that ``--model`` and ``--drafter`` name. Raises MoaError: a target or checkpoint that cannot be
     found or read, or that do not fit together."""
     # Imported late: this brings torch, and --help should answer at once.
     from moa_drafter.target_source import DEFAULT_TARGET
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.torch_engine import load_torch_engine
 
-    return TransformersEngine.load(args.model or DEFAULT_TARGET, checkpoint_of(args.drafter))
+    return load_torch_engine(args.model or DEFAULT_TARGET, checkpoint_of(args.drafter))
 
 
 # -- drafters without a bundle ---------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def without_model(given: str | Path) -> DrafterName | None:
 
 def checkpoint_pair(
     given: str | Path, target: Target, *, ngrams: bool = True, datastore: Path | None = None
-) -> tuple[Device, TransformersEngine]:
+) -> tuple[Device, LocalEngine]:
     """Make device and engine for a drafter's checkpoint of any architecture, in PyTorch and float32, or for a drafter
     :func:`without_model`.
 
@@ -103,14 +103,14 @@ def checkpoint_pair(
     Raises:
         MoaError: a file that cannot be read, or a drafter that does not fit the target.
     """
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.torch_engine import torch_engine
 
     # As a bundle for the target would have it.
     file = target.folder / TOKENIZER_FILE
     tokenizer = ChatTokenizer(file, target.chat_template, target.special_tokens, target.stop_tokens)
     texts = None if datastore is None else Datastore.open(datastore, tokenizer_fingerprint(file))
     if without_model(given) == "sssd":
-        engine = TransformersEngine(target)
+        engine = torch_engine(target)
         prints, stops, reads = engine.fingerprints, engine.stop_tokens, DRAFTERS["sssd"].reads_rows
         return Device(prints, tokenizer, lambda: SssdDrafter(stops, texts), stops, reads_rows=reads), engine
     from moa_drafter.checkpoint import load_bound
@@ -122,7 +122,7 @@ def checkpoint_pair(
         lay_out_for_few_rows(drafter)
         if len(drafter.head) < len(target.head):  # a copy of some rows; a whole head is the target's own memory
             drafter.head = input_major(drafter.head)
-    engine = TransformersEngine(target, drafter, drafter_fingerprint(folder))
+    engine = torch_engine(target, drafter, drafter_fingerprint(folder))
     new_drafter = drafting(
         drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens, ngrams=ngrams, datastore=texts
     )

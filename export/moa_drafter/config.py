@@ -19,8 +19,6 @@ from moa_runtime.errors import MoaError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from moa_drafter.target import Target, TargetFacts
-
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 #: Folder of a training run's checkpoint.
 CHECKPOINT_FOLDER = "drafter"
@@ -265,8 +263,11 @@ def config_for_target(
     )
 
 
-def check_fit(config: DrafterConfig | RivalConfig, target: Target | TargetFacts) -> str:
+def check_fit(config: DrafterConfig | RivalConfig, target: Any) -> str:
     """Check that a drafter was made for a target; raises FitError, which names the first size that differs.
+
+    Args:
+        target: a :class:`moa_drafter.target.Target`, or its ``folder``, ``config`` and ``fingerprint``.
 
     Returns:
         a warning if the shapes fit but the fingerprints differ (such as the Hub's copy and the wheel's), which costs

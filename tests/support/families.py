@@ -13,15 +13,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from moa_drafter.target import load_target
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import StepRequest
-from moa_server.engine.forward import Piece
-from moa_server.engine.kv_cache import KVCache
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.engine import LocalEngine
+from moa_server.engine.target_pass import Piece
+from moa_server.engine.torch_engine import torch_engine
 from support.tiny import make_tiny_target
 
 #: Tokens of a context, of an original context that was extended, of a window, and of a prompt.
@@ -146,7 +147,7 @@ def make_target(family: str, tokenizer: Path, folder: Path) -> Path:
 def computed(folder: Path) -> Found:
     """Run the target in ``folder``. Raises MoaError if it is refused."""
     target = load_target(str(folder))
-    engine = TransformersEngine(target)
+    engine = torch_engine(target)
     context = engine.max_context
     prompt = torch.randint(3, 500, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
     text = target.model.generate(
@@ -166,25 +167,26 @@ def computed(folder: Path) -> Found:
     )
 
 
-def _refusal(engine: TransformersEngine, context: int) -> str:
+def _refusal(engine: LocalEngine, context: int) -> str:
     try:
-        TransformersEngine(engine.target, max_context=context)
+        torch_engine(engine.target, max_context=context)
     except MoaError as error:
         return str(error).rpartition(": ")[2]
     raise AssertionError("a context was taken that is longer than the longest one")
 
 
 @torch.no_grad()
-def _variation(engine: TransformersEngine, text: list[int]) -> float:
+def _variation(engine: LocalEngine, text: list[int]) -> float:
     """Behind every token of a text that is given in pieces."""
-    run, cache = engine.target_pass, KVCache(engine.target_pass.cache_shape, len(text))
+    run, cache = engine.target_pass, engine.target_pass.new_cache(len(text))
     cuts = (0, 9, 10, len(text) - 5, len(text))
     hidden = torch.cat([run.forward([Piece(cache, start, text[start:end])])[0] for start, end in pairwise(cuts)])
     own = engine.target.model(input_ids=torch.tensor([text])).logits[0].float().softmax(-1)
-    return float((run.logits(hidden).softmax(-1) - own).abs().sum(-1).max() / 2)
+    given = torch.from_numpy(np.stack(list(run.logits([hidden]))))
+    return float((given.softmax(-1) - own).abs().sum(-1).max() / 2)
 
 
-def _greedy(engine: TransformersEngine, prompt: list[int], text: list[int]) -> list[int]:
+def _greedy(engine: LocalEngine, prompt: list[int], text: list[int]) -> list[int]:
     """What the engine writes: token by token at first, then with ``text`` as a draft up to where it differs."""
     tokens, half = list(prompt), (len(prompt) + len(text)) // 2
     while len(tokens) < len(text):

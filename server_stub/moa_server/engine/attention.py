@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moa_runtime.session.tree import depths
-from moa_server.engine.forward import Piece, tree_mask
-from moa_server.engine.kv_cache import BLOCK, KVCache, rounded_up
+from moa_runtime.session.tree import chain, depths
+from moa_server.engine.kv_cache import KVCache
+from moa_server.engine.target_pass import BLOCK, Piece, rounded_up
 
 #: Tokens whose queries are multiplied at once; bounds the memory of the scores.
 TILE = 64
@@ -187,3 +187,19 @@ def _height(heads: Heads, tile: Tile) -> int:
 def _cut(memory: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
     size = math.prod(shape)
     return memory[:size].view(shape), memory[size:]
+
+
+def tree_mask(cached: int, parents: Sequence[int]) -> Tensor:
+    """Return the attention mask of a tree after ``cached`` tokens, boolean ``[n, cached + n]``: each node sees those,
+    its ancestors and itself. ``tree_mask(1, [0, 1, 1])`` is ``[[1,1,0,0], [1,1,1,0], [1,1,0,1]]``."""
+    count = len(parents)
+    mask = torch.ones(count, cached + count, dtype=torch.bool)
+    own = mask[:, cached:]
+    if list(parents) == chain(count):
+        own.copy_(own.tril())
+        return mask
+    own.copy_(torch.eye(count, dtype=torch.bool))
+    for index, parent in enumerate(parents):
+        if parent:
+            own[index] |= own[parent - 1]
+    return mask

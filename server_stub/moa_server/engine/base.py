@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ from moa_runtime.session.events import Sampling
 if TYPE_CHECKING:
     import torch
 
-    from moa_drafter.drafter import Drafter
-    from moa_drafter.target import Target, TargetFacts
+    from moa_drafter.config import DrafterConfig, RivalConfig
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +98,26 @@ class Rows:
     @property
     def stop(self) -> int:
         return self.start + len(self.keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The tokens of a sequence from position ``start`` up to ``stop``, which is left out.
+
+    Attributes:
+        held: the sequence's states, with ``read`` and ``last`` of :class:`moa_server.engine.target_pass.Cache`.
+    """
+
+    held: Any
+    start: int
+    stop: int
+
+
+class RowMaker(Protocol):
+    """Makes memory rows: the server half of a drafter."""
+
+    def of(self, spans: Sequence[Span | None]) -> list[Rows | None]:
+        """Return the rows of each span, None for None; except for rounding they do not depend on the other spans."""
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
@@ -186,6 +206,34 @@ class Engine(Protocol):
         """Free what the engine holds; nothing is asked of it afterwards."""
 
 
+class LoadedTarget(Protocol):
+    """A target, with its weights or without.
+
+    Attributes:
+        config: the fields of its ``config.json``, as attributes.
+        stop_tokens: ids that end the assistant's turn, ascending.
+    """
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]: ...
+
+
+class LoadedDrafter(Protocol):
+    """A drafter's checkpoint."""
+
+    @property
+    def config(self) -> DrafterConfig | RivalConfig: ...
+
+
 class EngineError(MoaError):
     """Target, drafter and settings do not fit together."""
 
@@ -201,7 +249,7 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     return types[name]
 
 
-def context_of(target: Target | TargetFacts, wanted: int | None, spare: int = 0) -> int:
+def context_of(target: LoadedTarget, wanted: int | None, spare: int = 0) -> int:
     """Return the context in tokens, see :func:`moa_drafter.config.longest_context`.
 
     Args:
@@ -237,8 +285,8 @@ class TargetEngine(ABC):
 
     def __init__(
         self,
-        target: Target | TargetFacts,
-        drafter: Drafter | None,
+        target: LoadedTarget,
+        drafter: LoadedDrafter | None,
         drafter_fingerprint: str,
         max_context: int | None,
         spare: int = 0,

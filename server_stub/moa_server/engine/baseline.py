@@ -11,12 +11,12 @@ import numpy as np
 
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Engine, Float32, new_sequence
+from moa_server.engine.target_pass import Piece
 from moa_server.scheduling.verify_job import Job
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.engine import LocalEngine
+    from moa_server.engine.target_pass import Hidden
 
 #: Most prompt tokens in one step; bounds the memory of a step.
 PREFILL_CHUNK = 512
@@ -103,7 +103,7 @@ def decode(
             engine.release(plain.sequence)
 
 
-def log_probabilities(engine: TransformersEngine, prefix: Sequence[int], continuation: Sequence[int]) -> Float32:
+def log_probabilities(engine: LocalEngine, prefix: Sequence[int], continuation: Sequence[int]) -> Float32:
     """The target's log-probability of each token of ``continuation``, given all tokens before it.
 
     Args:
@@ -128,27 +128,22 @@ def log_probabilities(engine: TransformersEngine, prefix: Sequence[int], continu
     for start, hidden in _hidden_states(engine, tokens[:-1]):
         first, stop = max(start, len(prefix) - 1), start + len(hidden)
         if first < stop:
-            logits = engine.target_pass.logits(hidden[first - start :]).cpu().numpy()
+            logits = np.stack(list(engine.target_pass.logits([hidden[first - start :]])))
             logits -= logits.max(axis=1, keepdims=True)
             chosen = logits[np.arange(stop - first), tokens[first + 1 : stop + 1]]
             scores.append(chosen - np.log(np.exp(logits).sum(axis=1)))
     return np.concatenate(scores)
 
 
-def next_logits(engine: TransformersEngine, text: Sequence[int]) -> Float32:
+def next_logits(engine: LocalEngine, text: Sequence[int]) -> Float32:
     """Return the target's logits ``[vocab_size]`` after a text of at least one token."""
     *_, (_, hidden) = _hidden_states(engine, text)
-    logits: Float32 = engine.target_pass.logits(hidden[-1:])[0].float().cpu().numpy()
-    return logits
+    return engine.target_pass.logits([hidden[-1:]])[0]
 
 
-def _hidden_states(engine: TransformersEngine, text: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+def _hidden_states(engine: LocalEngine, text: Sequence[int]) -> Iterator[tuple[int, Hidden]]:
     """The target's last hidden states of a text, chunk by chunk: position of the first one, and ``[n, hidden]``."""
-    # Imported late: the rest of this module needs no torch.
-    from moa_server.engine.forward import Piece
-    from moa_server.engine.kv_cache import KVCache
-
-    cache = KVCache(engine.target_pass.cache_shape, len(text))
+    cache = engine.target_pass.new_cache(len(text))
     for start in range(0, len(text), SCORING_CHUNK):
         hidden, count = engine.target_pass.forward([Piece(cache, start, text[start : start + SCORING_CHUNK])])
         engine.forwards += count

@@ -14,6 +14,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -22,9 +23,9 @@ from moa_drafter.config import unknown_fields
 from moa_drafter.target import Target
 from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, Tile, TileAttention, memory_needed, tiles
-from moa_server.engine.forward import Piece
-from moa_server.engine.kv_cache import KVCache, KVCacheShape, rounded_up
+from moa_server.engine.kv_cache import KVCache, KVCacheShape, fetched, keep_last
 from moa_server.engine.packed_linear import product_of
+from moa_server.engine.target_pass import LogitRows, Piece, rounded_up
 
 #: Rows of a pass are padded to a multiple of this. A product of a single row is computed in another way.
 _ROWS = 4
@@ -77,21 +78,26 @@ class _Layer:
 
 
 class FusedLlama:
-    """See the module and :class:`moa_server.engine.forward.TargetPass`.
+    """A :class:`moa_server.engine.target_pass.TargetPass`, see the module.
 
     Args:
         target: one without a :func:`misfit`; its layers are not needed afterwards.
         dtype: of the products.
         keep_last: whether caches keep the last hidden states.
+
+    Attributes:
+        batch_invariant: false until a check has shown it, see :func:`is_invariant`.
     """
 
     has_own_weights = True
+    batch_invariant = False
 
     def __init__(self, target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> None:
         model, config = target.model.model, target.model.config
         attention = model.layers[0].self_attn
         size, of_keys, of_queries = attention.head_dim, len(attention.k_proj.weight), len(attention.q_proj.weight)
         self._heads = Heads(of_keys // size, of_queries // of_keys, size, attention.scaling)
+        self.dtype, self.device = str(dtype).removeprefix("torch."), target.device.type
         self._dtype, self._epsilon, self._angles = dtype, model.norm.variance_epsilon, model.rotary_emb
         rope = config.rope_parameters
         self._sharper = rope.get(_SHARPER) or 0.0, rope.get("original_max_position_embeddings", 1)
@@ -111,9 +117,18 @@ class FusedLlama:
         shorter.cache_shape = dataclasses.replace(self.cache_shape, layers=len(shorter._layers))
         return shorter
 
+    @property
+    def token_bytes(self) -> int:
+        """See :attr:`moa_server.engine.target_pass.TargetPass.token_bytes`."""
+        return self.cache_shape.token_bytes
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """See :meth:`moa_server.engine.target_pass.TargetPass.new_cache`."""
+        return KVCache(self.cache_shape, capacity)
+
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
-        """See :meth:`moa_server.engine.forward.TargetPass.forward`; always one forward."""
+        """See :meth:`moa_server.engine.target_pass.TargetPass.forward`; always one forward."""
         tokens: list[int] = []
         positions: list[int] = []
         planned: list[Tile] = []
@@ -143,14 +158,17 @@ class FusedLlama:
             x += layer.out(states.mixed_rows)
             gate, up = layer.gate_up(self._normed(x, layer.before_mlp).to(self._dtype)).chunk(2, -1)
             x += layer.down(functional.silu(gate).mul_(up))
-        return self._normed(x, self._norm)[: len(tokens)], 1
+        hidden = self._normed(x, self._norm)[: len(tokens)]
+        keep_last(pieces, hidden)
+        return hidden, 1
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See :meth:`moa_server.engine.forward.TargetPass.logits`."""
+    def logits(self, parts: Sequence[Tensor]) -> LogitRows:
+        """See :meth:`moa_server.engine.target_pass.TargetPass.logits`."""
+        hidden = torch.cat(list(parts))
         padding = padded(len(hidden)) - len(hidden)
         rows = functional.pad(hidden, (0, 0, 0, padding)).to(self._dtype)
-        return self._head(rows)[: len(hidden)].float()
+        return fetched(self._head(rows)[: len(hidden)].float())
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm; the same as transformers', in fewer operations."""
@@ -238,19 +256,19 @@ def is_invariant(fused: FusedLlama, vocab_size: int, context: int) -> bool:
     rng = random.Random(4)
     text = [rng.randrange(vocab_size) for _ in range(min(_TOKENS, context))]
     short = fused.first_layers(_LAYERS)
-    cache = KVCache(short.cache_shape, len(text))
+    cache = short.new_cache(len(text))
     chunks = [text[at : at + 512] for at in range(0, len(text), 512)]
     states = torch.cat([short.forward([Piece(cache, 512 * at, chunk)])[0] for at, chunk in enumerate(chunks)])
-    logits = short.logits(states[:70])
+    logits = list(short.logits([states[:70]]))
     return (
         _same_in_pieces(short, text, cache, states)
         and all(_same_in_tree(short, text, at, cache, states, rng) for at in _TREES if at < len(text))
-        and all(torch.equal(short.logits(states[at:end]), logits[at:end]) for at, end in _cut(len(logits)))
+        and all(np.array_equal(list(short.logits([states[at:end]])), logits[at:end]) for at, end in _cut(len(logits)))
     )
 
 
 def _same_in_pieces(fused: FusedLlama, text: Sequence[int], cache: KVCache, states: Tensor) -> bool:
-    mine, beside = KVCache(fused.cache_shape, len(text)), KVCache(fused.cache_shape, len(text))
+    mine, beside = fused.new_cache(len(text)), fused.new_cache(len(text))
     for index, (start, stop) in enumerate(_cut(len(text))):
         pieces = [Piece(mine, start, text[start:stop])]
         if index % 3:

@@ -1,19 +1,17 @@
-"""KV caches: keys and values of each sequence, and last hidden states if memory rows need them."""
+"""KV caches of the passes in torch: keys and values of a sequence, and last hidden states if memory rows need them."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moa_runtime.tokens import common_length
-
-#: Tokens of a block; the capacity of every cache is a multiple of it.
-BLOCK = 64
+from moa_server.engine.base import Float32
+from moa_server.engine.target_pass import BLOCK, LogitRows, Piece, rounded_up
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class KVCacheShape:
 
 
 class KVCache:
-    """Keys, after RoPE, and values of up to ``capacity`` tokens. A token's index in it is its *slot*.
+    """See :class:`moa_server.engine.target_pass.Cache`.
 
     Attributes:
         keys, values: ``[layers, blocks, kv_heads, block, head_dim]`` each. Slots never written hold zeros, so
@@ -50,6 +48,7 @@ class KVCache:
         last: ``[capacity, last_size]``.
     """
 
+    @torch.inference_mode()
     def __init__(self, shape: KVCacheShape, capacity: int) -> None:
         self.shape, self.capacity = shape, rounded_up(capacity)
         self.block = BLOCK if shape.blocks else self.capacity
@@ -59,8 +58,9 @@ class KVCache:
         self.last = _zeros(shape, self.capacity, shape.last_size)
         self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
+    @torch.inference_mode()
     def resized(self, capacity: int, used: int) -> KVCache:
-        """Make another cache with the first ``used`` tokens of this one."""
+        """See :meth:`moa_server.engine.target_pass.Cache.resized`."""
         other = KVCache(self.shape, capacity)
         other.last[:used] = self.last[:used]
         for block, _, part in self.segments(0, used):
@@ -86,7 +86,7 @@ class KVCache:
         return self._views[1][layer]
 
     def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
-        """``[n, layers, 2 * kv_heads * head_dim]`` of the slots ``start`` to ``stop``: all keys, then all values."""
+        """See :meth:`moa_server.engine.target_pass.Cache.read`."""
         halves = []
         for half in (self.keys, self.values):
             parts = [half.new_empty(0, len(layers), self.shape.kv_heads, self.shape.head_dim)]
@@ -96,8 +96,9 @@ class KVCache:
             halves.append(torch.cat(parts).flatten(2))
         return torch.cat(halves, -1)
 
+    @torch.inference_mode()
     def keep(self, start: int, path: Sequence[int]) -> None:
-        """Move the tokens with the ascending indices ``path``, counted from slot ``start``, to ``start``."""
+        """See :meth:`moa_server.engine.target_pass.Cache.keep`."""
         if list(path) == list(range(len(path))):  # a chain stays where it lies
             return
         slots = start + torch.tensor(path, device=self.last.device)
@@ -106,11 +107,6 @@ class KVCache:
             for block, place, part in self.segments(start, len(path)):
                 half[:, block, :, place : place + part.stop - part.start] = taken[part].movedim(0, 2)
         self.last[start : start + len(path)] = self.last[slots]
-
-
-def rounded_up(tokens: int, multiple: int = BLOCK) -> int:
-    """``rounded_up(65)`` is 128."""
-    return -(-tokens // multiple) * multiple
 
 
 def _zeros(like: KVCacheShape, *size: int) -> Tensor:
@@ -128,86 +124,31 @@ def _zeros(like: KVCacheShape, *size: int) -> Tensor:
     return torch.frombuffer(pages, dtype=like.dtype).view(size)
 
 
-#: Tokens of a new cache beyond those needed at once.
-_SLACK = 64
+def keep_last(pieces: Sequence[Piece], hidden: Tensor) -> None:
+    """Store the last hidden states ``[tokens of all pieces, hidden]`` in caches that keep them."""
+    first = 0
+    for piece in pieces:
+        if piece.cache.shape.last_size:
+            piece.cache.last[piece.cached : piece.cached + len(piece)] = hidden[first : first + len(piece)]
+        first += len(piece)
 
 
-@dataclass
-class SequenceState:
-    """One sequence: ``tokens`` are processed, their keys and values in the first slots of ``cache``."""
-
-    tokens: list[int] = field(default_factory=list)
-    cache: KVCache | None = None
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of the cache."""
-        return 0 if self.cache is None else self.cache.capacity
+def fetched(logits: Tensor) -> LogitRows:
+    """Return logits ``[n, vocab_size]`` as rows of numpy; from a GPU each is copied when asked for."""
+    return logits.numpy() if logits.device.type == "cpu" else _DeviceRows(logits)
 
 
-class SequenceCaches:
-    """Sequences with their caches, by the caller's numbers, the least recently used first.
+class _DeviceRows:
+    """Rows of logits that lie on a GPU."""
 
-    Methods called during a step run in the engine's thread; :meth:`release` and :meth:`agreed` may come from another.
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
 
-    Args:
-        bound: most tokens of all caches together; a multiple of 64.
-    """
+    def __len__(self) -> int:
+        return len(self._logits)
 
-    def __init__(self, shape: KVCacheShape, bound: int) -> None:
-        self._shape, self._bound = shape, bound
-        self._states: dict[int, SequenceState] = {}
+    def __getitem__(self, row: int, /) -> Float32:
+        return self._logits[row].cpu().numpy()
 
-    @property
-    def tokens_taken(self) -> int:
-        """Capacity of all caches, in tokens."""
-        return sum(state.capacity for state in tuple(self._states.values()))
-
-    def release(self, number: int) -> None:
-        """Forget a sequence."""
-        self._states.pop(number, None)
-
-    def clear(self) -> None:
-        """Forget all sequences."""
-        self._states.clear()
-
-    def agreed(self, number: int, prefix: Sequence[int]) -> int:
-        """Return how many leading tokens of ``prefix`` the sequence holds."""
-        state = self._states.get(number)
-        return 0 if state is None else common_length(state.tokens, prefix)
-
-    def opened(self, number: int, prefix: Sequence[int]) -> SequenceState:
-        """Return the state of a sequence, mark it most recently used, and cut it to agree with ``prefix``."""
-        state = self._states.pop(number, None) or SequenceState()
-        self._states[number] = state
-        agreed = common_length(state.tokens, prefix)
-        if agreed < len(prefix):
-            del state.tokens[agreed:]
-        return state
-
-    def need(self, number: int, tokens: int) -> int:
-        """Return the share of the bound that the cache of a sequence takes once it can hold ``tokens``."""
-        state = self._states.get(number)
-        return max(rounded_up(tokens), 0 if state is None else state.capacity)
-
-    def allocate(self, tokens: Mapping[int, int]) -> None:
-        """Give each sequence a cache for its number of tokens; evict others if memory is short. Together they
-        :meth:`need` at most the bound."""
-        reserved = sum(self.need(number, count) for number, count in tokens.items())
-        for number, count in tokens.items():
-            state = self._states[number]
-            cache, least = state.cache, rounded_up(count)
-            if least <= state.capacity:
-                continue
-            wanted = least + _SLACK if cache is None else max(least, rounded_up(cache.capacity + cache.capacity // 4))
-            reserved -= least
-            evictable = {key: other for key, other in tuple(self._states.items()) if key not in tokens}
-            free = self._bound - reserved - sum(other.capacity for other in evictable.values())
-            for key, other in evictable.items():
-                if free >= wanted:
-                    break
-                free += other.capacity
-                self.release(key)
-            size = min(wanted, free)
-            state.cache = KVCache(self._shape, size) if cache is None else cache.resized(size, len(state.tokens))
-            reserved += state.capacity
+    def __iter__(self) -> Iterator[Float32]:
+        return (self[row] for row in range(len(self)))

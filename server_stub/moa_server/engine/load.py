@@ -22,7 +22,7 @@ from moa_server.settings import Settings
 
 if TYPE_CHECKING:
     from moa_server.drafting.server_drafting import ServerDrafting
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.engine import LocalEngine
     from moa_server.engine.vllm.engine import VllmEngine
 
 #: The release of vLLM whose scheduler and model runner this package builds on.
@@ -36,7 +36,7 @@ _STRIDE = 7919
 _log = logging.getLogger(__name__)
 
 
-def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
+def load_engine(options: argparse.Namespace) -> LocalEngine | VllmEngine:
     """Load the engine with target and drafter; log a warning if there are more threads than processors.
 
     Raises:
@@ -66,9 +66,9 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
         from moa_server.engine.vllm.engine import VllmEngine
 
         return VllmEngine.load(*models, **settings, threads=options.threads)
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.torch_engine import load_torch_engine
 
-    return TransformersEngine.load(*models, **settings, release_weights=True)
+    return load_torch_engine(*models, **settings, release_weights=True)
 
 
 def prepare_vllm(threads: int | None = None) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.config import drafter_fingerprint
@@ -17,33 +14,10 @@ from moa_drafter.llama import KeysValues
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import Reads, TargetStates
 from moa_server.drafting.batched_model import PackedRows
-from moa_server.engine.base import Rows
-
-
-class HeldStates(Protocol):
-    """The target's states of one sequence, such as a :class:`moa_server.engine.kv_cache.KVCache`.
-
-    Attributes:
-        last: last hidden states ``[slots, hidden]``; ``[slots, 0]`` if they are not kept.
-    """
-
-    last: Tensor
-
-    def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
-        """See :meth:`moa_server.engine.kv_cache.KVCache.read`."""
-
+from moa_server.engine.base import Rows, Span
 
 #: Rows computed at once; bounds the memory they take.
 _CHUNK = 512
-
-
-@dataclass(frozen=True, eq=False)
-class Span:
-    """The tokens of a sequence from position ``start`` up to ``stop``, which is left out."""
-
-    held: HeldStates
-    start: int
-    stop: int
 
 
 def load_drafter(folder: Path | None, device: str) -> tuple[Drafter | None, str]:
@@ -69,6 +43,7 @@ class MemoryRows:
         self._drafter, self.reads = drafter, Reads() if drafter is None else drafter.row_reads
         self._packed = PackedRows(drafter, dtype) if isinstance(drafter, MoADrafter) else None
 
+    @torch.inference_mode()
     def of(self, spans: Sequence[Span | None]) -> list[Rows | None]:
         """Return the rows of each span, None for None; except for rounding they do not depend on the other spans."""
         if self._drafter is None or not self.reads:

@@ -8,7 +8,7 @@ from moa_bench.accept import AcceptSettings
 from moa_bench.questions import Question
 from moa_export.targets.web import WebEngine
 from moa_runtime.bundle import Bundle
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.torch_engine import load_torch_engine
 from typescript_rounds import WIDTH, count
 
 TURNS = ("Name three colours.", "Why is the sky blue?", "Say it again: the sky is blue, the sky is blue, the sky is")
@@ -17,7 +17,7 @@ TURNS = ("Name three colours.", "Why is the sky blue?", "Say it again: the sky i
 def test_rounds_and_answers_are_pythons(
     compiled: Path, web_bundle: Path, web_engine_here: WebEngine, tiny_target: Path, tiny_drafter: Path
 ) -> None:
-    engine = TransformersEngine.load(str(tiny_target), tiny_drafter)
+    engine = load_torch_engine(str(tiny_target), tiny_drafter)
     questions = [Question(number, "all", (turn,)) for number, turn in enumerate(TURNS)]
     for settings in (AcceptSettings(4, max_new_tokens=24), AcceptSettings(3, 9, WIDTH, max_new_tokens=24)):
         found = count(Bundle.open(web_bundle), engine, web_engine_here, questions, settings)

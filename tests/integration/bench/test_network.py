@@ -27,7 +27,7 @@ from moa_runtime.events import TokenOrigin
 from moa_runtime.session.events import Origin, Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.torch_engine import load_torch_engine
 from moa_server.settings import Settings
 from support.bench.commands import Run, refusal
 from support.refusals import refused
@@ -392,7 +392,7 @@ def test_a_verifier_that_dies_leaves_what_was_measured(command, tiny, monkeypatc
 
 
 def test_another_drafter_than_the_bundles_is_refused_before_measuring(command, tiny, tmp_path):
-    other = TransformersEngine.load(str(tiny[0]), make_tiny_drafter(tiny[0], tmp_path / "other", seed=9))
+    other = load_torch_engine(str(tiny[0]), make_tiny_drafter(tiny[0], tmp_path / "other", seed=9))
     with serving(other, Settings(token="secret")) as running:
         said = refusal(command("--server", running.url, "--profiles", "lan", "--modes", "stream,device"))
     assert other.fingerprints.drafter in said

@@ -7,7 +7,7 @@ from torch import nn
 
 from moa_bench.harness import checkpoint_pair
 from moa_drafter.target import load_target
-from moa_server.engine.forward import GeneralPass
+from moa_server.engine.general_pass import GeneralPass
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear]:

@@ -28,7 +28,7 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.session.events import Sampling
 from moa_server.engine.baseline import decode
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.torch_engine import torch_engine
 from support.drafted import draft_of
 from support.export.commands import run, run_json
 from support.refusals import refused
@@ -102,7 +102,7 @@ def test_a_conversation_is_lossless(
     bundle: Bundle, checkpoint: Path, target: Target, shape: Budget, sampling: Sampling
 ) -> None:
     """Rows of twice the heads travel in the frames, if there are any, and the answer is the target's own."""
-    engine = TransformersEngine(target, load_bound(checkpoint, target), drafter_fingerprint(checkpoint))
+    engine = torch_engine(target, load_bound(checkpoint, target), drafter_fingerprint(checkpoint))
     device = drafter_for(bundle.manifest, load_backend(bundle, threads=1))
     question, rounds = [1, 40, 90, 200, 31, 7], list[Round]()
     conversation = Conversation(LoopbackVerifier(engine), device, bundle.manifest.fingerprints, [2], FixedShape(shape))

@@ -15,7 +15,7 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_server.drafting.batched_model import PackedDeviceModule, PackedRows, backend_of
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.torch_engine import load_torch_engine
 from support.tiny import make_tiny_rival, tiny_with_layers
 from support.toy_engine import ToyEngine
 
@@ -103,7 +103,7 @@ def test_an_engine_without_a_whole_drafter_has_no_backend(
     assert backend is not None and backend.kv_shape == (2, 16)
     backend.close()
     assert backend_of(ToyEngine()) is None
-    assert backend_of(TransformersEngine.load(str(tiny_target), None)) is None
+    assert backend_of(load_torch_engine(str(tiny_target), None)) is None
     for trained in (False, True):  # whose layers are in its checkpoint
         drafter = MoADrafter(tiny_with_layers(tiny_drafter, target, 1, trained=trained).config)
         monkeypatch.setattr(transformers_engine, "drafter", drafter)
@@ -111,7 +111,7 @@ def test_an_engine_without_a_whole_drafter_has_no_backend(
         assert (backend is not None) == trained
     backend.close()
     rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
-    assert backend_of(TransformersEngine.load(str(tiny_target), rival)) is None
+    assert backend_of(load_torch_engine(str(tiny_target), rival)) is None
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
@@ -129,7 +129,7 @@ def test_layers_of_the_target_are_run_as_on_a_device(tiny_drafter, target, count
 def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, target, tmp_path):
     drafter = tiny_with_layers(tiny_drafter, target, 1)
     save_checkpoint(drafter, tmp_path)
-    engine = TransformersEngine.load(str(tiny_target), tmp_path, release_weights=True)
+    engine = load_torch_engine(str(tiny_target), tmp_path, release_weights=True)
     backend, [given] = backend_of(engine), [inputs(1, 3, 20, 20, heads=4)]
     assert backend is not None and backend.kv_shape == (4, 16)
     with backend.drafting():

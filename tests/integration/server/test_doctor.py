@@ -136,7 +136,7 @@ def test_a_target_that_is_unknown_or_fails_at_once_is_not_served(capsys, monkeyp
     async def fail(engine, requests):
         raise RuntimeError("no memory is left")
 
-    monkeypatch.setattr("moa_server.engine.transformers.TransformersEngine.step", fail)
+    monkeypatch.setattr("moa_server.engine.engine.LocalEngine.step", fail)
     assert main(["--model", str(tiny_target), "--port", "0"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "RuntimeError: no memory is left  [engine_failed]" in err

@@ -14,10 +14,10 @@ from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine import baseline
-from moa_server.engine import transformers as transformers_engine
+from moa_server.engine import engine as engine_module
 from moa_server.engine.base import EngineError, StepRequest, new_sequence
 from moa_server.engine.baseline import log_probabilities, next_logits
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.torch_engine import load_torch_engine
 from support.refusals import refused
 from support.server.stepping import fresh_choices, plain, random_tree, step
 from support.tiny import make_tiny_rival, make_tiny_target
@@ -145,7 +145,7 @@ def test_rows_of_several_sequences_are_made_together(engine, monkeypatch):
 
 
 def test_rows_of_last_hidden_states_follow_the_cache(tiny_target, tmp_path):
-    engine = TransformersEngine.load(str(tiny_target), make_tiny_rival("eagle", tiny_target, tmp_path))
+    engine = load_torch_engine(str(tiny_target), make_tiny_rival("eagle", tiny_target, tmp_path))
     draft, parents = right_tree(engine)
     committed = [*PROMPT, draft[1], draft[3], draft[4]]
     found = [(step(engine, StepRequest(1, PROMPT, draft, parents, Sampling(), 0)).rows, committed)]
@@ -156,12 +156,12 @@ def test_rows_of_last_hidden_states_follow_the_cache(tiny_target, tmp_path):
     for rows, tokens in found:
         assert rows.keys.dtype == np.float32 and rows.keys.shape == rows.values.shape == (len(tokens), 2, 16)
         both = np.concatenate([half.reshape(len(tokens), -1) for half in (rows.keys, rows.values)], axis=1)
-        expected = target_states(engine.target, tokens, engine.row_reads).last
+        expected = target_states(engine.target, tokens, engine.drafter.row_reads).last
         np.testing.assert_allclose(both, expected.numpy(), atol=2e-4)
 
 
 def test_a_drafter_that_reads_nothing_has_no_rows(tiny_target, tmp_path):
-    engine = TransformersEngine.load(str(tiny_target), make_tiny_rival("independent", tiny_target, tmp_path))
+    engine = load_torch_engine(str(tiny_target), make_tiny_rival("independent", tiny_target, tmp_path))
     assert step(engine, StepRequest(1, PROMPT, sampling=Sampling(), rows_from=0)).rows is None
 
 
@@ -208,7 +208,7 @@ def test_a_failed_step_leaves_usable_sequences(engine, monkeypatch):
 def test_a_long_prefix_is_prefilled_in_pieces(engine, monkeypatch):
     tokens = [*PROMPT, *PROMPT, *PROMPT]
     right = plain(engine, tokens, Sampling(), 3)
-    monkeypatch.setattr(transformers_engine, "CHUNK", 16)
+    monkeypatch.setattr(engine_module, "CHUNK", 16)
     before = engine.forwards
     outcome = step(engine, StepRequest(new_sequence(), tokens, right[:2], [0, 1], Sampling(), 0))
     assert (outcome.path, outcome.token) == ((0, 1), right[2])
@@ -223,7 +223,7 @@ def test_caches_grow_and_are_reserved_at_once(engine, tiny_target):
         token = step(engine, StepRequest(number, tokens[:end], sampling=Sampling())).token
         assert engine.held(number, [*tokens[: end - 30], 0]) == end - 30
     assert token == plain(engine, tokens, Sampling(), 1)[0]
-    other = TransformersEngine.load(str(tiny_target), None)
+    other = load_torch_engine(str(tiny_target), None)
     step(other, StepRequest(1, tokens[:4], expected=210))
     taken = other.cache_use
     assert taken[0] >= 210
@@ -245,11 +245,11 @@ def test_an_engine_has_facts_of_its_models(engine, tiny_target, tiny_drafter, tm
     assert engine.fingerprints.target and engine.fingerprints.drafter
     assert (engine.vocab_size, engine.max_context, engine.stop_tokens) == (512, 512, (2,))
     assert engine.capabilities.trees and not engine.capabilities.schedules_itself
-    without = TransformersEngine.load(str(tiny_target), None, max_context=64)
+    without = load_torch_engine(str(tiny_target), None, max_context=64)
     assert (without.fingerprints.drafter, without.max_context) == ("", 64)
     with pytest.raises(ValueError):
         step(without, StepRequest(1, PROMPT, rows_from=0))
-    other = TransformersEngine.load(str(make_tiny_target(tmp_path, seed=9)), tiny_drafter)
+    other = load_torch_engine(str(make_tiny_target(tmp_path, seed=9)), tiny_drafter)
     assert other.fingerprints.target in caplog.text  # the drafter was trained for another copy of the target
 
 
@@ -258,7 +258,7 @@ def test_an_engine_has_facts_of_its_models(engine, tiny_target, tiny_drafter, tm
 )
 def test_settings_that_do_not_fit_are_refused(tiny_target, settings, code):
     with refused(code, EngineError):
-        TransformersEngine.load(str(tiny_target), None, **settings)
+        load_torch_engine(str(tiny_target), None, **settings)
 
 
 # -- log-probabilities -----------------------------------------------------------------------------

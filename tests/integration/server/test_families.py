@@ -10,7 +10,7 @@ import torch
 from moa_drafter.target import load_target
 from moa_runtime.errors import MoaError
 from moa_server.engine.base import EngineError
-from moa_server.engine.transformers import target_pass
+from moa_server.engine.torch_engine import target_pass
 from support.families import CONTEXT, FAMILIES, ORIGINAL, WINDOW, computed, make_target
 from support.refusals import refused
 

@@ -14,11 +14,12 @@ import torch
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_runtime.session.events import Sampling
-from moa_server.engine import attention, fused_llama, transformers
+from moa_server.engine import attention, fused_llama, torch_engine
+from moa_server.engine import engine as engine_module
 from moa_server.engine.base import StepRequest, new_sequence
-from moa_server.engine.forward import GeneralPass
 from moa_server.engine.fused_llama import FusedLlama, padded
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.general_pass import GeneralPass
+from moa_server.engine.torch_engine import load_torch_engine
 from support.server.stepping import plain, random_tree, step
 
 SAMPLINGS = [Sampling(), Sampling(1.0, 0.95, 7)]
@@ -28,8 +29,8 @@ SAMPLINGS = [Sampling(), Sampling(1.0, 0.95, 7)]
 def invariant(request, tiny_target, tiny_drafter):
     """An engine that promises equality to the bit."""
     torch.set_num_threads(1)
-    engine = TransformersEngine.load(str(tiny_target), tiny_drafter, dtype=request.param)
-    if not engine.batch_invariant:
+    engine = load_torch_engine(str(tiny_target), tiny_drafter, dtype=request.param)
+    if not engine.target_pass.batch_invariant:
         if "AVX512" in torch.backends.cpu.get_cpu_capability():
             pytest.fail("equality to the bit was lost on an x86 processor with AVX-512")
         pytest.skip("this processor's products depend on the rows beside")
@@ -70,7 +71,7 @@ def assert_same_beside_others(engine, rng, prompts, samplings, count, monkeypatc
     numbers, written = [new_sequence() for _ in prompts], [list(text) for text in prompts]
     while chosen := [i for i, text in enumerate(written) if len(text) < len(expected[i][0])]:
         if monkeypatch is not None:
-            monkeypatch.setattr(transformers, "CHUNK", rng.choice([16, 50, 512]))
+            monkeypatch.setattr(engine_module, "CHUNK", rng.choice([16, 50, 512]))
             chosen = rng.sample(chosen, rng.randint(1, len(chosen)))
         requests = []
         for i in chosen:
@@ -105,8 +106,8 @@ def draft_around(rng: random.Random, right: list[int]) -> tuple[list[int], list[
 
 
 def test_a_small_cache_evicts_the_least_recently_used_and_changes_no_text(tiny_target, tiny_drafter):
-    small = TransformersEngine.load(str(tiny_target), tiny_drafter, max_context=128, cache_tokens=64)
-    large = TransformersEngine.load(str(tiny_target), tiny_drafter)
+    small = load_torch_engine(str(tiny_target), tiny_drafter, max_context=128, cache_tokens=64)
+    large = load_torch_engine(str(tiny_target), tiny_drafter)
     used, bound = small.cache_use
     assert (used, bound) == (0, 256)  # a whole context and a draft fit in any case
     for number, count in ((1, 40), (2, 40), (1, 41), (3, 40)):
@@ -132,8 +133,7 @@ def test_a_small_cache_evicts_the_least_recently_used_and_changes_no_text(tiny_t
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_that_the_pass_has_twice_can_be_released(tiny_target, dtype):
     keeps, released = (
-        TransformersEngine.load(str(tiny_target), None, dtype=dtype, release_weights=release)
-        for release in (False, True)
+        load_torch_engine(str(tiny_target), None, dtype=dtype, release_weights=release) for release in (False, True)
     )
     assert all(parameter.numel() == 0 for parameter in released.target.layers[0].parameters())
     text = texts(1)[0]
@@ -144,10 +144,10 @@ def test_the_general_pass_chooses_the_same_and_gives_the_same_rows(
     engine, tiny_target, tiny_drafter, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO, logger="moa_server")
-    monkeypatch.setattr(transformers, "misfit", lambda target: "a test wants it")
-    general, rng = TransformersEngine.load(str(tiny_target), tiny_drafter), random.Random(2)
+    monkeypatch.setattr(torch_engine, "misfit", lambda target: "a test wants it")
+    general, rng = load_torch_engine(str(tiny_target), tiny_drafter), random.Random(2)
     assert "a test wants it" in caplog.text
-    assert isinstance(general.target_pass, GeneralPass) and not general.batch_invariant
+    assert isinstance(general.target_pass, GeneralPass) and not general.target_pass.batch_invariant
     for text in texts(3):
         tokens = plain(engine, text, SAMPLINGS[0], 30)
         assert plain(general, text, SAMPLINGS[0], 30) == tokens
@@ -166,7 +166,7 @@ def test_a_pass_that_disagrees_with_transformers_is_not_used(tiny_target, monkey
     caplog.set_level(logging.INFO, logger="moa_server")
     rotation = FusedLlama._rotation
     monkeypatch.setattr(FusedLlama, "_rotation", lambda self, positions: rotation(self, 2 * positions))
-    engine = TransformersEngine.load(str(tiny_target), None)
+    engine = load_torch_engine(str(tiny_target), None)
     assert isinstance(engine.target_pass, GeneralPass) and caplog.text
 
 
@@ -182,8 +182,8 @@ def test_a_pass_whose_bits_depend_on_neighbours_is_found_out(tiny_target, monkey
 
     monkeypatch.setattr(FusedLlama, "forward", shaken)
     assert not fused_llama.is_invariant(fused, 512, 512)
-    engine = TransformersEngine.load(str(tiny_target), None)
-    assert not engine.batch_invariant and caplog.text
+    engine = load_torch_engine(str(tiny_target), None)
+    assert not engine.target_pass.batch_invariant and caplog.text
 
 
 def test_keys_of_a_tree_are_added_by_position_not_by_slot(tiny_target, monkeypatch, invariant):
@@ -208,7 +208,7 @@ def test_keys_of_a_tree_are_added_by_position_not_by_slot(tiny_target, monkeypat
 def test_kinds_of_llamas_are_computed_as_transformers_does_or_do_not_fit(change, fits, tmp_path):
     target = other_target(tmp_path, **change)
     assert (fused_llama.misfit(target) is None) == fits
-    assert not fits or transformers.deviation(FusedLlama(target, torch.float32), target) < 1e-4
+    assert not fits or torch_engine.deviation(FusedLlama(target, torch.float32), target) < 1e-4
 
 
 def other_target(folder: Path, **change):
@@ -230,8 +230,8 @@ def other_target(folder: Path, **change):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_default_target_at_a_context_of_five_hundred(dtype):
-    engine = TransformersEngine.load(DEFAULT_TARGET, None, dtype=dtype)
-    if not engine.batch_invariant:
+    engine = load_torch_engine(DEFAULT_TARGET, None, dtype=dtype)
+    if not engine.target_pass.batch_invariant:
         pytest.skip("this processor's products depend on the rows beside")
     rng = random.Random(5)
     prompts = [[rng.randrange(3, 40_000) for _ in range(size)] for size in (500, 380, 60)]

@@ -12,7 +12,7 @@ import torch
 import measure_equality
 import measure_steps
 from measure_equality import plain_answers, verify_drafts
-from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.torch_engine import torch_engine
 from random_target import random_target
 
 
@@ -43,7 +43,7 @@ def test_drafts_write_the_plain_text_on_a_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("beside", [1, 2])
 def test_a_token_that_differs_is_found(beside: int) -> None:
-    engine = TransformersEngine(random_target("tiny", "cpu", torch.float32), max_context=64)
+    engine = torch_engine(random_target("tiny", "cpu", torch.float32), max_context=64)
     answers = plain_answers(engine, [[5, 6, 7], [8, 9]], 6)
     answers[1].expected[4] = (answers[1].expected[4] + 1) % 512
     places = verify_drafts(engine, answers, beside)

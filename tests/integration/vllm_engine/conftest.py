@@ -16,7 +16,7 @@ from support.tiny import make_tiny_bundle, make_tiny_drafter, make_tiny_target
 CONTEXT = 128
 
 if TYPE_CHECKING:
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.engine import LocalEngine
     from moa_server.engine.vllm.engine import VllmEngine
 
 
@@ -49,11 +49,11 @@ def paged_bundle(paged_target: Path, paged_drafter: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(paged_target: Path, paged_drafter: Path) -> TransformersEngine:
+def reference(paged_target: Path, paged_drafter: Path) -> LocalEngine:
     """What vLLM is compared with."""
-    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.torch_engine import load_torch_engine
 
-    return TransformersEngine.load(str(paged_target), paged_drafter, max_context=CONTEXT)
+    return load_torch_engine(str(paged_target), paged_drafter, max_context=CONTEXT)
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,18 @@ from moa_drafter.target import TargetFacts, target_facts
 from moa_drafter.target_features import Reads
 from moa_runtime.session.tree import chain
 from moa_runtime.tokens import common_length
-from moa_server.engine.base import Capabilities, EngineError, EngineFacts, Outcome, StepRequest, TargetEngine, dtype_of
-from moa_server.engine.kv_cache import rounded_up
-from moa_server.engine.memory_rows import MemoryRows, Span, load_drafter
+from moa_server.engine.base import (
+    Capabilities,
+    EngineError,
+    EngineFacts,
+    Outcome,
+    Span,
+    StepRequest,
+    TargetEngine,
+    dtype_of,
+)
+from moa_server.engine.memory_rows import MemoryRows, load_drafter
+from moa_server.engine.target_pass import rounded_up
 from moa_server.engine.vllm.paged_cache import (
     BLOCK,
     MOST_DRAFTED,
@@ -165,17 +174,17 @@ class VllmEngine(TargetEngine):
         self._held: dict[int, HeldSequence] = {}  # by the caller's numbers, the least recently used first
         self._names = itertools.count(1)
         try:
-            self._worker.submit(self._load, VllmCore, target, threads).result()
+            self._worker.submit(self._load, VllmCore, target, drafter, threads).result()
         except BaseException:
             self._worker.shutdown()
             raise
 
-    def _load(self, core: type[VllmCore], target: TargetFacts, threads: int | None) -> None:
+    def _load(self, core: type[VllmCore], target: TargetFacts, drafter: Drafter | None, threads: int | None) -> None:
         if threads is not None:  # of this thread: vLLM's loops ask OpenMP, which counts them for each
             torch.set_num_threads(threads)
         self._core = core(target, self._dtype, self.max_context, self._bound, MOST_SEQUENCES + 1)  # and a prompt
         self.target = self._core.shared_weights
-        self._rows = MemoryRows(self.drafter, self._dtype)
+        self._rows = MemoryRows(drafter, self._dtype)
         self._layers = self._core.paged_layers() if self.row_reads else {}
 
     @classmethod

@@ -73,7 +73,7 @@ class PagedLayer:
 
 
 class PagedStates:
-    """Implements :class:`moa_server.engine.memory_rows.HeldStates`; last hidden states are not kept.
+    """Implements what :class:`moa_server.engine.base.Span` holds; last hidden states are not kept.
 
     Args:
         layers: of the target, by number.

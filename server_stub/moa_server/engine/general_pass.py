@@ -1,10 +1,8 @@
-"""Forward passes of the target: their protocol, and the general one through transformers."""
+"""The forward pass of any target through transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,70 +11,13 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from moa_drafter.devices import lay_out_for_few_rows
 from moa_drafter.target import Target
 from moa_runtime.session.tree import chain, depths
-from moa_server.engine.kv_cache import KVCache, KVCacheShape
-
-
-@dataclass(frozen=True)
-class Piece:
-    """New tokens of one sequence after those in its cache: a chain, and a tree at the end of the chain.
-
-    Attributes:
-        cached: tokens in the cache before these; the piece's own tokens take the next slots, in order.
-        chain: tokens of the chain; at least one if there is no cached token.
-        tree, parents: a tree as in :mod:`moa_runtime.session.tree`; a draft that is a chain belongs to ``chain``.
-        shift: added to all positions, to test a pass far into a context without the tokens before.
-    """
-
-    cache: KVCache
-    cached: int
-    chain: Sequence[int]
-    tree: Sequence[int] = ()
-    parents: Sequence[int] = ()
-    shift: int = 0
-
-    def __len__(self) -> int:
-        return len(self.chain) + len(self.tree)
-
-
-class TargetPass(Protocol):
-    """Computes forward passes of the target. Caches must hold ``cached + len(piece)`` tokens."""
-
-    @property
-    def cache_shape(self) -> KVCacheShape: ...
-
-    @property
-    def has_own_weights(self) -> bool:
-        """Whether the layers of the target may be freed."""
-
-    def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
-        """Run the target over all pieces; their keys and values are in the caches afterwards.
-
-        Returns:
-            normed last hidden states ``[tokens of all pieces, hidden]``, and the number of forwards it took.
-        """
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """``[n, hidden]`` -> float32 logits ``[n, vocab_size]``."""
-
-
-def tree_mask(cached: int, parents: Sequence[int]) -> Tensor:
-    """Return the attention mask of a tree after ``cached`` tokens, boolean ``[n, cached + n]``: each node sees those,
-    its ancestors and itself. ``tree_mask(1, [0, 1, 1])`` is ``[[1,1,0,0], [1,1,1,0], [1,1,0,1]]``."""
-    count = len(parents)
-    mask = torch.ones(count, cached + count, dtype=torch.bool)
-    own = mask[:, cached:]
-    if list(parents) == chain(count):
-        own.copy_(own.tril())
-        return mask
-    own.copy_(torch.eye(count, dtype=torch.bool))
-    for index, parent in enumerate(parents):
-        if parent:
-            own[index] |= own[parent - 1]
-    return mask
+from moa_server.engine.attention import tree_mask
+from moa_server.engine.kv_cache import KVCache, KVCacheShape, fetched, keep_last
+from moa_server.engine.target_pass import LogitRows, Piece
 
 
 class GeneralPass:
-    """See :class:`moa_server.engine.forward.TargetPass`: one forward for each piece, in the target's own type.
+    """A :class:`moa_server.engine.target_pass.TargetPass`: one forward for each piece, in the target's own type.
 
     On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.devices`).
 
@@ -88,6 +29,7 @@ class GeneralPass:
     """
 
     has_own_weights = False
+    batch_invariant = False
 
     def __init__(self, target: Target, *, keep_last: bool = False) -> None:
         self._target = target
@@ -102,20 +44,32 @@ class GeneralPass:
             raise ValueError("keys and values of different shapes in one target are not supported")
         (shape,) = shapes
         config, dtype = target.model.config, target.model.dtype
+        self.dtype, self.device = str(dtype).removeprefix("torch."), target.device.type
         last = config.hidden_size if keep_last else 0
         self.cache_shape = KVCacheShape(
             config.num_hidden_layers, shape[1], shape[3], dtype, target.device, blocks=False, last_size=last
         )
 
-    @torch.inference_mode()
-    def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
-        """See :meth:`moa_server.engine.forward.TargetPass.forward`; as many forwards as pieces."""
-        return torch.cat([self._forward(piece) for piece in pieces]), len(pieces)
+    @property
+    def token_bytes(self) -> int:
+        """See :attr:`moa_server.engine.target_pass.TargetPass.token_bytes`."""
+        return self.cache_shape.token_bytes
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """See :meth:`moa_server.engine.target_pass.TargetPass.new_cache`."""
+        return KVCache(self.cache_shape, capacity)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See :meth:`moa_server.engine.forward.TargetPass.logits`."""
-        return self._target.logits(hidden).float()
+    def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
+        """See :meth:`moa_server.engine.target_pass.TargetPass.forward`; as many forwards as pieces."""
+        hidden = torch.cat([self._forward(piece) for piece in pieces])
+        keep_last(pieces, hidden)
+        return hidden, len(pieces)
+
+    @torch.inference_mode()
+    def logits(self, parts: Sequence[Tensor]) -> LogitRows:
+        """See :meth:`moa_server.engine.target_pass.TargetPass.logits`."""
+        return fetched(self._target.logits(torch.cat(list(parts))).float())
 
     def _forward(self, piece: Piece) -> Tensor:
         device = self._target.device

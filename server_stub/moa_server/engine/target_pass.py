@@ -1,0 +1,108 @@
+"""The contract between the engine and a forward pass of the target, whatever library computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from moa_server.engine.base import Float32
+
+#: Tokens of a block; the capacity of every cache is a multiple of it.
+BLOCK = 64
+#: Last hidden states ``[tokens, hidden]``: an array of the pass's own library, which callers only slice by tokens.
+Hidden = Any
+
+
+def rounded_up(tokens: int, multiple: int = BLOCK) -> int:
+    """``rounded_up(65)`` is 128."""
+    return -(-tokens // multiple) * multiple
+
+
+class Cache(Protocol):
+    """Keys, after RoPE, and values of up to ``capacity`` tokens of a sequence. A token's index in it is its *slot*."""
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def last(self) -> Any:
+        """Last hidden states ``[capacity, hidden]``, an array of the pass's library; ``[capacity, 0]`` if they are not
+        kept."""
+
+    def resized(self, capacity: int, used: int) -> Cache:
+        """Make another cache with the first ``used`` tokens of this one."""
+
+    def read(self, layers: Sequence[int], start: int, stop: int) -> Any:
+        """Return the slots ``start`` to ``stop``, ``[n, layers, 2 * kv_heads * head_dim]``: all keys, then all values;
+        an array of the pass's library."""
+
+    def keep(self, start: int, path: Sequence[int]) -> None:
+        """Move the tokens with the ascending indices ``path``, counted from slot ``start``, to ``start``."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New tokens of one sequence after those in its cache: a chain, and a tree at the end of the chain.
+
+    Attributes:
+        cache: one that the pass has made.
+        cached: tokens in the cache before these; the piece's own tokens take the next slots, in order.
+        chain: tokens of the chain; at least one if there is no cached token.
+        tree, parents: a tree as in :mod:`moa_runtime.session.tree`; a draft that is a chain belongs to ``chain``.
+        shift: added to all positions, to test a pass far into a context without the tokens before.
+    """
+
+    cache: Any
+    cached: int
+    chain: Sequence[int]
+    tree: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    shift: int = 0
+
+    def __len__(self) -> int:
+        return len(self.chain) + len(self.tree)
+
+
+class LogitRows(Protocol):
+    """Logits of several tokens, such as an array ``[n, vocab_size]``; a pass on a GPU fetches rows when asked."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Float32: ...
+
+    def __iter__(self) -> Iterator[Float32]: ...
+
+
+class TargetPass(Protocol):
+    """Computes forward passes of the target. Used by one thread at a time."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of the products: "float32", "bfloat16", "int8" or "int4"."""
+
+    @property
+    def device(self) -> str:
+        """Its kind, such as "cpu"."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether results are the same to the bit whatever else is in a forward."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in a cache."""
+
+    def new_cache(self, capacity: int) -> Cache:
+        """Make an empty cache for at least ``capacity`` tokens."""
+
+    def forward(self, pieces: Sequence[Piece]) -> tuple[Hidden, int]:
+        """Run the target over all pieces, whose caches must hold ``cached + len(piece)`` tokens; their keys and values,
+        and last hidden states if they are kept, are in the caches afterwards.
+
+        Returns:
+            normed last hidden states ``[tokens of all pieces, hidden]``, and the number of forwards it took.
+        """
+
+    def logits(self, parts: Sequence[Hidden]) -> LogitRows:
+        """Return the logits, float32, of all parts ``[n, hidden]`` of last hidden states, one after the other."""
