@@ -11,8 +11,8 @@ from support.page.browsing import QUESTION, Person, Site
 COUNT, LONG = 90, 400
 _WRITTEN_ON = """
 new Promise((resolve) => {
-  const written = () => document.querySelector(".assistant .offline.tentative")?.textContent.length ?? 0;
-  const look = () => (written() > 40 ? resolve() : setTimeout(look, 50));
+  const words = () => [...document.querySelectorAll(".assistant .offline.tentative")].map((each) => each.textContent);
+  const look = () => (words().join("").length > 40 ? resolve() : setTimeout(look, 50));
   look();
 })
 """
