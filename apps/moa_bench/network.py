@@ -18,6 +18,7 @@ from moa_bench import options
 from moa_bench.benchmark import Benchmark, Measured, Result, Table, sampling_note, skipped_notes
 from moa_bench.link.profiles import PROFILES, LinkProfile, get_profile
 from moa_bench.link.wire import read_trace
+from moa_bench.peer import LLAMACPP, PEERS, PEERS_ON_ALL, open_llamacpp
 from moa_bench.questions import Prompt, prompts_of
 from moa_bench.result import latency_ms, mean_ms, ratio, token_latencies
 from moa_bench.serving import (
@@ -50,13 +51,22 @@ TRACE = "trace"
 _SWITCH_S = 0.0005
 _RESAMPLES = 4000
 _PERCENTILES = (2.5, 97.5)
-#: Modes that a user may choose from; ``auto`` should be as fast as the best of them.
-_RIVALS = ("stream", "device", "server")
+#: What is compared: a mode, with the fastest of others. Of the first three a user may choose, and ``auto`` should be as
+#: fast as the best.
+_COMPARED = (
+    ("auto", ("stream",)),
+    ("auto", ("stream", "device", "server")),
+    ("stream", PEERS[:1]),
+    ("auto", PEERS),
+    ("auto", PEERS_ON_ALL),
+)
 #: Columns of the tables: names of figures, and headers.
 _FIGURES = ("answers", "ttft_ms", "mean", "p50", "p95", "longest_gap_ms", "tokens_per_round", "passes_per_token")
-_FIGURES += ("bytes_up_per_token", "bytes_down_per_token", "identical")
+_FIGURES += ("bytes_up_per_token", "bytes_down_per_token", "identical", "agreed")
 _HEADER = ("answers", "first token ms", "ms/token", "p50", "p95", "longest gap ms", "tokens/round", "passes/token")
-_HEADER += ("bytes up/token", "bytes down/token", "identical")
+_HEADER += ("bytes up/token", "bytes down/token", "identical", "agreed")
+_RATIOS = ("best", "ratio", "low", "high", "first_token")
+_RATIOS_HEADER = ("fastest", "ratio", "95 % from", "to", "first token")
 _CUT_FIGURES = ("answers", "confirmed", "tentative", "kept", "hello_ms", "token_ms", "whole_ms", "identical")
 _CUT_HEADER = ("answers", "confirmed", "written offline", "kept", "ms to the Hello", "then to a token")
 _CUT_HEADER += ("to the whole answer", "identical")
@@ -78,6 +88,14 @@ Measure the cost of an answer over a network, for each way of serving the same t
   auto      the faster of device and server drafts, as the runtime finds out: a chat's default
   oracle    as device, with drafts that are always correct and take no time: the limit
 
+llama.cpp is the peer: it streams as the verifier does, from a process of its own, the same target's GGUF file. The word
+{LLAMACPP} stands for all of these:
+
+  llamacpp-same    with as many threads as the verifier
+  llamacpp-q4_0    the file in Q4_0, rounded again by llama.cpp: less exact, and its quickest format
+  llamacpp-lookup  the file, with drafts from n-grams of the text
+  ...-all          the same three with the processors of verifier and device together
+
 Every question is asked over every link in all modes, whose order rotates. Only first turns are asked, each in a new
 conversation on a new connection, through a new link, so that outages and recorded links begin again with each answer.
 Connecting is not timed.
@@ -91,9 +109,12 @@ passes_per_token     forward passes of the target, prompts included, by tokens; 
 bytes_up_per_token   payload of TCP over the link; over {DIRECT!r} the messages alone, without HTTP's and
 bytes_down_per_token WebSocket's framing
 identical            whether every answer is, token for token, the one that the target writes alone
+agreed               share of the tokens that come before the first other one in each answer; another engine rounds
+                     otherwise, and draws otherwise when it samples
 
-Below the tables, auto's ms a token by that of stream, and by that of the fastest of stream, device and server, with
-95 % intervals: bootstrap over the questions that all modes have answered. Each answer weighs the same.
+Below the tables, ms a token of auto and stream by those of the fastest of their rivals, with 95 % intervals: bootstrap
+over the questions that these modes have answered. Each answer weighs the same. Beside it the time to the first token
+by that rival's.
 
 With --cut-after N the link is cut after N confirmed tokens of each answer and restored --cut-seconds later. Nothing
 passes meanwhile, and sockets hang, as in a tunnel. The device writes on with its bundle, and the verifier finishes the
@@ -113,7 +134,8 @@ to the whole answer  from the Hello to the last token
         add_link_options(parser)
         add(
             "--modes NAMES",
-            f"ways of serving to compare, with commas between them (default {','.join(MODES)}; auto with --cut-after)",
+            "ways of serving to compare, with commas between them "
+            f"(default {','.join(MODES)}; auto with --cut-after; {LLAMACPP}: all modes of llama.cpp)",
         )
         add("--cut-after N", "cut the link after N confirmed tokens of each answer")
         add("--cut-seconds S", "duration of the cut (default %(default)g)", default=20.0)
@@ -139,10 +161,16 @@ to the whole answer  from the Hello to the last token
             args.draft_length, args.max_new_tokens, options.sampling_of(args), args.threads, args.answer_timeout
         )
         cut = _cut_of(args)
-        known = MODES if cut is None else DRAFTINGS
+        known = (*MODES, LLAMACPP, *PEERS, *PEERS_ON_ALL) if cut is None else DRAFTINGS
         default = ",".join(MODES) if cut is None else "auto"
-        names = options.names_of("--modes", "mode", default if args.modes is None else args.modes, known)
+        chosen = options.names_of("--modes", "mode", default if args.modes is None else args.modes, known)
+        every = [each for name in chosen for each in ((*PEERS, *PEERS_ON_ALL) if name == LLAMACPP else (name,))]
+        names = list(dict.fromkeys(every))
         endpoint = options.endpoint_of(args)
+        peer_names = [name for name in names if name not in known[: len(MODES)]]
+        if endpoint is not None and peer_names:
+            text = f"{LLAMACPP} runs beside a verifier that is started here: leave out --server"
+            raise MoaError(text, code="contradiction")
         links = links_of(args, endpoint)
         if cut is not None and None in links.values():
             message = f"--cut-after cuts an emulated link: leave {DIRECT} out of --profiles"
@@ -153,14 +181,17 @@ to the whole answer  from the Hello to the last token
         results = Results(links, names, cutting=cut is not None)
         wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
         total = len(prompts) * len(links) * len(names)
+        context = max(len(prompt.tokens) for prompt in prompts) + args.max_new_tokens
         with (
             options.recording(args) as (timeline, recorded),
+            open_llamacpp(peer_names, args.model, context=context, stop_tokens=bundle.manifest.stop_tokens) as peers,
             open_verifier(endpoint, **wanted, options=recorded) as verifier,
             Progress(total=total, desc="network", unit="answer") as progress,
         ):
             if cut is None:
                 modes = make_modes(names, bundle, settings, timeline)
-                ask_one, turn = partial(ask, verifier, modes, settings), _turn(prompts[0], verifier, settings)
+                ask_one = partial(ask, {name: peers.get(name, verifier) for name in names}, modes, settings)
+                turn = _turn(prompts[0], verifier, settings)
                 for mode in modes:  # first times are slow, and misfits of bundle and verifier show here
                     ask_one(None, mode, turn)
             else:
@@ -204,12 +235,15 @@ to the whole answer  from the Hello to the last token
             )
             for profile, modes in result["profiles"].items()
         ]
-        paired = [
-            [profile, *_interval(ratios.get("stream")), ratios["best"]["mode"], *_interval(ratios["best"])]
-            for profile, ratios in result["auto"].items()
+        rows = [
+            [profile, each["mode"], ", ".join(each["rivals"]), *map(each.get, _RATIOS)]
+            for profile, found in result["compared"].items()
+            for each in found
         ]
-        header = ("profile", "stream", "95 %", "best", "its ratio", "95 %")
-        return [*loads, Table(header, paired, title="auto, ms/token by those of")] if paired else loads
+        title = "ms a token, and to the first token, by those of the fastest rival"
+        if any("q4_0" in mode for modes in result["profiles"].values() for mode in modes):
+            title += " (q4_0: the file's numbers, rounded again by llama.cpp)"
+        return [*loads, Table(["profile", "mode", "rivals", *_RATIOS_HEADER], rows, title=title)] if rows else loads
 
     def plot(self, result: Result, figure: Figure) -> None:
         """Draw latency per token and time to the first token; with a cut the times after the link's return."""
@@ -252,7 +286,7 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "answers": len(answers),
         "tokens": tokens,
-        "ttft_ms": mean_ms([answer.bursts[0].at - answer.sent for answer in answers]),
+        "ttft_ms": mean_ms([answer.first_s for answer in answers]),
         "ms_per_token": latency_ms([each for answer in answers for each in token_latencies(answer.bursts)]),
         "longest_gap_ms": mean_ms(gaps),
         "tokens_per_round": ratio(sum(burst.tokens for burst in rounds), len(rounds)),
@@ -260,6 +294,7 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "bytes_up_per_token": ratio(sum(outcome.bytes_up for outcome in outcomes), tokens, 1),
         "bytes_down_per_token": ratio(sum(outcome.bytes_down for outcome in outcomes), tokens, 1),
         "identical": all(outcome.identical for outcome in outcomes) if outcomes else None,
+        "agreed": ratio(sum(outcome.agreed for outcome in outcomes), tokens),
     }
 
 
@@ -279,43 +314,45 @@ class Results:
             self._answers[profile][mode].append(outcome)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain figures for JSON: ``profiles`` or ``cuts`` by profile and mode, ``auto`` by profile if there is
-        a pair."""
-        figures, found, auto = cut_figures if self._cutting else figures_of, {}, {}
+        """Return plain figures for JSON: ``profiles`` or ``cuts`` by profile and mode, ``compared`` by profile."""
+        figures, found = cut_figures if self._cutting else figures_of, {}
         for profile, modes in self._answers.items():
             found[profile] = {mode: figures(answers) for mode, answers in modes.items()}
         if self._cutting:
-            return {"profiles": {}, "auto": {}, "cuts": found, "too_short": self.too_short}
+            return {"profiles": {}, "compared": {}, "cuts": found, "too_short": self.too_short}
+        compared = {}
         for profile, modes in self._answers.items():
-            seconds = {mode: [each.answer.seconds_a_token for each in answers] for mode, answers in modes.items()}
-            auto |= {profile: ratios} if (ratios := auto_ratios(seconds)) else {}
-        return {"profiles": found, "auto": auto, "cuts": {}, "too_short": self.too_short}
+            times = {mode: [(a.answer.seconds_a_token, a.answer.first_s) for a in each] for mode, each in modes.items()}
+            compared |= {profile: pairs} if (pairs := compare(times)) else {}
+        return {"profiles": found, "compared": compared, "cuts": {}, "too_short": self.too_short}
 
 
-def auto_ratios(answers: Mapping[str, Sequence[float | None]]) -> dict[str, Any] | None:
-    """Compare ``auto`` with ``stream``, and with the best of the modes that a user may choose from.
+def compare(answers: Mapping[str, Sequence[tuple[float | None, float]]]) -> list[dict[str, Any]]:
+    """Compare modes with the fastest of their rivals, see ``_COMPARED``.
 
     Args:
-        answers: by mode, seconds a token of each answer, in the order of questions; None for an answer of one token.
-            An answer that some modes do not have yet is left out.
+        answers: by mode, seconds a token of each answer, and to its first, in the order of questions; None for an
+            answer of one token. An answer that some of the modes do not have yet is left out.
 
     Returns:
-        ``stream`` and ``best``: ``ratio`` of the means (below 1: ``auto`` is faster), ``low`` and ``high``, the 95 %
-        bootstrap interval over questions; ``best`` also has its ``mode``. None without ``auto`` or a rival, or with
-        fewer than two answers.
+        for each pair with at least two answers ``mode``, ``rivals``, the ``best`` of them, ``ratio`` of the means
+        (below 1: ``mode`` is faster), ``low`` and ``high``, its 95 % bootstrap interval over questions, and
+        ``first_token``, the ratio of the mean times to the first token.
     """
-    rivals = [mode for mode in _RIVALS if mode in answers]
-    if "auto" not in answers or not rivals:
-        return None
-    pairs = list(zip(*(answers[mode] for mode in ("auto", *rivals)), strict=False))
-    seconds = np.array([pair for pair in pairs if None not in pair], dtype=np.float64)
-    if len(seconds) < 2:
-        return None
-    means = seconds.mean(axis=0)
-    best = 1 + int(means[1:].argmin())
-    found: dict[str, Any] = {"best": {"mode": rivals[best - 1], **_ratio(seconds[:, 0], seconds[:, best])}}
-    if "stream" in rivals:
-        found["stream"] = _ratio(seconds[:, 0], seconds[:, 1 + rivals.index("stream")])
+    found: list[dict[str, Any]] = []
+    for mode, every in _COMPARED:
+        rivals = [rival for rival in every if rival in answers]
+        if mode not in answers or not rivals or (found and found[-1]["rivals"] == rivals):
+            continue
+        pairs = list(zip(*(answers[each] for each in (mode, *rivals)), strict=False))
+        # [answers, modes, 2]
+        times = np.array([pair for pair in pairs if None not in (a for a, _ in pair)], dtype=np.float64)
+        if len(times) < 2:
+            continue
+        seconds, firsts = times[..., 0], times[..., 1].mean(axis=0)
+        best = 1 + int(seconds.mean(axis=0)[1:].argmin())
+        figures = {**_ratio(seconds[:, 0], seconds[:, best]), "first_token": round(float(firsts[0] / firsts[best]), 4)}
+        found.append({"mode": mode, "rivals": rivals, "best": rivals[best - 1], **figures})
     return found
 
 
@@ -360,10 +397,6 @@ def _turn(prompt: Prompt, verifier: Verifier, settings: AnswerSettings) -> Turn:
 
 
 # -- tables and plots ------------------------------------------------------------------------------------
-
-
-def _interval(found: dict[str, Any] | None) -> list[object]:
-    return [None, None] if found is None else [found["ratio"], f"{found['low']:.3f} - {found['high']:.3f}"]
 
 
 def _cut_table(result: Result, notes: str) -> Table:

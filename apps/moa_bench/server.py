@@ -297,7 +297,7 @@ def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, c
     clients = [client for window in windows for client in window.clients]
     answers = [answer for client in clients for answer in client.answers]
     begun = [answer for answer in answers if answer.bursts]
-    first_tokens = [answer.bursts[0].at - answer.sent for answer in begun]
+    first_tokens = [answer.first_s for answer in begun]
     latencies = [latency for answer in begun for latency in token_latencies(answer.bursts)]
     verdicts = sum(len(answer.bursts) - 1 for answer in begun)
     by_window = [

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 from moa_bench.questions import Prompt
 from moa_bench.serving import Answer, AnswerSettings, ChatMode, Turn
@@ -177,7 +178,8 @@ class Fleet:
             ready = wait(self._busy)
             for connection in [busy for busy in self._busy if busy in ready]:
                 self._busy.remove(connection)
-                records.append(self._receive(connection))
+                number = self._connections.index(connection)
+                records.append(receive(connection, self.processes[number], f"client {number + 1}"))
         return [record for record in records if record is not None]
 
     def close(self) -> None:
@@ -187,15 +189,15 @@ class Fleet:
         for process in self.processes:
             process.join()
 
-    def _receive(self, connection: Connection) -> ClientRecord | None:
-        try:
-            reply: ClientRecord | MoaError | None = connection.recv()
-        except (EOFError, ConnectionResetError):
-            number = self._connections.index(connection)
-            process = self.processes[number]
-            process.join()
-            text = f"client {number + 1} ended unexpectedly, with exit status {process.exitcode}"
-            raise MoaError(text, code="client_gone") from None
-        if isinstance(reply, MoaError):
-            raise reply
-        return reply
+
+def receive(connection: Connection, process: SpawnProcess, name: str) -> Any:
+    """Return what ``process`` sends next. Raises MoaError if it sends one, or has ended."""
+    try:
+        reply = connection.recv()
+    except (EOFError, ConnectionResetError):
+        process.join()
+        text = f"{name} ended unexpectedly, with exit status {process.exitcode}"
+        raise MoaError(text, code="client_gone") from None
+    if isinstance(reply, MoaError):
+        raise reply
+    return reply

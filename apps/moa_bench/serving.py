@@ -91,6 +91,11 @@ class Answer:
         return Answer(self.sent, bursts=[burst for burst in self.bursts if burst.at <= moment])
 
     @property
+    def first_s(self) -> float:
+        """Seconds from the question to the first token."""
+        return self.bursts[0].at - self.sent
+
+    @property
     def seconds_a_token(self) -> float | None:
         """Mean latency of its tokens but the first; None if it has one token."""
         latencies = token_latencies(self.bursts)
@@ -223,8 +228,8 @@ class OracleDrafter:
 def make_modes(
     names: Sequence[str], bundle: Bundle, settings: AnswerSettings, timeline: Timeline = NO_TIMELINE
 ) -> dict[str, Mode]:
-    """Make the modes of :data:`MODES` that ``names`` lists; ``timeline`` gets the device's work in those that draft.
-    Raises MoaError: the bundle's graph cannot be loaded."""
+    """Make the modes that ``names`` lists, of :data:`MODES` or a peer's, which streams; ``timeline`` gets the device's
+    work in those that draft. Raises MoaError: the bundle's graph cannot be loaded."""
 
     def chat(new_drafter: Callable[[Turn], Drafter | None], drafting: Drafting = "device") -> Mode:
         return ChatMode(bundle, new_drafter, settings, LoopSettings(drafting=drafting), timeline)
@@ -242,7 +247,7 @@ def make_modes(
         "auto": lambda: chat(ours(), "auto"),
         "oracle": lambda: chat(lambda turn: OracleDrafter(len(turn.prompt), turn.reference)),
     }
-    return {name: makers[name]() for name in names}
+    return {name: makers.get(name, makers["stream"])() for name in names}
 
 
 # -- asking ----------------------------------------------------------------------------------------------
@@ -253,7 +258,7 @@ class Outcome:
     """An answer with its cost.
 
     Attributes:
-        identical: whether its tokens are those that the target writes alone.
+        reference: the answer that the target writes alone.
         passes: of the target, those over the prompt included.
         bytes_up, bytes_down: through the link emulator, with the framing of HTTP or WebSocket, without that of TCP;
             without an emulator the client's count, without any framing. Connecting is left out.
@@ -261,24 +266,34 @@ class Outcome:
     """
 
     answer: Answer
-    identical: bool
+    reference: Sequence[int]
     passes: int
     bytes_up: int
     bytes_down: int
     in_rounds: bool
 
+    @property
+    def agreed(self) -> int:
+        """Leading tokens that are the reference's."""
+        return common_length(self.answer.tokens, self.reference)
+
+    @property
+    def identical(self) -> bool:
+        return self.answer.tokens == list(self.reference)
+
 
 def ask(
-    verifier: Verifier,
+    verifiers: Mapping[str, Verifier],
     modes: Mapping[str, Mode],
     settings: AnswerSettings,
     profile: LinkProfile | None,
     mode: str,
     turn: Turn,
 ) -> Outcome:
-    """Ask through a link of its own (None: no emulation), so that every answer meets the same outages; raises as
-    :func:`watched`."""
+    """Ask the mode's verifier through a link of its own (None: no emulation), so that every answer meets the same
+    outages; raises as :func:`watched`."""
     with ExitStack() as stack:
+        verifier = verifiers[mode]
         link, endpoint, before = None, verifier.endpoint, verifier.forwards()
         if profile is not None:
             link = stack.enter_context(background_link(profile, *verifier.host_and_port))
@@ -294,8 +309,7 @@ def ask(
                 return answer, link.bytes_up - up, link.bytes_down - down
 
         answer, up, down = asyncio.run(watched(asked(), verifier, settings.answer_timeout_s))
-    identical, passes = answer.tokens == list(turn.reference), verifier.forwards() - before
-    return Outcome(answer, identical, passes, up, down, modes[mode].in_rounds)
+    return Outcome(answer, turn.reference, verifier.forwards() - before, up, down, modes[mode].in_rounds)
 
 
 def through(link: BackgroundLink, endpoint: Endpoint) -> Endpoint:

@@ -25,6 +25,7 @@ MODULES = {
     "gateway": ("uvicorn", "starlette"),
     "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
     "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx", "simpy"),
+    "llamacpp": ("llama_cpp",),
 }
 
 

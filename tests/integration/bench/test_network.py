@@ -14,13 +14,15 @@ import pytest
 from matplotlib.figure import Figure
 
 from moa_bench import network as network_module
+from moa_bench import peer as peer_module
 from moa_bench import serving as serving_module
 from moa_bench.cli import main
 from moa_bench.link import LinkProfile, get_profile, with_round_trip
-from moa_bench.network import Network, Results, auto_ratios, figures_of, measure_answers
+from moa_bench.network import Network, Results, compare, figures_of, measure_answers
 from moa_bench.questions import prompts_of, read_questions
 from moa_bench.serving import MODES, Answer, AnswerSettings, CutAnswer, CutObserver, CutSettings, Outcome, Turn, ask
 from moa_bench.verifier import Verifier, VerifierGoneError
+from moa_runtime import optional_deps
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 from moa_runtime.events import TokenOrigin
@@ -29,6 +31,7 @@ from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing
 from moa_server.engine.torch_engine import load_torch_engine
 from moa_server.settings import Settings
+from support.bench import fake_peer
 from support.bench.commands import Run, refusal
 from support.refusals import refused
 from support.said import is_progress
@@ -46,7 +49,8 @@ def outcome(sent: float, *bursts: tuple[float, int], in_rounds: bool = True, ide
     answer = Answer(sent)
     for at, count in bursts:
         answer.add(at, [5] * count, [Origin.DRAFTED] * count)
-    return Outcome(answer, identical, passes=3, bytes_up=100, bytes_down=50, in_rounds=in_rounds)
+    reference = answer.tokens if identical else [5, 6]
+    return Outcome(answer, reference, passes=3, bytes_up=100, bytes_down=50, in_rounds=in_rounds)
 
 
 def test_figures_worked_out_by_hand():
@@ -62,20 +66,31 @@ def test_figures_worked_out_by_hand():
         "bytes_up_per_token": 37.5,
         "bytes_down_per_token": 18.8,
         "identical": True,
+        "agreed": 1.0,
     }
     other = figures_of([*answers, outcome(0.0, (1.0, 1), (2.0, 1), in_rounds=False, identical=False)])
-    assert (other["identical"], other["tokens_per_round"]) == (False, 1.6667)
+    assert (other["identical"], other["agreed"], other["tokens_per_round"]) == (False, 0.9, 1.6667)
 
 
-def test_auto_is_compared_with_the_best_question_by_question():
-    answers = {"stream": [0.2, 0.4, None], "auto": [0.1, 0.2, 0.1], "server": [0.11, 0.19, 0.1], "oracle": [0.0] * 3}
-    assert auto_ratios(answers) == {
-        "stream": {"ratio": 0.5, "low": 0.5, "high": 0.5},
-        "best": {"mode": "server", "ratio": 1.0, "low": 0.9091, "high": 1.0526},
-    }
-    two = [0.1, 0.1]
-    for fewer in ({"stream": two}, {"auto": two, "oracle": two}, {"auto": [0.1], "stream": [0.1]}):
-        assert auto_ratios(fewer) is None
+def test_modes_are_compared_with_the_best_of_their_rivals_question_by_question():
+    seconds = {"stream": [0.2, 0.4, None], "auto": [0.1, 0.2, 0.1], "server": [0.11, 0.19, 0.1], "oracle": [0.0] * 3}
+    answers = {mode: [(each, 0.5) for each in found] for mode, found in seconds.items()}
+    answers |= {"llamacpp-same": [(0.1, 1.0)] * 2, "llamacpp-q4_0": [(0.05, 0.25)] * 2}
+    peers = ["llamacpp-same", "llamacpp-q4_0"]
+    assert compare(answers) == [
+        expected("auto", ["stream"], "stream", (0.5, 0.5, 0.5), 1.0),
+        expected("auto", ["stream", "server"], "server", (1.0, 0.9091, 1.0526), 1.0),
+        expected("stream", peers[:1], peers[0], (3.0, 2.0, 4.0), 0.5),
+        expected("auto", peers, peers[1], (3.0, 2.0, 4.0), 2.0),
+    ]
+    two = [(0.1, 0.1)] * 2
+    for fewer in ({"stream": two}, {"auto": two, "oracle": two}, {"auto": two[:1], "stream": two}):
+        assert compare(fewer) == []
+
+
+def expected(mode: str, rivals: list[str], best: str, ratios: tuple[float, float, float], first: float) -> dict:
+    figures = dict(zip(("ratio", "low", "high"), ratios, strict=True))
+    return {"mode": mode, "rivals": rivals, "best": best, **figures, "first_token": first}
 
 
 # -- a link that is cut, seen by hand --------------------------------------------------------------
@@ -216,7 +231,7 @@ def test_every_mode_gives_the_targets_own_answers(verifier, make, prompts, sampl
     results, order = Results(links, list(modes)), []
     settings = AnswerSettings(DRAFT, TOKENS, sampling)
     interval = sys.getswitchinterval()
-    ask_one = partial(ask, verifier, modes, settings)
+    ask_one = partial(ask, dict.fromkeys(modes, verifier), modes, settings)
     for link, mode, turn, asked in measure_answers(prompts, verifier, links, ask_one, settings, results):
         order.append((turn.text[:4], link, mode))
         answer = asked.answer
@@ -241,7 +256,7 @@ def test_every_mode_gives_the_targets_own_answers(verifier, make, prompts, sampl
 
 
 def test_the_oracle_is_right_to_the_end_of_each_draft(verifier, make, turn):
-    asked = ask(verifier, make(["oracle"]), AnswerSettings(), None, "oracle", turn)
+    asked = ask({"oracle": verifier}, make(["oracle"]), AnswerSettings(), None, "oracle", turn)
     sizes, (drafts, rest) = [burst.tokens for burst in asked.answer.bursts], divmod(len(turn.reference) - 1, DRAFT + 1)
     assert sizes == [1, *[DRAFT + 1] * drafts, *([rest] if rest else [])] and asked.passes == len(sizes)
 
@@ -249,7 +264,7 @@ def test_the_oracle_is_right_to_the_end_of_each_draft(verifier, make, turn):
 def test_an_outage_is_survived_in_every_mode(verifier, make, turn):
     profile = LinkProfile("gap", None, None, 10, outages=((0.04, 0.2),))
     for mode in MODES:
-        assert ask(verifier, make([mode]), AnswerSettings(), profile, mode, turn).identical
+        assert ask({mode: verifier}, make([mode]), AnswerSettings(), profile, mode, turn).identical
 
 
 def test_answers_lose_their_link_and_are_whole(tiny, slow, verifier, prompts):
@@ -318,14 +333,14 @@ def test_the_command_prints_one_object(command, verifier):
     assert status == 0 and is_progress(err)
     found = json.loads(out)
     assert [list(modes) for modes in found["profiles"].values()] == [list(MODES)] * 2
-    assert list(found["profiles"]) == list(found["auto"]) == ["lan", "direct"]
+    assert list(found["profiles"]) == list(found["compared"]) == ["lan", "direct"]
     assert all(mode["identical"] for modes in found["profiles"].values() for mode in modes.values())
     assert (found["benchmark"], found["partial"], found["skipped"]) == ("network", False, [])
     assert found["settings"]["own_verifier"] is False
-    for ratios in found["auto"].values():
-        assert ratios["best"]["ratio"] >= ratios["stream"]["ratio"] > 0
+    for by_stream, by_best in found["compared"].values():
+        assert by_best["ratio"] >= by_stream["ratio"] > 0
     *_, ratios = Network().tables(found)
-    assert [row[0] for row in ratios.rows] == ["lan", "direct"]
+    assert [row[:3] for row in ratios.rows[::2]] == [[profile, "auto", "stream"] for profile in ("lan", "direct")]
     figure = Figure()
     Network().plot(found, figure)
     latency, first = figure.axes
@@ -352,11 +367,46 @@ def test_the_command_cuts_links(command, tiny, tmp_path):
     status, out, err = command(*where, *more, "--plot", str(tmp_path / "plot.png"))
     assert status == 0 and is_progress("\n".join(err.splitlines()[1:]))
     found = json.loads(out)
-    assert (found["benchmark"], found["partial"], found["profiles"], found["auto"]) == ("network", False, {}, {})
+    assert (found["benchmark"], found["partial"], found["profiles"], found["compared"]) == ("network", False, {}, {})
     assert found["settings"]["cut"] == {"after": 2, "seconds": 1.0}
     figures = found["cuts"]["lte"]["auto"]
     assert figures["answers"] == len(figures["every"]) == 1 - found["too_short"]
     assert figures["identical"] in (True, None) and (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_a_peer_is_asked_through_the_same_links(command, verifier, monkeypatch):
+    monkeypatch.setitem(optional_deps.MODULES, "llamacpp", ())
+    monkeypatch.setattr(network_module, "open_verifier", lambda *args, **options: contextlib.nullcontext(verifier))
+    monkeypatch.setattr(peer_module, "load_llamacpp", fake_peer.load)
+    names = ["stream", "llamacpp-same", "llamacpp-q4_0-all"]
+    more = ["--profiles", "lan,direct", "--modes", ",".join(names), "--model", "model.gguf"]
+    status, out, _ = command(*more, "--json")
+    found = json.loads(out)
+    assert status == 0 and all(list(modes) == names for modes in found["profiles"].values())
+    for modes in found["profiles"].values():
+        for figures in modes.values():
+            assert (figures["answers"], figures["tokens"], figures["tokens_per_round"]) == (2, 2 * TOKENS, None)
+        for name in names[1:]:  # two tokens with a pass
+            assert (modes[name]["identical"], modes[name]["passes_per_token"]) == (False, 0.5)
+        same, stream = (modes[name]["bytes_down_per_token"] for name in names[1::-1])
+        assert same == pytest.approx(stream, rel=0.2)  # the same messages, fewer frames
+    assert [(row[1], row[3]) for row in Network().tables(found)[-1].rows] == [("stream", "llamacpp-same")] * 2
+    assert "q4_0" in Network().tables(found)[-1].title
+
+
+@pytest.mark.parametrize(("load", "code"), [(fake_peer.refuse, "not_readable"), (fake_peer.die, "client_gone")])
+def test_why_a_peer_does_not_start_is_known(load, code):
+    with refused(code), peer_module.running_peer(load, None):
+        pass
+
+
+def test_a_peer_that_cannot_run_is_refused_before_measuring(command, tiny, monkeypatch):
+    assert "--server" in refusal(command("--server", DEAD.endpoint.url, "--modes", "stream,llamacpp"), "contradiction")
+    more = ["--modes", "llamacpp", "--model", str(tiny[0])]
+    monkeypatch.setitem(optional_deps.MODULES, "llamacpp", ("no_such_package",))
+    assert "moa-edge[llamacpp]" in refusal(command(*more), "missing_package")
+    monkeypatch.setitem(optional_deps.MODULES, "llamacpp", ())
+    assert str(tiny[0]) in refusal(command(*more), "no_gguf")
 
 
 def test_a_verifier_that_dies_leaves_what_was_measured(command, tiny, monkeypatch):
