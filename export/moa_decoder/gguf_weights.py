@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_decoder.errors import TargetError
-from moa_decoder.gguf_file import Tensor, Value, read_parts
+from moa_decoder.families import interleaves, spec_of_gguf
+from moa_decoder.gguf_file import Tensor, read_parts
 from moa_decoder.matrix import Float32, Matrix
-from moa_decoder.spec import DecoderSpec, LayerSpec, Rotary
+from moa_decoder.spec import DecoderSpec
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, Shape, WeightFaults
 from moa_decoder.weights import LayerMatrix, LayerVector, shapes_of
 
@@ -38,8 +39,13 @@ _NAMES: dict[LayerMatrix | LayerVector, str] = {
     "up_bias": "ffn_up.bias",
     "down_bias": "ffn_down.bias",
 }
-#: Architectures whose queries and keys ggml rotates in neighbouring pairs; others' in halves, as Rotary says.
-_IN_PAIRS = frozenset({"llama"})
+#: Matrices that some files have as one (Phi 3): the name of that, and the parts in order.
+_FUSED: dict[str, tuple[str, tuple[LayerMatrix, ...]]] = {
+    **dict.fromkeys("qkv", ("attn_qkv.weight", ("q", "k", "v"))),
+    **dict.fromkeys(("gate", "up"), ("ffn_up.weight", ("gate", "up"))),
+}
+#: Factors of rotary positions, which the description holds.
+_ROTARY = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _LOW, _HIGH = np.uint16(0x0F), np.uint16(0xF0)
 
 
@@ -61,9 +67,9 @@ class GgufWeights:
         files = read_parts(parts)
         self.name, self.metadata = files[0].path.name, files[0].metadata
         self._tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
-        self.architecture = self.metadata.get("general.architecture")
-        vocab_size = self._tensor("token_embd.weight").shape[0]
-        self._spec = _llama(self.name, self.architecture, self.metadata, vocab_size)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self._spec = spec_of_gguf(self.metadata, shapes, self._one_row)
+        self._in_pairs = interleaves(self.metadata["general.architecture"])
         self._check()
 
     @property
@@ -72,7 +78,12 @@ class GgufWeights:
 
     def matrix(self, layer: int, name: LayerMatrix) -> Matrix:
         """See :class:`moa_decoder.weights.DecoderWeights`. Raises TargetError: see :func:`matrix_of`."""
-        matrix = matrix_of(self._tensor(f"blk.{layer}.{_NAMES[name]}"))
+        whole, parts = self._place(layer, name)
+        matrix = matrix_of(self._tensor(f"blk.{layer}.{whole}"))
+        if len(parts) > 1:
+            shapes = shapes_of(self._spec.layers[layer], self._spec.hidden_size)
+            first = sum(shapes[part][0] for part in parts[: parts.index(name)])
+            matrix = matrix.rows(np.arange(first, first + shapes[name][0]))
         order = self._order(layer, name)
         return matrix if order is None else matrix.rows(order)
 
@@ -94,6 +105,14 @@ class GgufWeights:
         rows = dense_rows(self._tensor("token_embd.weight"), np.asarray(tokens, np.int64))
         return rows if self._spec.embedding_scale == 1 else rows * np.float32(self._spec.embedding_scale)
 
+    def _place(self, layer: int, name: LayerMatrix) -> tuple[str, tuple[LayerMatrix, ...]]:
+        """Return the name of the tensor with a matrix, and all that it holds."""
+        own = _NAMES[name]
+        fused = name == "up" and f"blk.{layer}.{_NAMES['gate']}" not in self._tensors
+        if fused or (name in _FUSED and f"blk.{layer}.{own}" not in self._tensors):
+            return _FUSED[name]
+        return own, (name,)
+
     def _tensor(self, name: str) -> Tensor:
         if (tensor := self._tensors.get(name)) is None:
             raise TargetError(f"{self.name} lacks the tensor {name}: take another file", code=WEIGHTS_DIFFER)
@@ -110,9 +129,12 @@ class GgufWeights:
             wanted["output.weight"] = table
         if spec.head_bias:
             wanted["output.bias"] = (spec.vocab_size,)
+        wanted |= {name: self._tensors[name].shape for name in _ROTARY if name in self._tensors}
         for number, layer in enumerate(spec.layers):
-            for name, shape in shapes_of(layer, spec.hidden_size).items():
-                wanted[f"blk.{number}.{_NAMES[name]}"] = shape
+            shapes = shapes_of(layer, spec.hidden_size)
+            for name in shapes:
+                whole, parts = self._place(number, name) if name in _FUSED else (_NAMES[name], (name,))
+                wanted[f"blk.{number}.{whole}"] = (sum(shapes[part][0] for part in parts), *shapes[name][1:])
         if faults := WeightFaults.between({name: tensor.shape for name, tensor in self._tensors.items()}, wanted):
             raise TargetError(
                 f"the tensors of {self.name} are not those of the model that its metadata describes: {faults}; take "
@@ -122,7 +144,7 @@ class GgufWeights:
 
     def _order(self, layer: int, name: str) -> NDArray[np.int64] | None:
         """Return the file's rows in the order of :class:`moa_decoder.spec.Rotary`, or None if that is their order."""
-        if self.architecture not in _IN_PAIRS or name not in ("q", "k"):
+        if not self._in_pairs or name not in ("q", "k"):
             return None
         spec = self._spec.layers[layer]
         heads = spec.heads if name == "q" else spec.kv_heads
@@ -249,32 +271,3 @@ def _groups(tensor: Tensor, blocks: NDArray[np.uint8]) -> _Groups:
 def _halves(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the low halves of bytes, then the high ones, along the last dimension."""
     return np.concatenate((packed & 15, packed >> 4), -1)
-
-
-def _llama(name: str, architecture: Value, metadata: dict[str, Value], vocab_size: int) -> DecoderSpec:
-    if architecture != "llama":
-        raise TargetError(f"{name} is of the architecture {architecture!r:.40}: unsupported", code="unsupported_target")
-
-    def field(key: str) -> Value:
-        if type(value := metadata.get(f"llama.{key}")) not in (int, float):
-            raise TargetError(f"{name} lacks the number llama.{key}: take another file", code="unsupported_target")
-        return value
-
-    heads, hidden = field("attention.head_count"), field("embedding_length")
-    size = metadata.get("llama.attention.key_length", hidden // heads)
-    layer = LayerSpec(
-        heads=heads,
-        kv_heads=field("attention.head_count_kv"),
-        head_dim=size,
-        intermediate_size=field("feed_forward_length"),
-        activation="silu",
-        attention_scale=size**-0.5,
-        rotary=Rotary(metadata.get("llama.rope.freq_base", 10000.0) ** -(np.arange(0, size, 2) / size)),
-    )
-    return DecoderSpec(
-        vocab_size,
-        hidden,
-        field("attention.layer_norm_rms_epsilon"),
-        (layer,) * field("block_count"),
-        field("context_length"),
-    )

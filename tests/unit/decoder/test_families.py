@@ -1,0 +1,181 @@
+"""Descriptions of decoders: spellings of configurations and GGUF metadata, and fields that are refused.
+
+That the descriptions are right is shown by ``tests/integration/server/test_families.py``, beside transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moa_decoder.errors import TargetError
+from moa_decoder.families import spec_of_config, spec_of_gguf
+from support.refusals import refused
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+}
+LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 2048}
+LONG = {"short_factor": [1.0, 1.5, 2.0] * 2, "long_factor": [8.0] * 6}
+METADATA = {
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "block_count": 6,
+    "attention.head_count": 4,
+    "attention.head_count_kv": np.array([2] * 6),
+    "attention.key_length": 16,
+    "attention.value_length": 16,
+    "context_length": 8192,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.dimension_count": 16,
+}
+
+
+def config(family: str, **fields: Any) -> dict[str, Any]:
+    return {"model_type": family, **SIZES, **fields}
+
+
+def described(spec: Any) -> Any:
+    """A description that can be compared."""
+    plain = dataclasses.asdict(spec)
+    for layer in plain["layers"]:
+        if layer["rotary"]:
+            layer["rotary"]["frequencies"] = [float(f"{each:.5g}") for each in layer["rotary"]["frequencies"]]
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            config("llama", rope_theta=5e5, rope_scaling={**LLAMA_3, "rope_type": "llama3"}),
+            config("llama", rope_parameters={**LLAMA_3, "rope_type": "llama3", "rope_theta": 5e5}),
+        ),
+        (
+            config(
+                "gemma3_text", rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling={"type": "linear", "factor": 8}
+            ),
+            config(
+                "gemma3_text",
+                layer_types=["sliding_attention"] * 5 + ["full_attention"],
+                rope_parameters={
+                    "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                },
+            ),
+        ),
+        (
+            config(
+                "phi3",
+                partial_rotary_factor=0.75,
+                original_max_position_embeddings=4096,
+                rope_scaling={"type": "su", **LONG},
+                rope_theta=1e4,
+            ),
+            config(
+                "phi3",
+                original_max_position_embeddings=4096,
+                rope_parameters={"rope_type": "longrope", "partial_rotary_factor": 0.75, "rope_theta": 1e4, **LONG},
+            ),
+        ),
+        (
+            config("llama", **{"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"a": 1}}),
+            config("llama"),
+        ),
+    ],
+)
+def test_spellings_mean_the_same(old, new):
+    assert described(spec_of_config(old)) == described(spec_of_config(new))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "tensors", "same"),
+    [
+        ("llama", {}, {}, config("llama")),
+        (
+            "llama",
+            {"rope.freq_base": 5e5},
+            {"rope_freqs.weight": np.full(8, 4.0, np.float32)},
+            config("llama", rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4.0}),
+        ),
+        (
+            "gemma3",
+            {"attention.sliding_window": 512, "rope.freq_base": 1e6, "rope.scaling.type": "linear"}
+            | {"rope.scaling.factor": 8.0},
+            {},
+            config(
+                "gemma3_text",
+                sliding_window=512,
+                query_pre_attn_scalar=16,
+                rope_scaling={"type": "linear", "factor": 8.0},
+            ),
+        ),
+        (
+            "phi3",
+            {"rope.dimension_count": 12, "attention.sliding_window": 2047, "rope.freq_base": 1e4}
+            | {"rope.scaling.original_context_length": 4096},
+            {f"rope_factors_{name}.weight": np.array(LONG[f"{name}_factor"], np.float32) for name in ("short", "long")},
+            config(
+                "phi3",
+                partial_rotary_factor=0.75,
+                sliding_window=2047,
+                original_max_position_embeddings=4096,
+                rope_scaling={"type": "longrope", **LONG},
+            ),
+        ),
+        (
+            "granite",
+            {"attention.scale": 0.25, "embedding_scale": 12.0, "residual_scale": 0.5, "logit_scale": 8.0},
+            {},
+            config(
+                "granite",
+                attention_multiplier=0.25,
+                embedding_multiplier=12.0,
+                residual_multiplier=0.5,
+                logits_scaling=8.0,
+            ),
+        ),
+    ],
+)
+def test_metadata_of_gguf_files_mean_a_configuration(architecture, metadata, tensors, same):
+    values = {f"{architecture}.{key}": value for key, value in {**METADATA, **metadata}.items()}
+    values |= {"general.architecture": architecture, "tokenizer.ggml.model": "gpt2"}
+    shapes = {"token_embd.weight": (512, 64), **{name: tensor.shape for name, tensor in tensors.items()}}
+    assert described(spec_of_gguf(values, shapes, tensors.__getitem__)) == described(spec_of_config(same))
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong", "named"),
+    [
+        ("unsupported_target", config("cohere"), "cohere"),
+        ("unsupported_target", config("llama", quantization_config={"bits": 4}), "quantization_config"),
+        ("unsupported_target", config("llama", residual_multiplier=0.5), "residual_multiplier"),
+        ("unsupported_target", config("gemma3_text", use_bidirectional_attention=True), "use_bidirectional_attention"),
+        ("unsupported_target", config("llama", rope_scaling={"type": "dynamic", "factor": 2.0}), "dynamic"),
+        ("unsupported_target", config("llama", rope_scaling={"mrope_section": [1]}), "rope_parameters.mrope_section"),
+        ("unsupported_target", config("llama", hidden_act="relu2"), "relu2"),
+        ("unsupported_target", config("llama", partial_rotary_factor=0.5), "partial_rotary_factor"),
+        ("wrong_type", config("llama", num_hidden_layers=1 << 40), "num_hidden_layers"),
+        ("wrong_type", config("llama", num_key_value_heads=3), "num_key_value_heads"),
+        ("wrong_type", config("llama", rms_norm_eps="1e-6"), "rms_norm_eps"),
+        ("wrong_type", config("llama", rope_scaling=[]) | {"rope_parameters": [1]}, "rope_parameters"),
+        ("wrong_type", config("qwen3", use_sliding_window=True, layer_types=["chunked_attention"] * 6), "layer_types"),
+        ("wrong_type", config("phi3", rope_scaling={"type": "longrope", "short_factor": [1]}), "short_factor"),
+        ("missing_field", {"model_type": "llama"}, "num_attention_heads"),
+        ("missing_field", config("llama", rope_scaling={"type": "linear"}), "rope_parameters.factor"),
+    ],
+)
+def test_a_configuration_that_is_not_known_whole_is_refused(code, wrong, named):
+    with refused(code, TargetError, named):
+        spec_of_config(wrong)
