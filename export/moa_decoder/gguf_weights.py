@@ -101,6 +101,9 @@ class GgufWeights:
     def last_norm(self) -> Float32:
         return self._one_row("output_norm.weight")
 
+    def embedding(self) -> Matrix:
+        return matrix_of(self._tensor("token_embd.weight"))
+
     def embed(self, tokens: Sequence[int]) -> Float32:
         rows = dense_rows(self._tensor("token_embd.weight"), np.asarray(tokens, np.int64))
         return rows if self._spec.embedding_scale == 1 else rows * np.float32(self._spec.embedding_scale)

@@ -93,15 +93,15 @@ class GraphBuilder:
     # -- values
 
     def constant(self, array: NDArray[Any], name: str | None = None) -> str:
-        """Add a constant; small equal ones are one."""
+        """Add a constant; small equal ones are one, and so are large ones of the same memory."""
         array = np.ascontiguousarray(array)
-        key = (array.dtype.str, array.shape, array.tobytes()) if array.nbytes < _LARGE and name is None else None
-        if key is not None and key in self._names:
+        content = array.tobytes() if array.nbytes < _LARGE else array.ctypes.data.to_bytes(8, "little")
+        key = array.dtype.str, array.shape, content
+        if name is None and key in self._names:
             return self._names[key]
         name = name or self._new("constant")
         self._constants[name] = array
-        if key is not None:
-            self._names[key] = name
+        self._names.setdefault(key, name)
         return name
 
     def integers(self, *numbers: int) -> str:
@@ -114,9 +114,11 @@ class GraphBuilder:
         self._nodes.append(helper.make_node(kind, inputs, [output], domain=domain, **attributes))
         return output
 
-    def ops(self, kind: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any) -> list[str]:
-        """Add a node with several outputs; return their names."""
-        names = [self._new(kind) for _ in range(outputs)]
+    def ops(
+        self, kind: str, *inputs: str, outputs: int | Sequence[str], domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """Add a node with several outputs, of these names or so many; return their names."""
+        names = [self._new(kind) for _ in range(outputs)] if isinstance(outputs, int) else list(outputs)
         self._nodes.append(helper.make_node(kind, inputs, names, domain=domain, **attributes))
         return names
 
@@ -138,9 +140,17 @@ class GraphBuilder:
         if matrix.scales is None:
             inputs = [x, self.constant(matrix.stored)] + ([] if bias is None else [self.constant(bias)])
             return self.op("Gemm", *inputs, transB=1)
-        y = self.op(
+        y = self.by_codes(x, matrix)
+        if matrix.offsets is not None:
+            y = self.op("Add", y, self.op("MatMul", self._sums(x, matrix.inputs), self.offsets(matrix)))
+        return y if bias is None else self.op("Add", y, self.constant(bias))
+
+    def by_codes(self, x: str, matrix: Matrix) -> str:
+        """The product of a matrix in 4 or 8 bits without its offsets."""
+        assert matrix.scales is not None
+        return self.op(
             "MatMulNBits",
-            *(x, self.constant(matrix.stored), self.constant(matrix.scales.reshape(-1))),
+            *(x, self.constant(matrix.stored), self.constant(matrix.scales)),
             domain=CONTRIB,
             K=matrix.inputs,
             N=matrix.outputs,
@@ -148,9 +158,11 @@ class GraphBuilder:
             block_size=GROUP,
             accuracy_level=_INTEGER_PRODUCTS,
         )
-        if matrix.offsets is not None:
-            y = self.op("Add", y, self.op("MatMul", self._sums(x, matrix.inputs), self.constant(matrix.offsets.T)))
-        return y if bias is None else self.op("Add", y, self.constant(bias))
+
+    def offsets(self, matrix: Matrix) -> str:
+        """Offsets of a matrix that has some, ``[groups, outputs]``."""
+        assert matrix.offsets is not None
+        return self.constant(matrix.offsets.T)
 
     def products(self, x: str, matrices: Sequence[Matrix], biases: Sequence[Float32] | None = None) -> list[str]:
         """Products with several matrices, as one if they have the same bits."""

@@ -14,7 +14,7 @@ Float32 = NDArray[np.float32]
 #: Inputs that share a scale and an offset, unless a matrix says otherwise.
 GROUP = 32
 #: Stored value of zero, by bits.
-_ZERO = {4: 8, 8: 128}
+ZERO = {4: 8, 8: 128}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Matrix:
         if self.scales is None:
             return self.stored
         stored = self.stored if self.bits == 8 else np.stack((self.stored & 15, self.stored >> 4), -1)
-        groups = stored.reshape(self.outputs, -1, self.group).astype(np.float32) - _ZERO[self.bits]
+        groups = stored.reshape(self.outputs, -1, self.group).astype(np.float32) - ZERO[self.bits]
         dense = groups * self.scales[..., None]
         if self.offsets is not None:
             dense += self.offsets[..., None]

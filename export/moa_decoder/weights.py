@@ -47,6 +47,9 @@ class DecoderWeights(Protocol):
 
     def last_norm(self) -> Float32: ...
 
+    def embedding(self) -> Matrix:
+        """``[vocab_size, hidden_size]``; without ``embedding_scale``."""
+
     def embed(self, tokens: Sequence[int]) -> Float32:
         """Token embeddings, float32 ``[n, hidden_size]``, multiplied by ``embedding_scale``."""
 

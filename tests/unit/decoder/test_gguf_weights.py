@@ -86,6 +86,7 @@ def test_weights_are_those_of_the_checkpoint(tiny_target, tmp_path):
         assert np.array_equal(weights.head().dense(), state["lm_head.weight"])
         assert np.array_equal(weights.last_norm(), state["model.norm.weight"])
         assert np.array_equal(weights.embed([7, 3]), state["model.embed_tokens.weight"][[7, 3]])
+        assert np.array_equal(weights.embedding().dense()[[7, 3]], weights.embed([7, 3]))
     layer = weights.spec.layers[3]
     assert (layer.heads, layer.kv_heads, layer.head_dim, len(weights.spec.layers)) == (4, 2, 16, 4)
     assert weights.metadata["tokenizer.ggml.tokens"].read()[1] == "<|im_start|>"
