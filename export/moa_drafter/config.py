@@ -63,6 +63,25 @@ class LayerDims:
             raise ConfigError(f"head_dim must be even for rotary positions, not {self.head_dim}", code="out_of_range")
 
 
+@dataclass(frozen=True)
+class Reads:
+    """The target's states that a drafter reads.
+
+    Attributes:
+        kv_layers: layers, counted from 0, whose keys and values it reads.
+        inner_layers: layers whose output it reads; the normed output of the last one is always given.
+        last: whether its rows are made from the last hidden states, which a verifier then keeps.
+    """
+
+    kv_layers: tuple[int, ...] = ()
+    inner_layers: tuple[int, ...] = ()
+    last: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether anything is read."""
+        return bool(self.kv_layers or self.inner_layers or self.last)
+
+
 class JsonConfig:
     """Base of the dataclasses that are stored as ``config.json``."""
 
@@ -158,6 +177,11 @@ class DrafterConfig(JsonConfig):
         """The target's layers that follow the cross-attention, counted from 0."""
         return tuple(range(self.target_num_layers - self.target_layers, self.target_num_layers))
 
+    @property
+    def row_reads(self) -> Reads:
+        """Keys and values of the layers that the layer self-attention reads, then of the tail's."""
+        return Reads(kv_layers=self.lsa_layers + self.tail_layers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RivalConfig(JsonConfig):
@@ -184,6 +208,11 @@ class RivalConfig(JsonConfig):
     def __post_init__(self) -> None:
         self._check_draft_vocabulary()
 
+    @property
+    def row_reads(self) -> Reads:
+        """The states of the target that the rows for the device are made of; an empty set if none are sent."""
+        return Reads()
+
     @classmethod
     def like(cls, config: DrafterConfig, **own: Any) -> Self:
         """Make a configuration for the target of a Mixture of Attentions drafter.
@@ -208,6 +237,82 @@ class TokenConfig(RivalConfig):
     def kv_heads(self) -> int:
         """Heads of keys, or of values, in a cache entry: those of all layers."""
         return self.step_layers * self.decoder.num_kv_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(RivalConfig):
+    """See :mod:`moa_drafter.architectures.eagle`: one decoder layer of the shape of the target's."""
+
+    architecture: str = "eagle"
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Shape ``(heads, size)`` of each of the two arrays of a row, half a feature; the wire scales each head."""
+        half, heads = self.decoder.hidden_size // 2, self.decoder.num_kv_heads
+        return (heads, half // heads) if half % heads == 0 else (1, half)
+
+    @property
+    def row_reads(self) -> Reads:
+        """The last hidden states."""
+        return Reads(last=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyExitConfig(TokenConfig):
+    """See :mod:`moa_drafter.architectures.early_exit`: ``exit_layer`` is the number of the target's layers below the
+    exit."""
+
+    exit_layer: int = 5
+    architecture: str = "early-exit"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.exit_layer <= self.target_num_layers:
+            raise ConfigError(f"exit_layer must lie in 1..{self.target_num_layers}", code="out_of_range")
+
+    @property
+    def step_layers(self) -> int:
+        return self.exit_layer + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndependentConfig(TokenConfig):
+    """See :mod:`moa_drafter.architectures.independent`: ``layers`` decoder layers; two are as many parameters as MoA's
+    self- and cross-attention layer."""
+
+    layers: int = 2
+    architecture: str = "independent"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers < 1:
+            raise ConfigError(f"layers must be at least 1, not {self.layers}", code="out_of_range")
+
+    @property
+    def step_layers(self) -> int:
+        return self.layers
+
+
+#: Classes of the configurations by the name in ``moa-train --arch`` and ``config.json``.
+CONFIGS: Mapping[str, type[DrafterConfig] | type[RivalConfig]] = {
+    "moa": DrafterConfig,
+    "eagle": EagleConfig,
+    "early-exit": EarlyExitConfig,
+    "independent": IndependentConfig,
+}
+
+
+def check_architecture(name: object) -> None:
+    """Raise ConfigError if no drafter has this name."""
+    if name not in CONFIGS:
+        raise ConfigError(f"unknown architecture {name!r}: known are {', '.join(CONFIGS)}", code="unknown_arch")
+
+
+def config_of(raw: Mapping[str, Any]) -> DrafterConfig | RivalConfig:
+    """Parse a ``config.json`` of any architecture. Raises ConfigError if it is none of ours."""
+    name = raw.get("architecture", "moa")
+    check_architecture(name)
+    return CONFIGS[name].from_mapping(raw)
 
 
 def config_for_target(

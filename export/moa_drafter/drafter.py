@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import TokenConfig
+from moa_drafter.config import Reads, TokenConfig
 from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
-from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_features import TargetStates
 
 if TYPE_CHECKING:
     from moa_drafter.config import DrafterConfig, RivalConfig
@@ -44,7 +44,7 @@ class Drafter(nn.Module):
     @property
     def row_reads(self) -> Reads:
         """The states that :meth:`rows` needs; an empty set if no rows are sent to the device."""
-        return self.reads
+        return self.config.row_reads
 
     @property
     def frozen_parameters(self) -> int:
@@ -129,11 +129,6 @@ class TokenDrafter(Drafter):
     def __init__(self, config: TokenConfig) -> None:
         super().__init__(config.vocab_size, config.draft_vocab_size, config.decoder.hidden_size)
         self.config = config
-
-    @property
-    def row_reads(self) -> Reads:
-        """Return an empty set: the server sends no rows."""
-        return Reads()
 
     @property
     def device_layers(self) -> Sequence[DecoderLayer]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import DrafterConfig, FitError
+from moa_drafter.config import DrafterConfig, FitError, Reads
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, copy_exactly, frozen_layers, joined, rotary_angles
-from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_features import TargetStates
 
 if TYPE_CHECKING:
     from moa_drafter.target import TargetLogits
@@ -47,8 +47,8 @@ class MoADrafter(Drafter):
 
     @property
     def reads(self) -> Reads:
-        """Keys and values of the layers that the layer self-attention reads, then of the tail's."""
-        return Reads(kv_layers=self.config.lsa_layers + self.config.tail_layers)
+        """Those of the memory rows."""
+        return self.config.row_reads
 
     @property
     def device_layers(self) -> tuple[DecoderLayer, ...]:

@@ -9,26 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moa_drafter.config import Reads
 from moa_drafter.target import Target
-
-
-@dataclass(frozen=True)
-class Reads:
-    """The target's states that a drafter reads.
-
-    Attributes:
-        kv_layers: layers, counted from 0, whose keys and values it reads.
-        inner_layers: layers whose output it reads; the normed output of the last one is always given.
-        last: whether its rows are made from the last hidden states, which a verifier then keeps.
-    """
-
-    kv_layers: tuple[int, ...] = ()
-    inner_layers: tuple[int, ...] = ()
-    last: bool = False
-
-    def __bool__(self) -> bool:
-        """Whether anything is read."""
-        return bool(self.kv_layers or self.inner_layers or self.last)
 
 
 @dataclass(frozen=True)

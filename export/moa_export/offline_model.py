@@ -13,8 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
-from moa_drafter.config import ConfigError, FitError, check_copied_exactly, config_for_target, longest_context
+from moa_drafter.architectures.independent import IndependentDrafter
+from moa_drafter.config import (
+    ConfigError,
+    FitError,
+    IndependentConfig,
+    check_copied_exactly,
+    config_for_target,
+    longest_context,
+)
 from moa_drafter.llama import run_layers
 from moa_drafter.target import Target, deviation_from_transformers, load_target
 from moa_export.errors import ExportError

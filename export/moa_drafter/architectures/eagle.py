@@ -13,36 +13,22 @@ included, so that it can start from its weights.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import RivalConfig
+from moa_drafter.config import EagleConfig, Reads
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, RMSNorm, copy_layer
 from moa_drafter.target import Target
-from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_features import TargetStates
 from moa_drafter.training.initialise import fit_linear
 from moa_runtime.backends.base import Backend, Bool, Float32, Int64, StepInputs, StepResult
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class EagleConfig(RivalConfig):
-    """One decoder layer of the shape of the target's."""
-
-    architecture: str = "eagle"
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        """Shape ``(heads, size)`` of each of the two arrays of a row, half a feature; the wire scales each head."""
-        half, heads = self.decoder.hidden_size // 2, self.decoder.num_kv_heads
-        return (heads, half // heads) if half % heads == 0 else (1, half)
 
 
 class EagleDrafter(Drafter):
@@ -61,7 +47,7 @@ class EagleDrafter(Drafter):
     @property
     def reads(self) -> Reads:
         """The last hidden states."""
-        return Reads(last=True)
+        return self.config.row_reads
 
     def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Drafter.rows`: the features, cut into halves of :attr:`EagleConfig.row_shape`."""

@@ -7,38 +7,20 @@ here. Its Thompson sampling chooses how long to draft: :mod:`moa_runtime.draftin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import ConfigError, FitError, TokenConfig
+from moa_drafter.config import EarlyExitConfig, FitError, Reads
 from moa_drafter.drafter import TokenDrafter
 from moa_drafter.llama import DecoderLayer, RMSNorm, copy_layer, frozen_layers, run_layers
 from moa_drafter.target import Target
-from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_features import TargetStates
 
 if TYPE_CHECKING:
     from moa_drafter.target import TargetLogits
     from moa_drafter.training.batch import Batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class EarlyExitConfig(TokenConfig):
-    """``exit_layer`` is the number of the target's layers below the exit."""
-
-    exit_layer: int = 5
-    architecture: str = "early-exit"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.exit_layer <= self.target_num_layers:
-            raise ConfigError(f"exit_layer must lie in 1..{self.target_num_layers}", code="out_of_range")
-
-    @property
-    def step_layers(self) -> int:
-        return self.exit_layer + 1
 
 
 class EarlyExitDrafter(TokenDrafter):

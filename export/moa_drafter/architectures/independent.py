@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import ConfigError, TokenConfig
+from moa_drafter.config import IndependentConfig, Reads
 from moa_drafter.drafter import TokenDrafter
 from moa_drafter.llama import DecoderLayer, RMSNorm, copy_layer, run_layers
 from moa_drafter.target import Target
-from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_features import TargetStates
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class IndependentConfig(TokenConfig):
-    """``layers`` decoder layers; two are as many parameters as MoA's self- and cross-attention layer."""
-
-    layers: int = 2
-    architecture: str = "independent"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers < 1:
-            raise ConfigError(f"layers must be at least 1, not {self.layers}", code="out_of_range")
-
-    @property
-    def step_layers(self) -> int:
-        return self.layers
 
 
 class IndependentDrafter(TokenDrafter):

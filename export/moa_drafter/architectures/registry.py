@@ -8,10 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from moa_drafter.architectures.eagle import EagleBackend, EagleConfig, EagleDrafter
-from moa_drafter.architectures.early_exit import EarlyExitConfig, EarlyExitDrafter
-from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
-from moa_drafter.config import ConfigError, DrafterConfig, check_copied_exactly, config_for_target
+from moa_drafter.architectures.eagle import EagleBackend, EagleDrafter
+from moa_drafter.architectures.early_exit import EarlyExitDrafter
+from moa_drafter.architectures.independent import IndependentDrafter
+from moa_drafter.config import (
+    CONFIGS,
+    ConfigError,
+    DrafterConfig,
+    RivalConfig,
+    check_architecture,
+    check_copied_exactly,
+    config_for_target,
+)
 from moa_drafter.device_module import TorchBackend
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
@@ -26,13 +34,12 @@ class Architecture:
     """The parts of one kind of drafter.
 
     Attributes:
-        config, model: classes of its configuration and its module.
+        model: class of its module.
         backend: called with a bound drafter and ``top_k``; returns its backend in PyTorch and float32.
         initialise: called with a bound drafter, its target and samples (tokens ``[T]`` and the states that
             :attr:`Drafter.reads` asks for, of some conversations); starts the drafter from the target's weights.
     """
 
-    config: type[Any]
     model: type[Any]
     backend: Callable[..., Backend]
     initialise: Callable[[Any, Target, Iterable[tuple[Tensor, TargetStates]]], None]
@@ -40,10 +47,10 @@ class Architecture:
 
 #: By the name in ``moa-train --arch`` and ``config.json``.
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "moa": Architecture(DrafterConfig, MoADrafter, TorchBackend, initialise_from_target),
-    "eagle": Architecture(EagleConfig, EagleDrafter, EagleBackend, EagleDrafter.initialise),
-    "early-exit": Architecture(EarlyExitConfig, EarlyExitDrafter, TorchBackend, EarlyExitDrafter.initialise),
-    "independent": Architecture(IndependentConfig, IndependentDrafter, TorchBackend, IndependentDrafter.initialise),
+    "moa": Architecture(MoADrafter, TorchBackend, initialise_from_target),
+    "eagle": Architecture(EagleDrafter, EagleBackend, EagleDrafter.initialise),
+    "early-exit": Architecture(EarlyExitDrafter, TorchBackend, EarlyExitDrafter.initialise),
+    "independent": Architecture(IndependentDrafter, TorchBackend, IndependentDrafter.initialise),
 }
 
 
@@ -75,7 +82,7 @@ def new_drafter(
         lsa_layers: see :func:`~moa_drafter.config.config_for_target`; of MoA alone.
         target_layers, trained_target_layers: see :class:`~moa_drafter.config.DrafterConfig`; of MoA alone.
     """
-    kind = _architecture(architecture)
+    check_architecture(architecture)
     if target_layers and architecture != "moa":
         raise ConfigError(f"target_layers are a part of moa, not of {architecture}", code="wrong_architecture")
     moa = config_for_target(
@@ -90,19 +97,10 @@ def new_drafter(
     if architecture == "early-exit":
         check_copied_exactly(target.model.config)
         own["exit_layer"] = max(1, round(moa.target_num_layers / 6))  # EESD exits Llama-2 after about a sixth
-    drafter: Drafter = kind.model(moa if architecture == "moa" else kind.config.like(moa, **own))
+    return drafter_of(moa if architecture == "moa" else CONFIGS[architecture].like(moa, **own))  # type: ignore[union-attr]
+
+
+def drafter_of(config: DrafterConfig | RivalConfig) -> Drafter:
+    """Make the drafter of a configuration, with random weights."""
+    drafter: Drafter = ARCHITECTURES[config.architecture].model(config)
     return drafter
-
-
-def drafter_of(raw: Mapping[str, Any]) -> Drafter:
-    """Make the drafter that a ``config.json`` describes, with random weights. Raises ConfigError if it is none of
-    ours."""
-    kind = _architecture(raw.get("architecture", "moa"))
-    drafter: Drafter = kind.model(kind.config.from_mapping(raw))
-    return drafter
-
-
-def _architecture(name: object) -> Architecture:
-    if name not in ARCHITECTURES:
-        raise ConfigError(f"unknown architecture {name!r}: known are {', '.join(ARCHITECTURES)}", code="unknown_arch")
-    return ARCHITECTURES[name]

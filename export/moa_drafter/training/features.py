@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from moa_drafter.config import key_value_size
+from moa_drafter.config import Reads, key_value_size
 from moa_drafter.target import Target
-from moa_drafter.target_features import Reads, TargetStates, packed_target_states, target_states
+from moa_drafter.target_features import TargetStates, packed_target_states, target_states
 from moa_drafter.training.data import Conversation
 
 

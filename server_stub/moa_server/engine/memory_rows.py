@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import drafter_fingerprint
+from moa_drafter.config import Reads, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import KeysValues
 from moa_drafter.model import MoADrafter
-from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_features import TargetStates
 from moa_server.drafting.batched_model import PackedRows
 from moa_server.engine.base import Rows, Span
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moa_drafter.config import Reads
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, deviation_from_transformers, load_target
-from moa_drafter.target_features import Reads
 from moa_server.engine.base import EngineError, dtype_of
 from moa_server.engine.engine import LocalEngine
 from moa_server.engine.fused_llama import FusedLlama, is_invariant, misfit

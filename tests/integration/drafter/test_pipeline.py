@@ -11,8 +11,8 @@ import yaml
 from safetensors.torch import load_file
 
 from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.config import Reads
 from moa_drafter.model import MoADrafter
-from moa_drafter.target_features import Reads
 from moa_drafter.training import distributed as processes
 from moa_drafter.training.batch import FutureLengths, make_batch
 from moa_drafter.training.data import Conversation

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from moa_bench.harness import drafting
-from moa_drafter.architectures.early_exit import EarlyExitConfig
 from moa_drafter.architectures.registry import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, load_for_device, save_checkpoint
-from moa_drafter.config import CheckpointError, ConfigError, FitError
+from moa_drafter.config import CheckpointError, ConfigError, EarlyExitConfig, FitError
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates, target_states

@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from moa_drafter.checkpoint import load_bound, load_checkpoint, published_config, save_checkpoint
+from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.config import CheckpointError, ConfigError, DrafterConfig, LayerDims
+from moa_drafter.drafter_weights import published_config
 from moa_drafter.llama import DecoderLayer, rotary_angles
 from moa_drafter.model import MoADrafter
 from random_target import SHAPES, published_drafter

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound, load_checkpoint
-from moa_drafter.config import ConfigError, FitError, LayerDims, config_for_target
+from moa_drafter.config import ConfigError, FitError, LayerDims, Reads, config_for_target
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-from moa_drafter.target_features import Reads, target_states
+from moa_drafter.target_features import target_states
 from moa_drafter.training.batch import packed_masks
 from moa_drafter.training.initialise import fit_to_target_layers, start_target_layers, with_target_layers
 from moa_drafter.training.settings import read_settings

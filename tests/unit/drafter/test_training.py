@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import ConfigError, FitError, longest_context, unknown_fields
+from moa_drafter.config import ConfigError, FitError, Reads, longest_context, unknown_fields
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import Target, load_target
-from moa_drafter.target_features import Reads, TargetStates, target_states
+from moa_drafter.target_features import TargetStates, target_states
 from moa_drafter.training import features
 from moa_drafter.training.batch import OWN_ROW, FutureLengths, drop_rows, future_lengths_at, packed_masks, row_limits
 from moa_drafter.training.data import Conversation, frequent_tokens, packed_order, read_conversations

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moa_drafter.config import Reads
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import TargetFacts, target_facts
-from moa_drafter.target_features import Reads
 from moa_runtime.session.tree import chain
 from moa_runtime.tokens import common_length
 from moa_server.engine.base import (

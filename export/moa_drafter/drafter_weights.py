@@ -1,0 +1,240 @@
+"""Read drafter checkpoints without torch: ``config.json`` and ``model.safetensors`` in one folder.
+
+Checkpoints of the paper's authors, such as ``huawei-noah/MOASpec-Llama-3-8B-Instruct``, have the same tensor names. Two
+things differ: their ``config.json`` is the target's or a ``moa_spec`` one, so most dimensions are read off the tensors;
+and they concatenate the target's keys and values head by head (key 0, value 0, key 1, ...; github.com/huawei-noah/HEBO,
+MOASpec's training forward). We put all keys before all values, so the layer self-attention's width is permuted here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
+from moa_drafter.config import (
+    CHECKPOINT_FOLDER,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    CheckpointError,
+    ConfigError,
+    DrafterConfig,
+    EagleConfig,
+    EarlyExitConfig,
+    IndependentConfig,
+    LayerDims,
+    RivalConfig,
+    config_of,
+)
+from moa_runtime.errors import reason_of
+
+Shape = tuple[int, ...]
+
+#: Types of tensors in safetensors, as numpy reads them; bfloat16 is the upper half of a float32.
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+
+
+class DrafterWeights:
+    """The configuration and the tensors of a checkpoint.
+
+    Attributes:
+        fingerprint: see :func:`moa_drafter.config.drafter_fingerprint`.
+    """
+
+    def __init__(
+        self,
+        config: DrafterConfig | RivalConfig,
+        fingerprint: str,
+        stored: Mapping[str, Mapping[str, Any]],
+        order: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.config, self.fingerprint = config, fingerprint
+        self._stored, self._order = stored, order
+
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(self._stored)
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a tensor: float32, or int64 if it holds whole numbers."""
+        stored = self._stored[name]
+        kind, shape = stored["dtype"], stored["shape"]
+        if kind in _INTEGERS:
+            return np.frombuffer(stored["data"], _INTEGERS[kind]).reshape(shape).astype(np.int64)
+        numbers = np.frombuffer(stored["data"], _FLOATS[kind]).reshape(shape)
+        wide = (numbers.astype("<u4") << 16).view("<f4") if kind == "BF16" else numbers.astype(np.float32)
+        if self._order is None or not name.startswith(("layer_self_attention.", "Ekv2E.weight")):
+            return wide
+        over_outputs = wide.ndim == 1 or name.endswith(("o_proj.weight", "down_proj.weight"))
+        return np.take(wide, self._order, axis=0 if over_outputs else 1)
+
+
+def read_weights(folder: Path) -> DrafterWeights:
+    """Read and check the checkpoint of a drafter of any architecture, in our layout or in that of the paper's authors.
+
+    Raises:
+        CheckpointError: missing or damaged files, weights that cannot draft, and (code ``weights_differ``) missing,
+            superfluous or misshapen tensors.
+    """
+    weights = folder / WEIGHTS_FILE
+    try:
+        raw, text = _read_config(folder / CONFIG_FILE)
+        published = is_published(raw)
+        config = None if published else config_of(raw)
+        content = weights.read_bytes()
+        stored: dict[str, Any] = dict(deserialize(content))
+        if config is None:
+            config = published_config(raw, {name: tuple(each["shape"]) for name, each in stored.items()})
+            tokens = np.arange(config.vocab_size, dtype="<i8")
+            stored["draft_to_target"] = {"dtype": "I64", "shape": tokens.shape, "data": tokens.tobytes()}
+    except ConfigError as error:
+        inside = folder / CHECKPOINT_FOLDER
+        advice = f"name the checkpoint of the run, {inside}" if inside.is_dir() else "expected one written by moa-train"
+        raise CheckpointError(f"cannot load the drafter in {folder}: {error}; {advice}", code=error.code) from error
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} has no {WEIGHTS_FILE}: expected a folder written by moa-train", code="file_missing"
+        ) from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {weights}: {error}; it may be truncated", code="damaged") from error
+    if faults := WeightFaults.between({name: tuple(each["shape"]) for name, each in stored.items()}, shapes_of(config)):
+        raise CheckpointError(
+            f"the weights in {weights} are not those of its config.json: {faults}; take another, or train one",
+            code=WEIGHTS_DIFFER,
+        )
+    order = None
+    if published:
+        # The target's key-value heads have the size of the decoder's own heads.
+        heads = config.target_kv_size // (2 * config.decoder.head_dim)
+        order = np.arange(config.target_kv_size).reshape(heads, 2, -1).swapaxes(0, 1).ravel()
+    digest = hashlib.sha256(text)
+    digest.update(content)
+    made = DrafterWeights(config, digest.hexdigest()[:32], stored, order)
+    for name, each in stored.items():
+        if each["dtype"] not in (*_FLOATS, *_INTEGERS) or not np.isfinite(made.array(name)).all():
+            raise CheckpointError(
+                f"{weights}: {name!r} holds something else than finite real numbers, as after a training run that "
+                "diverged: take an earlier checkpoint, or train with a lower learning_rate",
+                code="not_finite",
+            )
+    tokens = made.array("draft_to_target")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= config.vocab_size:
+        raise CheckpointError(
+            f"{weights}: draft_to_target must hold tokens from 0 to {config.vocab_size - 1}, not "
+            f"{low if low < 0 else high}: train the drafter again",
+            code="out_of_range",
+        )
+    return made
+
+
+def shapes_of(config: DrafterConfig | RivalConfig) -> dict[str, Shape]:
+    """Return the shapes of a checkpoint's tensors by name."""
+    hidden, layers = config.decoder.hidden_size, {}
+    shapes: dict[str, Shape] = {"draft_to_target": (config.draft_vocab_size,), "norm.weight": (hidden,)}
+    if isinstance(config, DrafterConfig):
+        layers = {name: config.decoder for name in ("self_attention", "cross_attention")}
+        layers["layer_self_attention"] = config.layer_attention
+        if config.trained_target_layers:
+            layers |= {f"tail.{n}": config.decoder for n in range(config.target_layers)}
+        shapes |= {"Ekv2E.weight": (hidden, config.target_kv_size), "Ekv2E.bias": (hidden,)}
+        if config.layer_scale:
+            shapes["layer_scale"] = (len(config.lsa_layers), config.target_kv_size)
+        if not config.final_norm:
+            del shapes["norm.weight"]
+    elif isinstance(config, EagleConfig):
+        layers["layer"] = config.decoder
+        shapes |= {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,)}
+    elif isinstance(config, EarlyExitConfig):
+        layers["exit"] = config.decoder
+    elif isinstance(config, IndependentConfig):
+        layers = {f"layers.{n}": config.decoder for n in range(config.layers)}
+    return shapes | {f"{name}.{part}": shape for name, dims in layers.items() for part, shape in _layer(dims).items()}
+
+
+def _layer(dims: LayerDims) -> dict[str, Shape]:
+    hidden, inner = dims.hidden_size, dims.intermediate_size
+    q_size, kv_size = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+    return {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_size, hidden),
+        "self_attn.k_proj.weight": (kv_size, hidden),
+        "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Read a ``config.json`` of either layout; return it with its bytes. Raises ConfigError."""
+    try:
+        content = path.read_bytes()
+        raw = json.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path.name}: {reason_of(error)}", code="unreadable") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path.name} is no UTF-8 text", code="not_utf8") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path.name} is no JSON: {error}", code="not_json") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path.name} is not a drafter configuration: expected one JSON object", code="wrong_type")
+    return raw, content
+
+
+def is_published(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is of the authors' layout, not ours."""
+    return config.get("model_type") in ("moa_spec", "llama") and "architecture" not in config
+
+
+def published_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> DrafterConfig:
+    """Make the configuration from ``config.json`` and the shapes of the tensors. Raises ConfigError if neither has a
+    field."""
+    if "Ekv2E.weight" not in shapes:
+        raise ConfigError("its weights have no Ekv2E.weight", code="weights_differ")
+    try:
+        hidden, kv_size = shapes["Ekv2E.weight"]
+        # A moa_spec configuration keeps the number of key-value heads under this name, and adds head_dim.
+        heads = hidden // int(config["head_dim"]) if "head_dim" in config else int(config["num_attention_heads"])
+        vocab_size = int(config["vocab_size"])
+        layers = int(config["num_hidden_layers"] if config["model_type"] == "llama" else config["target_num_layers"])
+        return DrafterConfig(
+            target_num_layers=layers,
+            target_kv_size=kv_size,
+            vocab_size=vocab_size,
+            draft_vocab_size=vocab_size,
+            decoder=_dims("self_attention", shapes, hidden, heads),
+            layer_attention=_dims("layer_self_attention", shapes, kv_size, heads),
+            lsa_layers=tuple(range(layers)),
+            rope_theta=float(config.get("rope_theta", 500000.0)),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+            max_position_embeddings=int(config.get("max_position_embeddings", 8192)),
+            final_norm=False,
+            layer_scale=False,
+        )
+    except KeyError as error:
+        name = error.args[0]
+        hint = ": add it, the number of the target's layers" if name == "target_num_layers" else ""
+        raise ConfigError(f"the published checkpoint does not say {name}{hint}", code="missing_field") from error
+    except ConfigError:
+        raise
+    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(
+            "the shapes of the published checkpoint's tensors are those of no drafter", code="weights_differ"
+        ) from error
+
+
+def _dims(name: str, shapes: Mapping[str, tuple[int, ...]], width: int, heads: int) -> LayerDims:
+    head_dim = width // heads
+    kv_heads = shapes[f"{name}.self_attn.k_proj.weight"][0] // head_dim
+    return LayerDims(width, heads, kv_heads, head_dim, shapes[f"{name}.mlp.gate_proj.weight"][0])
