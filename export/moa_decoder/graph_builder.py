@@ -130,6 +130,10 @@ class GraphBuilder:
         """Cut the last axis."""
         return self.ops("Split", value, self.integers(*sizes), outputs=len(sizes), axis=-1)
 
+    def cast(self, value: str, dtype: type[np.generic]) -> str:
+        """Convert numbers."""
+        return self.op("Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
     # -- products
 
     def product(self, x: str, matrix: Matrix, bias: Float32 | None = None) -> str:
@@ -373,20 +377,18 @@ class GraphBuilder:
     def _model(
         self, inputs: Mapping[str, Port], outputs: Mapping[str, Port], tensors: Sequence[onnx.TensorProto]
     ) -> onnx.ModelProto:
-        ports = [
-            [
-                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), shape)
-                for name, (kind, shape) in each.items()
-            ]
-            for each in (inputs, outputs)
-        ]
-        graph = helper.make_graph(self._nodes, "decoder", *ports, tensors)
+        graph = helper.make_graph(self._nodes, "decoder", _infos(inputs), _infos(outputs), tensors)
         versions = [helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB, _CONTRIB_VERSION)]
         return helper.make_model(graph, opset_imports=versions, ir_version=_IR_VERSION)
 
     def _new(self, kind: str) -> str:
         self._count += 1
         return f"{kind}_{self._count}"
+
+
+def _infos(ports: Mapping[str, Port]) -> list[onnx.ValueInfoProto]:
+    kinds = {name: helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for name, (kind, _) in ports.items()}
+    return [helper.make_tensor_value_info(name, kinds[name], shape) for name, (_, shape) in ports.items()]
 
 
 def _vectors(weights: DecoderWeights, layer: int, names: Sequence[LayerVector]) -> list[Float32]:

@@ -173,9 +173,6 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
-    def facts(self) -> EngineFacts: ...
-
-    @property
     def vocab_size(self) -> int: ...
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import erf
 from typing import Any
 
@@ -11,10 +11,10 @@ import onnxruntime as ort
 import pytest
 
 from moa_decoder.graph_builder import GraphBuilder, Positions, Residual, query_growth, rotation_tables, scaled
-from moa_decoder.matrix import GROUP, Matrix
-from moa_decoder.spec import LayerSpec, Rotary
+from moa_decoder.spec import DecoderSpec, LayerSpec, Rotary
+from support.random_weights import RandomWeights, random_matrix
 
-_ROWS, _HIDDEN = 5, 64
+_ROWS = 5
 _ROTARY = Rotary(frequencies=10000.0 ** (-np.arange(8) / 8))
 _LLAMA = LayerSpec(4, 2, 16, 96, "silu", 0.25, _ROTARY)
 _LAYERS = {
@@ -25,42 +25,6 @@ _LAYERS = {
     "norms_after": replace(_LLAMA, norms_before=False, norms_after=True, query_key_norm="whole", residual_scale=2.0),
     "head_norm": replace(_LLAMA, norms_after=True, query_key_norm="head", rotary=None),
 }
-
-
-def random_matrix(rng: np.random.Generator, outputs: int, inputs: int, bits: int, *, offsets: bool = False) -> Matrix:
-    if bits == 32:
-        return Matrix(32, rng.normal(0, inputs**-0.5, (outputs, inputs)).astype(np.float32))
-    groups = outputs, inputs // GROUP
-    stored = rng.integers(0, 256, (*groups, GROUP * bits // 8), np.uint8)
-    scales = rng.uniform(0.5, 1, groups).astype(np.float32) * np.float32(inputs**-0.5 / 2 ** (bits - 2))
-    halves = rng.normal(0, 0.2, groups).astype(np.float32) if offsets else None
-    return Matrix(bits, stored, scales, halves)
-
-
-@dataclass
-class RandomWeights:
-    """One layer of random numbers."""
-
-    layer: LayerSpec
-    bits: int = 32
-
-    def matrix(self, _: int, name: Any) -> Matrix:
-        layer = self.layer
-        queries, keys, inner = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.intermediate_size
-        shapes = {"q": (queries, _HIDDEN), "k": (keys, _HIDDEN), "v": (keys, _HIDDEN), "out": (_HIDDEN, queries)}
-        shapes |= {"gate": (inner, _HIDDEN), "up": (inner, _HIDDEN), "down": (_HIDDEN, inner)}
-        return random_matrix(np.random.default_rng(len(name) + ord(name[0])), *shapes[name], self.bits)
-
-    def vector(self, _: int, name: Any) -> Any:
-        size = {
-            "q_norm": 64 if self.layer.query_key_norm == "whole" else 16,
-            "k_norm": 32 if self.layer.query_key_norm == "whole" else 16,
-            "k_bias": 32,
-            "v_bias": 32,
-            "gate_bias": 96,
-            "up_bias": 96,
-        }.get(name, 64)
-        return np.random.default_rng(ord(name[0])).uniform(0.5, 1.5, size).astype(np.float32)
 
 
 @pytest.mark.parametrize(("bits", "offsets"), [(4, False), (4, True), (8, False), (8, True), (32, False)])
@@ -82,7 +46,7 @@ def test_products_are_those_of_the_dense_matrix(bits: int, offsets: bool) -> Non
 @pytest.mark.parametrize("name", _LAYERS)
 def test_a_layer_is_that_of_numpy(name: str) -> None:
     spec = _LAYERS[name]
-    weights: Any = RandomWeights(spec)
+    weights = RandomWeights(DecoderSpec(32, 64, 1e-5, (spec,), 512))
     rng = np.random.default_rng(1)
     x, mixed = (rng.normal(size=(_ROWS, 64)).astype(np.float32) for _ in range(2))
     at = np.arange(3, 3 + _ROWS)

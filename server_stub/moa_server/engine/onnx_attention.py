@@ -1,0 +1,241 @@
+"""Attention in onnxruntime, computed so that nothing beside a token changes its result.
+
+A sum of floating-point numbers depends on the order of its terms. Library kernels choose that order by the shapes they
+are given, so the same token would get other bits in a larger draft, another chunk or a tree. Here the order is fixed:
+
+* Keys are taken in blocks of 64 by *position*; within a block the products add one key after the other, and masked
+  keys add zero. The blocks' results are added block by block. Neither a longer context nor a mask changes that.
+* The nodes of a tree lie in the slots after the prefix in the order they were sent, so that siblings push one another
+  away from the slot that equals their position. Their block is therefore multiplied in one piece as wide as the tree,
+  once for each block of positions, with the keys of other positions masked.
+* The normaliser is a product of the weights with ones, and so is added in the same order.
+
+Products of a single row take another way in libraries, so there are at least two. That all this holds on a given
+processor is checked, see :mod:`moa_server.engine.invariance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from moa_decoder.graph_builder import GraphBuilder, Port
+from moa_decoder.spec import LayerSpec
+from moa_runtime.session.tree import depths
+from moa_server.engine.base import Float32
+from moa_server.engine.onnx_cache import OnnxCache, handle
+from moa_server.engine.target_pass import BLOCK, Piece, rounded_up
+
+#: Tokens whose queries are multiplied at once; bounds the memory of the scores.
+TILE = 64
+#: Columns of the ones; a product with a single column takes another way.
+_ONES = 16
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """What attention of a layer computes; layers of one kind share graphs and masks."""
+
+    kv_heads: int
+    per_kv: int
+    head_dim: int
+    cap: float
+    window: int | None
+
+    @classmethod
+    def of(cls, spec: LayerSpec) -> AttentionKind:
+        per_kv = spec.heads // spec.kv_heads
+        return cls(spec.kv_heads, per_kv, spec.head_dim, spec.attention_cap, spec.window)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some tokens of a piece, and what they may look at.
+
+    Attributes:
+        first: the first token's row in the pass.
+        blocks: the range of key blocks that they look at.
+        bias: what is added to the scores: 0, or ``-inf`` for hidden keys, ``[blocks, 1, 1, tokens, BLOCK]``.
+        tail: for a tree, how many blocks at the end hold its nodes.
+        chosen: for a tree, for each block of positions whether a key of the tail belongs to it: 1 or 0,
+            ``[blocks of positions, 1, 1, tail * BLOCK]``.
+    """
+
+    cache: OnnxCache
+    first: int
+    blocks: range
+    bias: Float32
+    tail: int = 0
+    chosen: Float32 | None = None
+
+    @property
+    def count(self) -> int:
+        return self.bias.shape[3]
+
+
+def tiles(piece: Piece, first: int, window: int | None) -> Iterator[Tile]:
+    """Yield the tiles of a piece whose first token is the row ``first`` of the pass.
+
+    Args:
+        window: see :attr:`moa_decoder.spec.LayerSpec.window`.
+    """
+    for start in range(0, len(piece.chain), TILE):
+        count = min(TILE, len(piece.chain) - start)
+        own = np.arange(piece.cached + start, piece.cached + start + count)
+        blocks = _blocks(own[0], own[-1] + 1, window)
+        slots = np.arange(blocks.start * BLOCK, blocks.stop * BLOCK)
+        yield Tile(piece.cache, first + start, blocks, _bias(slots <= own[:, None], own, slots, window))
+    if not piece.tree:
+        return
+    first, before, count = first + len(piece.chain), piece.cached + len(piece.chain), len(piece.tree)
+    own = before - 1 + np.array(depths(piece.parents))
+    blocks = _blocks(before, before + count, window)
+    slots = np.arange(blocks.start * BLOCK, blocks.stop * BLOCK)
+    at = before - slots[0]  # where the tree's nodes begin
+    seen = np.broadcast_to(slots < before, (count, len(slots))).copy()
+    seen[:, at : at + count] = _ancestors(piece.parents)
+    positions = slots.copy()
+    positions[at : at + count] = own
+    hidden_from = before // BLOCK
+    tail = positions[(hidden_from - blocks.start) * BLOCK :]
+    tail[at + count - (hidden_from - blocks.start) * BLOCK :] = -1  # of no block
+    chosen = (tail // BLOCK == np.arange(hidden_from, own.max() // BLOCK + 1)[:, None]).astype(np.float32)
+    for start in range(0, count, TILE):
+        rows = slice(start, start + TILE)
+        bias = _bias(seen[rows], own[rows], positions, window)
+        yield Tile(piece.cache, first + start, blocks, bias, blocks.stop - hidden_from, chosen[:, None, None])
+
+
+def _blocks(start: int, stop: int, window: int | None) -> range:
+    """The key blocks that tokens from the position ``start`` on may see."""
+    return range(0 if window is None else max(0, start - window + 1) // BLOCK, rounded_up(stop) // BLOCK)
+
+
+def _bias(seen: NDArray[np.bool_], own: NDArray[np.int64], keys: NDArray[np.int64], window: int | None) -> Float32:
+    """
+    Args:
+        seen: ``[tokens, keys]``, without the window.
+        own, keys: positions of tokens and keys.
+    """
+    if window is not None:
+        seen = seen & (keys > own[:, None] - window)
+    bias = np.where(seen, np.float32(0), np.float32(-np.inf)).reshape(len(own), -1, BLOCK)
+    return np.ascontiguousarray(bias.transpose(1, 0, 2))[:, None, None]
+
+
+def _ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """Which nodes each node of a tree sees: its ancestors and itself, ``[n, n]``."""
+    seen = np.eye(len(parents), dtype=np.bool_)
+    for index, parent in enumerate(parents):
+        if parent:
+            seen[index] |= seen[parent - 1]
+    return seen
+
+
+class OnnxAttention:
+    """Attention of one kind, for chains and for trees.
+
+    Args:
+        dtype: of keys and values.
+        options: makes options of sessions.
+    """
+
+    def __init__(self, kind: AttentionKind, dtype: type[np.floating[Any]], options: Any) -> None:
+        self._kind, self._dtype, self._options = kind, dtype, options
+        self._sessions: dict[tuple[bool, bool], ort.InferenceSession] = {}
+
+    def bound(self, tile: Tile, queries: Float32, mixed: Float32) -> BoundAttention:
+        """Prepare a tile for all layers of a pass.
+
+        Args:
+            queries, mixed: where the pass has each layer's queries and wants the results, ``[rows, heads * head_dim]``.
+        """
+        form = tile.chosen is not None, tile.count * self._kind.per_kv == 1
+        if form not in self._sessions:
+            self._sessions[form] = self._session(*form)
+        return BoundAttention(self._sessions[form], tile, queries, mixed)
+
+    def _session(self, tree: bool, single: bool) -> ort.InferenceSession:
+        """
+        Args:
+            tree: whether the last blocks hold a tree.
+            single: whether products would have a single row, which is then taken twice.
+        """
+        kind, graph = self._kind, GraphBuilder()
+        kv, per_kv, size, integers = kind.kv_heads, kind.per_kv, kind.head_dim, graph.integers
+        keys, values = "keys", "values"
+        if self._dtype is not np.float32:
+            keys, values = (graph.cast(half, np.float32) for half in (keys, values))
+        split = graph.op("Reshape", "queries", integers(-1, kv, per_kv, size))
+        rows = graph.op("Reshape", graph.op("Transpose", split, perm=[1, 2, 0, 3]), integers(1, kv, -1, size))
+        if single:
+            rows = graph.op("Concat", rows, rows, axis=2)
+        scores = graph.capped(graph.op("MatMul", rows, keys), kind.cap)
+        scores = graph.op("Add", graph.op("Reshape", scores, integers(0, kv, per_kv, -1, BLOCK)), "bias")
+        scores = graph.op("Reshape", scores, integers(0, kv, -1, BLOCK))
+        peak = graph.op("ReduceMax", scores, integers(0, 3), keepdims=1)
+        weights = graph.op("Exp", graph.op("Sub", scores, peak))
+        ones = graph.constant(np.ones((BLOCK, _ONES), np.float32))
+        if tree:
+            mixed, total = self._tree(graph, weights, values, ones)
+        else:
+            mixed, total = graph.op("MatMul", weights, values), graph.op("MatMul", weights, ones)
+        mixed, total = (graph.op("ReduceSum", each, integers(0), keepdims=0) for each in (mixed, total))
+        mixed = graph.op("Div", mixed, graph.op("Slice", total, integers(0), integers(1), integers(2)))
+        if single:
+            mixed = graph.op("Slice", mixed, integers(0), integers(1), integers(1))
+        mixed = graph.op("Reshape", mixed, integers(kv, per_kv, -1, size))
+        mixed = graph.op("Transpose", mixed, perm=[2, 0, 1, 3])
+        graph.op("Reshape", mixed, integers(-1, kv * per_kv * size), name="mixed")
+        inputs: dict[str, Port] = {
+            "queries": (np.float32, ["n", kv * per_kv * size]),
+            "keys": (self._dtype, ["blocks", kv, size, BLOCK]),
+            "values": (self._dtype, ["blocks", kv, BLOCK, size]),
+            "bias": (np.float32, ["blocks", 1, 1, "n", BLOCK]),
+        }
+        if tree:
+            inputs |= {"parts": (np.int64, [2]), "chosen": (np.float32, ["positions", 1, 1, "tail"])}
+            inputs |= {"tail_ones": (np.float32, ["tail", _ONES])}
+        return graph.session(inputs, {"mixed": (np.float32, ["n", kv * per_kv * size])}, self._options())
+
+    def _tree(self, graph: GraphBuilder, weights: str, values: str, ones: str) -> tuple[str, str]:
+        """Products of each block before the tree, and of the tree's blocks with the keys of each block of positions."""
+        kv, size, integers = self._kind.kv_heads, self._kind.head_dim, graph.integers
+        before, tail = graph.ops("Split", weights, "parts", outputs=2, axis=0)
+        values_before, values_tail = graph.ops("Split", values, "parts", outputs=2, axis=0)
+        tail = graph.op("Transpose", tail, perm=[1, 2, 0, 3])
+        tail = graph.op("Mul", graph.op("Reshape", tail, integers(0, 0, -1)), "chosen")
+        values_tail = graph.op("Transpose", values_tail, perm=[1, 0, 2, 3])
+        values_tail = graph.op("Reshape", values_tail, integers(1, kv, -1, size))
+        mixed = graph.op("MatMul", before, values_before), graph.op("MatMul", tail, values_tail)
+        total = graph.op("MatMul", before, ones), graph.op("MatMul", tail, "tail_ones")
+        return graph.op("Concat", *mixed, axis=0), graph.op("Concat", *total, axis=0)
+
+
+class BoundAttention:
+    """Attention of one tile, for all layers of one pass; what is equal in all of them is made once."""
+
+    def __init__(self, session: ort.InferenceSession, tile: Tile, queries: Float32, mixed: Float32) -> None:
+        rows = slice(tile.first, tile.first + tile.count)
+        given: dict[str, NDArray[Any]] = {"queries": queries[rows], "bias": tile.bias}
+        if tile.chosen is not None:
+            given["parts"] = np.array([len(tile.blocks) - tile.tail, tile.tail])
+            given["chosen"] = tile.chosen
+            given["tail_ones"] = np.ones((tile.tail * BLOCK, _ONES), np.float32)
+        self._binding, self._run, self._given = session.io_binding(), session.run_with_iobinding, given
+        for name, array in given.items():
+            self._binding.bind_ortvalue_input(name, handle(array))
+        self._binding.bind_ortvalue_output("mixed", handle(mixed[rows]))
+        self._handles = tile.cache.handles(tile.blocks.start, tile.blocks.stop)
+
+    def attend(self, layer: int) -> None:
+        """Compute one layer: from the queries that are there now to the results."""
+        keys, values = self._handles[layer]
+        self._binding.bind_ortvalue_input("keys", keys)
+        self._binding.bind_ortvalue_input("values", values)
+        self._run(self._binding)

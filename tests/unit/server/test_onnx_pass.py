@@ -1,0 +1,59 @@
+"""The pass in onnxruntime: its rows are the same to the bit in any pieces, trees and company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moa_decoder.spec import DecoderSpec, LayerSpec, Rotary
+from moa_server.engine.onnx_pass import OnnxPass
+from moa_server.engine.target_pass import Piece
+from support.random_weights import RandomWeights
+
+_LAYER = LayerSpec(4, 2, 32, 96, "silu", 32**-0.5, Rotary(10000.0 ** (-np.arange(16) / 16)))
+_TEXT = [(7919 * index) % 61 for index in range(200)]
+_LAYERS = {
+    "grouped": (_LAYER, _LAYER),
+    "window": (replace(_LAYER, window=70), replace(_LAYER, attention_cap=5.0)),
+    "single query head": (replace(_LAYER, heads=2), replace(_LAYER, heads=2, rotary=None)),
+}
+_WEIGHTS = [(4, True, "grouped"), (4, False, "window"), (8, False, "single query head"), (32, False, "grouped")]
+
+
+@pytest.fixture(scope="module", params=_WEIGHTS, ids=str)
+def onnx_pass(request) -> OnnxPass:
+    bits, offsets, layers = request.param
+    spec = DecoderSpec(64, 128, 1e-5, _LAYERS[layers], 512)
+    return OnnxPass(RandomWeights(spec, bits, offsets), threads=1, keep_last=True)
+
+
+def test_rows_do_not_depend_on_pieces_and_neighbours(onnx_pass: OnnxPass) -> None:
+    whole, mine, beside = (onnx_pass.new_cache(len(_TEXT)) for _ in range(3))
+    expected, _ = onnx_pass.forward([Piece(whole, 0, _TEXT)])
+    at = 0
+    for size in (1, 2, 3, 61, 1, 70, 1, 61):
+        pieces = [Piece(beside, at, _TEXT[at : at + size % 5]), Piece(mine, at, _TEXT[at : at + size])]
+        pieces = [piece for piece in pieces if len(piece)]
+        hidden, _ = onnx_pass.forward(pieces)
+        assert np.array_equal(hidden[-size:], expected[at : at + size])
+        at += size
+    assert np.array_equal(mine.read([0, 1], 0, at), whole.read([0, 1], 0, at))
+    assert np.array_equal(mine.last[:at], expected)
+    logits = onnx_pass.logits([expected])
+    assert np.array_equal(np.concatenate([onnx_pass.logits([row[None]]) for row in expected[:5]]), logits[:5])
+
+
+@pytest.mark.parametrize("at", [3, 62, 100])
+def test_the_right_path_of_a_tree_is_that_of_a_chain(onnx_pass: OnnxPass, at: int) -> None:
+    whole = onnx_pass.new_cache(len(_TEXT))
+    expected, _ = onnx_pass.forward([Piece(whole, 0, _TEXT)])
+    tree = whole.resized(at + 8, at)
+    wrong, right = _TEXT[0], _TEXT[at : at + 5]
+    nodes, parents = [wrong, right[0], wrong, right[1], right[2], wrong], [0, 0, 1, 2, 4, 4]
+    hidden, _ = onnx_pass.forward([Piece(tree, at, (), nodes, parents)])
+    assert np.array_equal(hidden[[1, 3, 4]], expected[at : at + 3])
+    tree.keep(at, [1, 3, 4])
+    assert np.array_equal(tree.read([0, 1], 0, at + 3), whole.read([0, 1], 0, at + 3))
+    assert np.array_equal(onnx_pass.forward([Piece(tree, at + 3, right[3:])])[0], expected[at + 3 : at + 5])
