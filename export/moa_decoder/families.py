@@ -47,7 +47,8 @@ class _Family:
         tied: whether the head is the embedding if the configuration does not say so.
         fused: whether a checkpoint has one matrix for queries, keys and values, and one for gate and up.
         scaled_embedding: whether embeddings are multiplied by the root of the hidden size.
-        activation: if the configuration names none; ``gelu`` also means ``gelu_tanh`` then.
+        activation: if the configuration names none.
+        approximates: whether ``gelu`` means ``gelu_tanh``, as in the first Gemma's configurations.
         theta: base of the rotary positions if the configuration has none; that of layers with a window.
         interleaved: whether GGUF files have the pairs of a rotation as neighbours in queries and keys.
     """
@@ -64,6 +65,7 @@ class _Family:
     fused: bool = False
     scaled_embedding: bool = False
     activation: Activation = "silu"
+    approximates: bool = False
     theta: tuple[float, float] = (10000.0, 10000.0)
     interleaved: bool = False
 
@@ -85,7 +87,7 @@ _FAMILIES = {
     "qwen2": _Family(_QWEN, qkv_biases=True, windows="layer_types"),
     "qwen3": _Family(_QWEN | {_BIAS}, query_key_norm="head", windows="layer_types"),
     "olmo2": _Family(_names("attention_bias"), norms="after", query_key_norm="whole"),
-    "gemma": _Family(_names("attention_bias hidden_activation"), **_GEMMA),
+    "gemma": _Family(_names("attention_bias hidden_activation"), approximates=True, **_GEMMA),
     "gemma2": _Family(_GEMMA_2, norms="both", windows="layer_types", full_every=2, caps=(50.0, 30.0), **_GEMMA),
     "gemma3_text": _Family(
         _GEMMA_3 | _names("sliding_window_pattern _sliding_window_pattern rope_local_base_freq"),
@@ -328,7 +330,8 @@ def spec_of_gguf(
     if "rope_freqs.weight" not in shapes:
         return spec
     factors = read("rope_freqs.weight").astype(np.float64)  # Llama 3's scaling, by which frequencies are divided
-    return replace(spec, layers=tuple(replace(layer, rotary=_slowed(layer.rotary, factors)) for layer in spec.layers))
+    slowed = {rotary: _slowed(rotary, factors) for rotary in {layer.rotary for layer in spec.layers}}
+    return replace(spec, layers=tuple(replace(layer, rotary=slowed[layer.rotary]) for layer in spec.layers))
 
 
 def _complete(config: dict[str, Any], own: Mapping[str, Any], architecture: str) -> None:
@@ -450,8 +453,8 @@ def _attention_scale(fields: _Fields, head_dim: int) -> float:
 
 def _activation(fields: _Fields, family: _Family) -> Activation:
     name = fields.any("hidden_activation") or fields.any("hidden_act") or family.activation
-    if name == "gelu":
-        name = family.activation if family.activation != "silu" else name  # Gemma's first ones mean the approximation
+    if name == "gelu" and family.approximates:
+        name = "gelu_tanh"
     if name not in _ACTIVATIONS:
         raise _unsupported(f"its activation is {name!r:.60}")
     return _ACTIVATIONS[name]
