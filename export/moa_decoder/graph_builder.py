@@ -159,7 +159,7 @@ class GraphBuilder:
             K=matrix.inputs,
             N=matrix.outputs,
             bits=matrix.bits,
-            block_size=GROUP,
+            block_size=matrix.group,
             accuracy_level=_INTEGER_PRODUCTS,
         )
 
@@ -169,8 +169,8 @@ class GraphBuilder:
         return self.constant(matrix.offsets.T)
 
     def products(self, x: str, matrices: Sequence[Matrix], biases: Sequence[Float32] | None = None) -> list[str]:
-        """Products with several matrices, as one if they have the same bits."""
-        if len({matrix.bits for matrix in matrices}) != 1:
+        """Products with several matrices, as one if they have the same bits and groups."""
+        if len({(matrix.bits, matrix.group) for matrix in matrices}) != 1:
             each = biases or [None] * len(matrices)
             return [self.product(x, matrix, bias) for matrix, bias in zip(matrices, each, strict=True)]
         whole = self.product(x, stacked(matrices), None if biases is None else np.concatenate(biases))
@@ -329,7 +329,7 @@ class GraphBuilder:
     ) -> tuple[str, str, str]:
         """Queries and keys are rotated by one node."""
         q, k, v = matrices
-        if len({matrix.bits for matrix in matrices}) == 1:
+        if len({(matrix.bits, matrix.group) for matrix in matrices}) == 1:
             whole = self.product(x, stacked(matrices), None if biases is None else np.concatenate(biases))
             both, values = self.split(whole, q.outputs + k.outputs, v.outputs)
         else:

@@ -14,8 +14,9 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.numpy import load_file
 
 from moa_decoder.errors import TargetError
+from moa_decoder.gguf_blocks import bits_of, dense_rows, matrix_of
 from moa_decoder.gguf_file import GgufFile
-from moa_decoder.gguf_weights import GgufWeights, dense_rows, matrix_of
+from moa_decoder.gguf_weights import GgufWeights
 from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
 
@@ -60,7 +61,7 @@ def test_numbers_are_those_of_ggml(tmp_path, name):
     assert np.array_equal(dense_rows(tensor).view(np.uint32), wanted.view(np.uint32))
     assert np.array_equal(dense_rows(tensor, np.array([4, 1])), wanted[[4, 1]])
     matrix = matrix_of(tensor)
-    assert matrix.bits == BITS[name] and (matrix.outputs, matrix.inputs) == (6, 512)
+    assert matrix.bits == bits_of(tensor) == BITS[name] and (matrix.outputs, matrix.inputs) == (6, 512)
     assert np.abs(matrix.dense() - wanted).max() <= 1e-6 * np.abs(wanted).max()
     assert name in ("Q4_1", "Q4_K") or np.array_equal(matrix.dense(), wanted)
     assert np.array_equal(matrix.rows(np.array([4, 1])).dense(), matrix.dense()[[4, 1]])
@@ -87,6 +88,13 @@ def test_weights_are_those_of_the_checkpoint(tiny_target, tmp_path):
         assert np.array_equal(weights.last_norm(), state["model.norm.weight"])
         assert np.array_equal(weights.embed([7, 3]), state["model.embed_tokens.weight"][[7, 3]])
         assert np.array_equal(weights.embedding().dense()[[7, 3]], weights.embed([7, 3]))
+    checkpoint = {name: numbers for name, _, numbers in weights.checkpoint()}
+    assert checkpoint.keys() == state.keys()
+    for name, shape, first in weights.checkpoint(first_rows=True):
+        assert np.array_equal(checkpoint[name], state[name]) and shape == state[name].shape
+        assert np.array_equal(first, state[name][:1])
+    rounded = GgufWeights(write_gguf(tiny_target, tmp_path / "r.gguf"), bits=4)
+    assert (rounded.matrix(0, "q").bits, rounded.head().bits, weights.bits) == (4, 8, 32)
     layer = weights.spec.layers[3]
     assert (layer.heads, layer.kv_heads, layer.head_dim, len(weights.spec.layers)) == (4, 2, 16, 4)
     assert weights.metadata["tokenizer.ggml.tokens"].read()[1] == "<|im_start|>"

@@ -1,0 +1,60 @@
+"""Rounding matrices to nearest in groups, as exports do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moa_decoder.errors import TargetError
+from moa_decoder.matrix import GROUP, Float32, Matrix
+
+#: The smallest normal float16, as which scales are kept.
+_LEAST_SCALE = np.float32(2.0**-14)
+#: With few codes it pays to clip the largest number of a group: its error against that of all others.
+_SHARES = {4: (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.775, 0.75), 8: (1.0,)}
+_ROWS_AT_ONCE = 1024
+
+
+def rounded(dense: Float32, bits: int) -> Matrix:
+    """Round a matrix, float32 ``[out, in]``, to 4 or 8 bits with one scale a group of :data:`moa_decoder.matrix.GROUP`,
+    those with the least squared error; 32 leaves it. The arithmetic is that of ``moa_export.quantize``.
+
+    Raises:
+        TargetError: ``unsupported_group`` if groups do not divide its inputs.
+    """
+    if bits == 32:
+        return Matrix(32, dense)
+    if dense.shape[1] % GROUP:
+        raise TargetError(
+            f"a matrix with {dense.shape[1]} inputs cannot be rounded in groups of {GROUP}: choose --dtype float32",
+            code="unsupported_group",
+        )
+    most = 2 ** (bits - 1) - 1
+    stored = np.empty((len(dense), dense.shape[1] // GROUP, GROUP * bits // 8), np.uint8)
+    scales = np.empty(stored.shape[:2], np.float32)
+    for start in range(0, len(dense), _ROWS_AT_ONCE):  # the temporaries stay small
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        codes, scales[rows] = _round(dense[rows].reshape(-1, stored.shape[1], GROUP), most, _SHARES[bits])
+        above = (codes + (most + 1)).astype(np.uint8)
+        stored[rows] = above if bits == 8 else above[..., ::2] | above[..., 1::2] << 4
+    return Matrix(bits, stored, scales)
+
+
+def _round(groups: Float32, most: int, shares: tuple[float, ...]) -> tuple[Float32, Float32]:
+    """Return codes ``[rows, groups, GROUP]`` and scales ``[rows, groups]``."""
+    largest = np.abs(groups).max(-1, keepdims=True)
+    best = error = None
+    for share in shares:
+        scales = np.maximum(largest * np.float32(share) / np.float32(most), _LEAST_SCALE)
+        scales = scales.astype(np.float16).astype(np.float32)  # codes are steps of the scale as it is kept
+        codes = np.clip(np.rint(groups / scales), -most - 1, most)
+        if len(shares) == 1:
+            return codes, scales[..., 0]
+        now = np.square(codes * scales - groups).sum(-1, keepdims=True)
+        if best is None or error is None:
+            best, error = (codes, scales), now
+            continue
+        better = now < error
+        error = np.minimum(now, error)
+        best = np.where(better, codes, best[0]), np.where(better, scales, best[1])
+    assert best is not None
+    return best[0], best[1][..., 0]
