@@ -26,7 +26,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.memory_rows import decode_rows, encode_rows
 from moa_runtime.tokens import common_length
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.engine.base import Capabilities, Engine, Outcome, Rows, StepRequest
+from moa_server.engine.base import Capabilities, Engine, EngineFacts, Outcome, Rows, StepRequest
 
 _VERSION = 1
 _ARRAYS = ("positions", "lengths", "tokens", "top_tokens", "top_logprobs")
@@ -253,7 +253,7 @@ def replayed_target(recording: Recording) -> ReplayEngine:
 class _RowsOfZeros:
     """The engine that :class:`ReplayEngine` asks for memory rows."""
 
-    capabilities = Capabilities()
+    capabilities, facts = Capabilities(), EngineFacts("recorded", "cpu", True, 0)
 
     def __init__(self, recording: Recording) -> None:
         self.fingerprints, self.vocab_size = recording.fingerprints, recording.vocab_size

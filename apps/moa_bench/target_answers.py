@@ -227,7 +227,7 @@ class ReplayEngine:
         self._engine, self._answers, self.has_rows = engine, answers, has_rows
         self.fingerprints, self.vocab_size = engine.fingerprints, engine.vocab_size
         self.stop_tokens, self.max_context = engine.stop_tokens, engine.max_context
-        self.capabilities, self.cache_use = engine.capabilities, (0, 0)
+        self.capabilities, self.facts, self.cache_use = engine.capabilities, engine.facts, (0, 0)
         self.forwards = 0
         self._texts: dict[int, _Text] = {}
 

@@ -103,6 +103,11 @@ class AnswerRecord:
         elif isinstance(event, LinkLost):
             statistics.reconnects += 1
 
+    def note_dtype(self, dtype: str) -> None:
+        """Note the type of the target's numbers that a verdict comes from; empty for an unknown one."""
+        if dtype and dtype != self.statistics.dtype.rpartition(", ")[2]:
+            self.statistics.dtype += f", {dtype}" if self.statistics.dtype else dtype
+
     def _commit(self, event: Committed) -> None:
         statistics = self.statistics
         if event.tokens and statistics.first_token_seconds is None:

@@ -43,7 +43,7 @@ from moa_runtime.events import (
 )
 from moa_runtime.options import DRAFTERS, Conditions, DrafterName, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Committed, Finished, Policy, RolledBack, Sampling, Welcomed
+from moa_runtime.session.events import Committed, Decided, Finished, Policy, RolledBack, Sampling, Welcomed
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.tokens import common_length
@@ -753,6 +753,8 @@ class Chat:
 
     def _hear(self, event: LoopEvent) -> None:
         """Take an event of the drafting loop."""
+        if isinstance(event, Decided):
+            self._record.note_dtype(self._session.dtype)
         self._record.hear(event)
         if isinstance(event, Committed):
             update = self._publish()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
@@ -331,6 +332,10 @@ class ChatStore:
 
 def _figure(name: str, data: Any) -> Any:
     """Return a figure of an answer after checking its type against that of :class:`Statistics`."""
+    if name == "dtype":  # missing in files of earlier versions
+        if not re.fullmatch("[a-z0-9, ]{0,200}", dtype := data.get(name, "")):
+            raise ValueError("dtype names no types of numbers")
+        return dtype
     value, kind = data[name], type(getattr(Statistics(), name))
     if kind is list:
         return [_seconds(each) for each in value]

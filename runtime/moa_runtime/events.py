@@ -55,6 +55,8 @@ class Statistics:
         draft_seconds, wait_seconds: time spent drafting, and waiting for verdicts.
         round_trips: seconds from sending to each verdict; of a pushed one, from the verdict before.
         first_token_seconds: from the question to the first committed token.
+        dtype: type of the target's numbers, such as "int4"; several, as in "int4, float32", if a verifier of another
+            type continued the answer; empty if it is unknown.
     """
 
     tokens: int = 0
@@ -78,6 +80,7 @@ class Statistics:
     draft_seconds: float = 0.0
     wait_seconds: float = 0.0
     round_trips: list[float] = field(default_factory=list)
+    dtype: str = ""
 
     @property
     def tau(self) -> float:
@@ -92,7 +95,7 @@ class Statistics:
         """Return a copy that later rounds do not change."""
         return replace(self, round_trips=list(self.round_trips))
 
-    def as_dict(self) -> dict[str, float | int | None]:
+    def as_dict(self) -> dict[str, float | int | str | None]:
         """Return plain figures for JSON."""
         trips = sorted(self.round_trips)
         plain = [each.name for each in fields(self) if each.name not in ("server_drafts", "round_trips")]

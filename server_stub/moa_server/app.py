@@ -150,6 +150,7 @@ class Verifier:
             {
                 "version": version("moa-edge"),
                 "fingerprints": asdict(self.engine.fingerprints),
+                "dtype": self.engine.facts.dtype,
                 "capabilities": asdict(self.engine.capabilities),
                 "sessions": len(self.store),
                 "forwards": self.engine.forwards,
@@ -226,6 +227,7 @@ class Verifier:
 
     def _watch(self) -> None:
         watch, engine = self.metrics.watch, self.engine
+        self.metrics.tell_dtype(engine.facts.dtype)
         watch("moa_sessions", "Conversations held.", lambda: len(self.store))
         watch("moa_sessions_connected", "Conversations with a connection.", lambda: self.store.connected)
         away = "Conversations whose answer continues without a connection."

@@ -161,6 +161,7 @@ class Connection:
                     rows=bool(fingerprints.drafter),
                     capabilities=[] if self._verifier.drafts is None else [wire.CAPABILITY_DRAFTS],
                     load=self._verifier.worker.load,
+                    dtype=self._verifier.engine.facts.dtype,
                 )
             for message in greeting:
                 await self._send(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -54,6 +54,10 @@ class Metrics:
             self._tokens.labels(kind)
         for reason in ("left", "expired", "failed", "given up"):
             self._dropped.labels(reason)
+
+    def tell_dtype(self, dtype: str) -> None:
+        """Export the type of the target's numbers, as the label of a gauge that is 1."""
+        Info("moa_target", "The target.", registry=self._registry).info({"dtype": dtype})
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that is read at each scrape."""

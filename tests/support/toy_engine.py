@@ -10,7 +10,7 @@ import numpy as np
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.tree import accepted_path
-from moa_server.engine.base import Capabilities, Outcome, Rows, StepRequest
+from moa_server.engine.base import Capabilities, EngineFacts, Outcome, Rows, StepRequest
 
 VOCAB, STOP = 50, 0
 PRINTS = Fingerprints("target", "tokenizer", "drafter")
@@ -33,6 +33,7 @@ class ToyEngine:
     """
 
     fingerprints, stop_tokens = PRINTS, (STOP,)
+    facts = EngineFacts("float32", "cpu", True, 0)
 
     def __init__(
         self,

@@ -120,6 +120,7 @@ export function figuresOf(statistics: Statistics, wordsAToken: number): string[]
         : `this device drafts: an answer from the server after ${waited}`,
     );
   }
+  if (statistics.dtype !== "") shown.push(`numbers of the model: ${statistics.dtype}`);
   shown.push(`${size(statistics.bytesUp)} sent, ${size(statistics.bytesDown)} received`);
   return shown;
 }

@@ -36,6 +36,7 @@ const STATISTICS: Statistics = {
   draftSeconds: 0,
   waitSeconds: 0,
   roundTrips: [0.1],
+  dtype: "int4",
 };
 
 export function update(spans: readonly TextSpan[], dropped = ""): AnswerUpdate {

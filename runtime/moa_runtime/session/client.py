@@ -14,6 +14,7 @@ from moa_runtime.session.client_frames import (
     OutgoingFrames,
     check_verdict,
     classify,
+    parse_dtype,
     parse_echo,
     parse_fault,
     parse_limits,
@@ -77,6 +78,7 @@ class ClientSession:
     Attributes:
         policy: as above; may be set at any time.
         limits: limits of the verifier, as of the last Welcome.
+        dtype: type of its target's numbers; empty if it is unknown.
         committed: tokens that the target has confirmed.
         answering: whether an answer is running.
         sampling: sampling of the last answer.
@@ -115,6 +117,7 @@ class ClientSession:
         # The connection.
         self.link = LinkState.DOWN
         self.limits = Limits()
+        self.dtype = ""
         self.held = False
         self.wants_rows = True
         self.rows = 0
@@ -509,7 +512,7 @@ class ClientSession:
 
     def _welcomed(self, welcome: wire.Welcome) -> tuple[list[SessionEvent], bool]:
         """Bring the link up; return the events, and whether the server is in the client's epoch."""
-        self.limits = parse_limits(welcome)
+        self.limits, self.dtype = parse_limits(welcome), parse_dtype(welcome)
         self.link = LinkState.UP
         resumed = bool(self._resume_token) and welcome.resume_token == self._resume_token
         self._resume_token = welcome.resume_token

@@ -5,6 +5,7 @@ Nothing here knows the conversation's tokens; :class:`~moa_runtime.session.clien
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -41,6 +42,8 @@ _MAX_COUNT = 1 << 62
 _MAX_CONTEXT = 1 << 24
 #: Characters of a fault's text that are shown.
 _MAX_FAULT_TEXT = 400
+#: The name of a type of numbers.
+_WORD = re.compile("[a-z0-9]{1,16}")
 
 
 class BrokenFrameError(Exception):
@@ -105,6 +108,11 @@ def parse_limits(welcome: wire.Welcome) -> Limits:
     if not 0 < welcome.limits.max_context <= _MAX_CONTEXT:
         raise BrokenFrameError(f"the server reports a context of {welcome.limits.max_context} tokens")
     return Limits.from_message(welcome.limits)
+
+
+def parse_dtype(welcome: wire.Welcome) -> str:
+    """Return the type of the target's numbers, such as "int4"; empty if the verifier names none, or no plain word."""
+    return welcome.dtype if _WORD.fullmatch(welcome.dtype) else ""
 
 
 def check_verdict(verdict: wire.Verdict, vocab_size: int) -> None:

@@ -173,6 +173,7 @@ class ServerSession:
         rows: bool = True,
         capabilities: Sequence[int] = (),
         load: wire.Load | None = None,
+        dtype: str = "",
     ) -> list[wire.ServerMessage]:
         """Answer the Hello of a new connection with a Welcome, and with a verdict on tokens that the client lacks.
 
@@ -182,6 +183,7 @@ class ServerSession:
             rows: whether the verifier makes memory rows.
             capabilities: ``Capability`` values of the wire.
             load: load of the verifier, if known.
+            dtype: type of the target's numbers.
         """
         resume = hello.resume
         self.connection = max(self.connection, resume.connection)
@@ -203,6 +205,7 @@ class ServerSession:
             verdict_follows=news,
             capabilities=[wire.Capability.Name(each) for each in capabilities],
             load=load,
+            dtype=dtype,
         )
         answer = [wire.ServerMessage(welcome=welcome)]
         return [*answer, self._known_verdict(agreed)] if news else answer

@@ -101,6 +101,13 @@ export class AnswerRecord {
     }
   }
 
+  /** Note the type of the target's numbers that a verdict comes from; empty for an unknown one. */
+  noteDtype(dtype: string): void {
+    const { statistics } = this;
+    const known = statistics.dtype.split(", ").at(-1);
+    if (dtype !== "" && dtype !== known) statistics.dtype += known === "" ? dtype : `, ${dtype}`;
+  }
+
   private countRound(event: RoundEnded | Pushed): void {
     const { statistics } = this;
     statistics.rounds++;

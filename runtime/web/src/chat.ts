@@ -692,6 +692,7 @@ export class Chat {
   // -- events of the loop ------------------------------------------------------------------------
 
   private hear(event: LoopEvent): void {
+    if (event.event === "Decided") this.record.noteDtype(this.session.dtype);
     this.record.hear(event);
     if (event.event === "Committed") this.committed();
     else if (event.event === "Drafted") this.publish();

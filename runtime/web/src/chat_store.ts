@@ -217,10 +217,18 @@ function answerFrom(answer: JsonReader): AnswerState {
   };
 }
 
+/** Read the types of numbers, which files of earlier versions lack. */
+function dtypesFrom(figures: JsonReader): string {
+  const value = figures.has("dtype") ? figures.get("dtype") : "";
+  if (typeof value !== "string" || !/^[a-z0-9, ]{0,200}$/.test(value)) throw broken("dtype names no types of numbers");
+  return value;
+}
+
 /** Read the figures, each of the type of a new answer's; a time that is not known yet is null. */
 function statisticsFrom(figures: JsonReader): Statistics {
   const read = Object.entries(newStatistics()).map(([name, usual]) => {
     const key = snake(name);
+    if (name === "dtype") return [name, dtypesFrom(figures)];
     const value = figures.get(key);
     if (typeof usual === "boolean") return [name, figures.flag(key)];
     if (Array.isArray(usual)) return [name, figures.list(key).map((each) => seconds(each, key))];

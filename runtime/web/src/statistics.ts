@@ -40,6 +40,8 @@ export interface Statistics {
   waitSeconds: number;
   /** Seconds from sending to each verdict; for a pushed one, since the verdict before. */
   roundTrips: number[];
+  /** Type of the target's numbers, such as "int4"; several if a verifier of another type continued; empty if unknown. */
+  dtype: string;
 }
 
 export function newStatistics(): Statistics {
@@ -65,6 +67,7 @@ export function newStatistics(): Statistics {
     draftSeconds: 0,
     waitSeconds: 0,
     roundTrips: [],
+    dtype: "",
   };
 }
 

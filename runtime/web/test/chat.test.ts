@@ -60,6 +60,7 @@ chat("two turns are the target's own", async (world) => {
     assert.equal(end.text, tokenizer.decode(ids(end)));
     assert.equal(end.spans.map(({ text }) => text).join(""), end.text);
     assert.equal(end.reason, "length");
+    assert.equal(end.statistics.dtype, "int4");
     assert.ok(end.statistics.tokens === LENGTH && tau(end.statistics) >= 1 && end.statistics.bytesDown > 0);
     assert.deepEqual(talk.messages.slice(2 * turn), [
       { role: "user", content: QUESTION },

@@ -68,7 +68,8 @@ export class ToyVerifier {
     const { epoch } = this;
     const verdictFollows = Number(committedLength) < this.tokens.length && hello.resume!.epoch === epoch;
     const limits = { maxContext: 512, maxDraftTokens: 16, maxFrameBytes: 1 << 20, idleSeconds: 900, chainsOnly: true };
-    const value = { protocolVersion: 2, resumeToken: "a token", limits, committedLength, epoch, verdictFollows };
+    const state = { limits, committedLength, epoch, verdictFollows, dtype: "int4" };
+    const value = { protocolVersion: 2, resumeToken: "a token", ...state };
     send(socket, { case: "welcome", value });
     if (verdictFollows) this.say(socket, this.tokens.slice(Number(committedLength)), 0);
   }

@@ -173,6 +173,9 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
     def vocab_size(self) -> int: ...
 
     @property

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,7 +109,7 @@ async def test_an_answer_that_the_verifier_finished_meanwhile_is_fetched(world: 
     shown = await asked(world, 20, sampling=Sampling(0.8, 0.95, seed) if seed else None)
     assert shown is not None
     await asyncio.sleep(30)
-    forwards = world.engine.forwards
+    forwards, world.engine.facts = world.engine.forwards, replace(world.engine.facts, dtype="int4")
     chat = await reopened(world)
     assert chat.question == QUESTION and chat.messages == [] and chat.store_problem == ""
     events, end = await finished(world, seed)
@@ -116,6 +117,7 @@ async def test_an_answer_that_the_verifier_finished_meanwhile_is_fetched(world: 
     assert isinstance(first, AnswerUpdate) and first.tokens[: committed(first)] == shown.tokens[: committed(first)]
     assert world.engine.forwards == forwards
     assert end.statistics.fetched > 30 and end.statistics.reconnects == 1
+    assert end.statistics.dtype == "float32, int4"
     assert 0 < first.statistics.rounds <= end.statistics.rounds and first.statistics.bytes_up > 0
 
 

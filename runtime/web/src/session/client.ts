@@ -17,6 +17,7 @@ import {
   checkVerdict,
   classify,
   finishReason,
+  parseDtype,
   parseEcho,
   parseFault,
   parseLimits,
@@ -82,6 +83,8 @@ export class ClientSession {
   link: LinkState = "down";
   /** Limits of the verifier, as of the last Welcome. */
   limits: Limits = USUAL_LIMITS;
+  /** Type of the numbers of the verifier's target; empty if it is unknown. */
+  dtype = "";
   /** If set, only a new prompt is requested from the server; {@link resume} makes up for it. */
   held = false;
   /** Whether the next connection asks for memory rows. */
@@ -504,6 +507,7 @@ export class ClientSession {
   /** Bring the link up; return the events, and whether the server is in the client's epoch. */
   private welcomed(welcome: Welcome): { events: SessionEvent[]; sameEpoch: boolean } {
     this.limits = parseLimits(welcome);
+    this.dtype = parseDtype(welcome);
     this.link = "up";
     const resumed = this.resumeToken !== "" && welcome.resumeToken === this.resumeToken;
     this.resumeToken = welcome.resumeToken;

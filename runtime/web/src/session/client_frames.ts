@@ -119,6 +119,11 @@ export function parseLimits(welcome: Welcome): Limits {
   return { maxContext, maxDraftTokens, maxFrameBytes, idleSeconds, trees: !chainsOnly, awaySeconds, keepSeconds };
 }
 
+/** Return the type of the target's numbers, such as "int4"; empty if the verifier names none that is a plain word. */
+export function parseDtype(welcome: Welcome): string {
+  return /^[a-z0-9]{1,16}$/.test(welcome.dtype) ? welcome.dtype : "";
+}
+
 /**
  * Check a verdict's tokens.
  *

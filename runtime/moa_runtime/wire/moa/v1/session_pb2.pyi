@@ -238,7 +238,7 @@ class Ping(_message.Message):
     def __init__(self, stamp: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "resume_token", "limits", "committed_length", "epoch", "connection", "verdict_follows", "capabilities", "load")
+    __slots__ = ("protocol_version", "resume_token", "limits", "committed_length", "epoch", "connection", "verdict_follows", "capabilities", "load", "dtype")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +248,7 @@ class Welcome(_message.Message):
     VERDICT_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     resume_token: str
     limits: Limits
@@ -257,7 +258,8 @@ class Welcome(_message.Message):
     verdict_follows: bool
     capabilities: _containers.RepeatedScalarFieldContainer[Capability]
     load: Load
-    def __init__(self, protocol_version: _Optional[int] = ..., resume_token: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., committed_length: _Optional[int] = ..., epoch: _Optional[int] = ..., connection: _Optional[int] = ..., verdict_follows: bool = ..., capabilities: _Optional[_Iterable[_Union[Capability, str]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    dtype: str
+    def __init__(self, protocol_version: _Optional[int] = ..., resume_token: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., committed_length: _Optional[int] = ..., epoch: _Optional[int] = ..., connection: _Optional[int] = ..., verdict_follows: bool = ..., capabilities: _Optional[_Iterable[_Union[Capability, str]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("answers", "queue_us", "step_us")
