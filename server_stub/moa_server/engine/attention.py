@@ -12,7 +12,7 @@ are given, so the same token would get other bits in a larger draft, another chu
   Those of a tree are first put where their positions are.
 
 Libraries add one key after the other up to some width, 192 where this was measured: a block and a tree of 128 tokens.
-That all this holds on a given processor is checked, see :mod:`moa_server.engine.fused_llama`.
+That all this holds on a given processor is checked, see :mod:`moa_server.engine.invariance`.
 """
 
 from __future__ import annotations

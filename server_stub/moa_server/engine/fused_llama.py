@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
-import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -235,71 +232,3 @@ def padded(rows: int) -> int:
     memory. ``padded(70)`` is 72.
     """
     return rounded_up(rows, _ROWS if rows <= 64 else 8 if rows <= 128 else 32)
-
-
-#: Layers that are run: the first one, and one whose input is no embedding.
-_LAYERS = 2
-#: Tokens of the text; past a chunk of prefill, and several blocks of keys.
-_TOKENS = 620
-#: Sizes of pieces, over and over, and where trees hang: at both sides of a block's edge.
-_PIECES = (1, 2, 3, 4, 5, 7, 1, 8, 12, 16, 30, 64, 1, 100)
-_TREES = (5, 60, 64, 127, 190, 560)
-_TREE_SIZE = 62
-
-
-@torch.inference_mode()
-def is_invariant(fused: FusedLlama, vocab_size: int, context: int) -> bool:
-    """Run a text in large chunks, in small pieces beside another sequence, and in trees: are all states equal?
-
-    Takes about a second for a target of 135 million parameters.
-    """
-    rng = random.Random(4)
-    text = [rng.randrange(vocab_size) for _ in range(min(_TOKENS, context))]
-    short = fused.first_layers(_LAYERS)
-    cache = short.new_cache(len(text))
-    chunks = [text[at : at + 512] for at in range(0, len(text), 512)]
-    states = torch.cat([short.forward([Piece(cache, 512 * at, chunk)])[0] for at, chunk in enumerate(chunks)])
-    logits = list(short.logits([states[:70]]))
-    return (
-        _same_in_pieces(short, text, cache, states)
-        and all(_same_in_tree(short, text, at, cache, states, rng) for at in _TREES if at < len(text))
-        and all(np.array_equal(list(short.logits([states[at:end]])), logits[at:end]) for at, end in _cut(len(logits)))
-    )
-
-
-def _same_in_pieces(fused: FusedLlama, text: Sequence[int], cache: KVCache, states: Tensor) -> bool:
-    mine, beside = fused.new_cache(len(text)), fused.new_cache(len(text))
-    for index, (start, stop) in enumerate(_cut(len(text))):
-        pieces = [Piece(mine, start, text[start:stop])]
-        if index % 3:
-            pieces.insert(index % 2, Piece(beside, 0, text[stop - 1 : stop - 1 + index % 3]))
-        hidden, _ = fused.forward(pieces)
-        first = 0 if pieces[0].cache is mine else len(pieces[0])
-        if not torch.equal(hidden[first : first + stop - start], states[start:stop]):
-            return False
-    return torch.equal(mine.keys, cache.keys) and torch.equal(mine.values, cache.values)
-
-
-def _cut(length: int) -> Iterator[tuple[int, int]]:
-    start = 0
-    for size in itertools.cycle(_PIECES):
-        if start >= length:
-            return
-        yield start, min(start + size, length)
-        start += size
-
-
-def _same_in_tree(
-    fused: FusedLlama, text: Sequence[int], at: int, cache: KVCache, states: Tensor, rng: random.Random
-) -> bool:
-    """Compare a tree after the first ``at`` tokens that has the text itself as a path."""
-    cache = cache.resized(at + _TREE_SIZE, at)
-    right = text[at : at + 20]
-    spine = sorted(rng.sample(range(_TREE_SIZE), len(right)))
-    tokens = [rng.choice(text) for _ in range(_TREE_SIZE)]
-    parents = [rng.randint(0, index) for index in range(_TREE_SIZE)]
-    node = 0
-    for index, token in zip(spine, right, strict=True):
-        tokens[index], parents[index], node = token, node, index + 1
-    hidden, _ = fused.forward([Piece(cache, at, (), tokens, parents)])
-    return torch.equal(hidden[spine], states[at : at + len(right)])

@@ -6,7 +6,9 @@ sequence by sequence (:mod:`moa_server.engine.onnx_attention`). No row depends o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,13 @@ from moa_decoder.errors import TargetError
 from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, query_growth, rotation_tables
 from moa_decoder.spec import DecoderSpec, Rotary
 from moa_decoder.weights import DecoderWeights
+from moa_runtime.options import available_cpus
 from moa_runtime.session.tree import depths
 from moa_server.engine.base import Float32
 from moa_server.engine.onnx_attention import AttentionKind, BoundAttention, OnnxAttention, tiles
 from moa_server.engine.onnx_cache import CacheShape, OnnxCache, handle
 from moa_server.engine.target_pass import Piece, rounded_up
 
-#: Rows of products are padded to a multiple of this: a single row is multiplied in another way.
-ROWS = 2
 #: Rows that the buffers of a pass hold at first.
 _FIRST_ROWS = 64
 
@@ -34,11 +35,12 @@ class OnnxPass:
 
     Args:
         weights: are not needed afterwards but for token embeddings.
-        threads: that compute.
+        threads: that compute; all processors if None.
         keep_last: whether caches keep the last hidden states.
 
     Attributes:
         batch_invariant: False until :mod:`moa_server.engine.invariance` has shown it.
+        row_multiple: rows of products are padded to a multiple of this: a single row is multiplied in another way.
 
     Raises:
         TargetError: ``unsupported_target`` if keys and values of its layers differ in shape.
@@ -46,18 +48,18 @@ class OnnxPass:
 
     device = "cpu"
 
-    def __init__(self, weights: DecoderWeights, *, threads: int, keep_last: bool = False) -> None:
+    def __init__(self, weights: DecoderWeights, *, threads: int | None = None, keep_last: bool = False) -> None:
         spec = weights.spec
         shapes = {(layer.kv_heads, layer.head_dim, layer.heads) for layer in spec.layers}
         if len(shapes) != 1:
             text = "the target's layers differ in the shapes of their keys and values: take another target"
             raise TargetError(text, code="unsupported_target")
         kv_heads, head_dim, _ = next(iter(shapes))
-        self._threads = threads
+        self.threads = threads or available_cpus()
         self.spec, self._embed = spec, weights.embed
         bits = weights.matrix(0, "down").bits
         self.dtype = {4: "int4", 8: "int8", 32: "float32"}[bits]
-        self.batch_invariant = False
+        self.batch_invariant, self.row_multiple = False, 2
         kept = np.float32 if bits == 32 else np.float16
         last = spec.hidden_size if keep_last else 0
         self.cache_shape = CacheShape(len(spec.layers), kv_heads, head_dim, kept, last)
@@ -69,7 +71,15 @@ class OnnxPass:
         self._head = self._logits(weights)
         self._kinds = [AttentionKind.of(layer) for layer in spec.layers]
         self._attention = {kind: OnnxAttention(kind, kept, self._options) for kind in self._kinds}
-        self._buffers = _Buffers(spec, kept, self._rotaries, _FIRST_ROWS)
+        self._buffers = self._new_buffers(_FIRST_ROWS)
+
+    def first_layers(self, count: int) -> OnnxPass:
+        """The same with some layers only, for checks that need not run all of them; nothing is copied."""
+        shorter = copy.copy(self)
+        shorter._segments = [*self._segments[: min(count, len(self._kinds))], self._segments[-1]]
+        shorter.cache_shape = replace(self.cache_shape, layers=len(shorter._segments) - 1)
+        shorter._buffers = self._new_buffers(_FIRST_ROWS)
+        return shorter
 
     @property
     def token_bytes(self) -> int:
@@ -91,9 +101,9 @@ class OnnxPass:
             positions += [after - 1 + depth for depth in depths(piece.parents)]
             tokens += [*piece.chain, *piece.tree]
         count = len(tokens)
-        rows = rounded_up(count, ROWS)
+        rows = rounded_up(count, self.row_multiple)
         if rows > self._buffers.rows:
-            self._buffers = _Buffers(self.spec, self.cache_shape.dtype, self._rotaries, rounded_up(rows, 256))
+            self._buffers = self._new_buffers(rounded_up(rows, 256))
         buffers = self._buffers
         buffers.residuals[0][:count] = self._embed(tokens)
         self._rotate(np.array(positions), count)
@@ -119,10 +129,13 @@ class OnnxPass:
     def logits(self, parts: Sequence[Float32]) -> Float32:
         """See :meth:`moa_server.engine.target_pass.TargetPass.logits`."""
         count = sum(len(part) for part in parts)
-        hidden = np.zeros((rounded_up(count, ROWS), self.spec.hidden_size), np.float32)
+        hidden = np.zeros((rounded_up(count, self.row_multiple), self.spec.hidden_size), np.float32)
         np.concatenate(list(parts), out=hidden[:count])
         logits: Float32 = self._head.run(["logits"], {"hidden": hidden})[0]
         return logits[:count]
+
+    def _new_buffers(self, rows: int) -> _Buffers:
+        return _Buffers(self.spec, self.cache_shape.dtype, self._rotaries, rows)
 
     def _rotate(self, positions: NDArray[np.int64], count: int) -> None:
         for rotary, (cosines, sines, growth) in zip(self._rotaries, self._buffers.rotations, strict=True):
@@ -172,7 +185,7 @@ class OnnxPass:
 
     def _options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = self.threads
         options.log_severity_level = 3
         # Threads of other sessions wait meanwhile.
         options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -37,7 +37,7 @@ def product_of(dtype: torch.dtype, *layers: nn.Linear) -> Product:
 def product(weight: Tensor, bias: Tensor | None = None) -> Product:
     """``[n, in] -> [n, out]`` with ``weight [out, in]``, whose memory is not needed any more afterwards.
 
-    On a CPU with oneDNN (see :func:`moa_server.engine.fused_llama.is_invariant`), a row's result does not depend on
+    On a CPU with oneDNN (see :func:`moa_server.engine.invariance.is_invariant`), a row's result does not depend on
     the rows beside it from two rows on.
     """
     if weight.device.type != "cpu":

@@ -17,8 +17,9 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, deviation_from_transformers, load_target
 from moa_server.engine.base import EngineError, dtype_of
 from moa_server.engine.engine import LocalEngine
-from moa_server.engine.fused_llama import FusedLlama, is_invariant, misfit
+from moa_server.engine.fused_llama import FusedLlama, misfit
 from moa_server.engine.general_pass import GeneralPass
+from moa_server.engine.invariance import is_invariant
 from moa_server.engine.memory_rows import MemoryRows, load_drafter
 from moa_server.engine.packed_linear import can_pack
 from moa_server.engine.target_pass import Piece

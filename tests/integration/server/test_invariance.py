@@ -19,6 +19,7 @@ from moa_server.engine import engine as engine_module
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.fused_llama import FusedLlama, padded
 from moa_server.engine.general_pass import GeneralPass
+from moa_server.engine.invariance import is_invariant
 from moa_server.engine.torch_engine import load_torch_engine
 from support.server.stepping import plain, random_tree, step
 
@@ -181,7 +182,7 @@ def test_a_pass_whose_bits_depend_on_neighbours_is_found_out(tiny_target, monkey
         return hidden * (1 + 1e-6 * (len(hidden) > 64)), count
 
     monkeypatch.setattr(FusedLlama, "forward", shaken)
-    assert not fused_llama.is_invariant(fused, 512, 512)
+    assert not is_invariant(fused, 512, 512)
     engine = load_torch_engine(str(tiny_target), None)
     assert not engine.target_pass.batch_invariant and caplog.text
 
@@ -189,9 +190,9 @@ def test_a_pass_whose_bits_depend_on_neighbours_is_found_out(tiny_target, monkey
 def test_keys_of_a_tree_are_added_by_position_not_by_slot(tiny_target, monkeypatch, invariant):
     """Otherwise the check finds a tree at the edge of a block."""
     fused = FusedLlama(load_target(str(tiny_target)), torch.float32)
-    assert fused_llama.is_invariant(fused, 512, 512)
+    assert is_invariant(fused, 512, 512)
     monkeypatch.setattr(attention, "depths", lambda parents: [1] * len(parents))
-    assert not fused_llama.is_invariant(fused, 512, 512)
+    assert not is_invariant(fused, 512, 512)
 
 
 @pytest.mark.parametrize(

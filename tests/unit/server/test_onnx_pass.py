@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moa_decoder.spec import DecoderSpec, LayerSpec, Rotary
+from moa_server.engine import invariance
 from moa_server.engine.onnx_pass import OnnxPass
 from moa_server.engine.target_pass import Piece
 from support.random_weights import RandomWeights
@@ -57,3 +59,20 @@ def test_the_right_path_of_a_tree_is_that_of_a_chain(onnx_pass: OnnxPass, at: in
     tree.keep(at, [1, 3, 4])
     assert np.array_equal(tree.read([0, 1], 0, at + 3), whole.read([0, 1], 0, at + 3))
     assert np.array_equal(onnx_pass.forward([Piece(tree, at + 3, right[3:])])[0], expected[at + 3 : at + 5])
+
+
+def test_equality_is_tried_once(onnx_pass: OnnxPass, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
+    monkeypatch.setattr(invariance, "_TREES", (5, 60, 190))
+    monkeypatch.setattr(invariance, "_TOKENS", 260)
+    invariance.settle(onnx_pass, "a model")
+    assert onnx_pass.batch_invariant
+    onnx_pass.batch_invariant = False
+    monkeypatch.setattr(invariance, "is_invariant", lambda *_: pytest.fail("it was tried again"))
+    invariance.settle(onnx_pass, "a model")
+    assert onnx_pass.batch_invariant
+
+
+def test_sums_in_another_order_are_found_out(onnx_pass: OnnxPass, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moa_server.engine.onnx_attention.depths", lambda parents: [1] * len(parents))
+    assert not invariance.is_invariant(onnx_pass, 64, 512)
