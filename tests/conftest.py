@@ -34,7 +34,7 @@ from support.virtual_loop import run_virtually
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-#: Gives the folder of a name; what makes it is called where nobody did so before.
+#: Gives the folder of a name; its maker is called if the folder does not exist.
 Once = Callable[[str, Callable[[Path], object]], Path]
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def writing_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def web_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
-    """For onnxruntime-web, with a writer in 8 bits. Nobody compared its graphs."""
+    """For onnxruntime-web, with a writer in 8 bits. Its graphs were not compared."""
     return once(
         "web-bundle",
         lambda folder: make_tiny_bundle(folder, tiny_target, tiny_drafter, "target", targets=("web",), questions=()),

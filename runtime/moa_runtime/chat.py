@@ -467,10 +467,10 @@ class Chat:
         self._loop.offline = offline
 
     async def work_offline(self, offline: bool) -> None:
-        """Close the connection and make no other, or connect again."""
+        """Close the connection and make no other, or connect again unless the chat is closed."""
         if offline:
             await self._driver.go_offline()
-        else:
+        elif not self._closed:
             self._driver.go_online()
 
     @property

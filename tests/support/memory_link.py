@@ -156,7 +156,7 @@ class MemoryLink:
         return self.current
 
     def cut(self, client_after: float = 0.0, server_after: float = 0.0) -> None:
-        """The connection dies with all that is under way; each end notices after so many seconds."""
+        """Lose the connection and all frames in flight; each end notices after its delay in seconds."""
         if self.current is not None:
             self.current.up.die(server_after)
             self.current.down.die(client_after)

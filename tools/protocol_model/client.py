@@ -166,7 +166,7 @@ def _verdict(client: Client, verdict: Verdict) -> Said:
     if not new:
         return client, ()
     if not client.awaits and client.credit <= len(client.committed) and not client.repeated:
-        raise WrongError("a verdict that nobody asked for")
+        raise WrongError("a verdict without a request")
     agreed = 0
     while agreed < min(len(new), len(client.tentative)) and new[agreed] == client.tentative[agreed]:
         agreed += 1

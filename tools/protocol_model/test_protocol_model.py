@@ -90,11 +90,11 @@ def test_the_explorer_finds_a_hand_over_without_an_end(monkeypatch: pytest.Monke
         explore(SILENT)
 
 
-def test_the_explorer_finds_a_verdict_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_explorer_finds_a_verdict_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that drafts before CreditRevoked arrived."""
     over = device.revoke_credit
     monkeypatch.setattr(device, "revoke_credit", lambda client: (over(client)[0]._replace(awaits=""), over(client)[1]))
-    with pytest.raises(FoundError, match="nobody asked for"):
+    with pytest.raises(FoundError, match="a verdict without a request"):
         explore(SILENT)
 
 

@@ -74,7 +74,7 @@ class Result:
 
     Attributes:
         memory_growth: of the median over the last tenth of the time against the tenth behind the first sixth.
-        descriptors_before, descriptors_after: open while nobody is connected.
+        descriptors_before, descriptors_after: open while no client is connected.
         problems: why it fails, empty where it does not.
     """
 

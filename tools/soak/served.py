@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ import httpx
 import psutil
 
 from moa_runtime.bundle import Fingerprints
+from moa_runtime.cli_main import own_program
 from soak.raw import Target
 
-_COMMAND = (sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())")
+_COMMAND = own_program("moa_server.cli")
 
 
 @dataclass

@@ -119,7 +119,7 @@ test("what the device wrote alone is kept, marked, checked, and can be had back"
   world.host.press("Undo");
   await settledSoon();
   assert.deepEqual(world.stored, ["one", "red green"]);
-  await world.conversations.check(); // nobody checks it again
+  await world.conversations.check(); // it is not checked again
   assert.deepEqual(world.stored, ["one", "red green"]);
 });
 

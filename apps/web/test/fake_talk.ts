@@ -142,7 +142,7 @@ export class FakeHost implements Host {
   readonly returned: string[] = [];
 
   changed(): void {
-    // drawn by nobody
+    // nothing is drawn here
   }
 
   tell(notice: Notice): void {

@@ -204,10 +204,10 @@ export class Chat {
     return this.loop.link.status;
   }
 
-  /** Drop the connection and make no other, or connect again. */
+  /** Drop the connection and make no other, or connect again unless the chat is closed. */
   async workOffline(offline: boolean): Promise<void> {
     if (offline) await this.driver.goOffline();
-    else this.driver.goOnline();
+    else if (!this.closed) this.driver.goOnline();
   }
 
   /**

@@ -150,6 +150,16 @@ chat("an answer that waits for nothing but a link is stopped at once", async (wo
   assert.deepEqual(talk.messages, []);
 });
 
+chat("a closed chat makes no connection", async (world) => {
+  const talk = await world.begin();
+  const closing = talk.close();
+  await talk.workOffline(false);
+  await world.within(5, closing);
+  await talk.workOffline(false);
+  await world.host.pass(5);
+  assert.equal(world.host.sockets.length, 1);
+});
+
 chat("what was written in an outage stays unconfirmed until it is checked", async (world) => {
   const talk = await world.begin({ writer: PARROT });
   await world.within(5, talk.workOffline(true));

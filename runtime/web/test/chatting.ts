@@ -105,7 +105,7 @@ export class ChatWorld {
   }
 }
 
-/** The target's own answer behind so many tokens. */
+/** The target's own answer after `start` tokens. */
 export function own(start: number, count: number): number[] {
   return Array.from({ length: count }, (_, at) => choice(start + at));
 }

@@ -2,7 +2,7 @@
  * A device in a process of its own, for programs that have its verifier: `node device_program.js BUNDLE ORT LEVELS NODES`.
  * It is told {"ask": tokens, "most": tokens of the answer}, says {"frames": [...]} and is told those that answer them, all in
  * base64, one JSON object a line; in the end it says {"answer": tokens, "rounds": drafts that were judged}. `ORT` is a module
- * of onnxruntime-web; drafts are trees of so many nodes, or with 0 chains.
+ * of onnxruntime-web; drafts are trees of this number of nodes; with 0, chains.
  */
 
 import { createInterface } from "node:readline";

@@ -1,6 +1,6 @@
 /**
  * Chats with servers that do what no verifier does, for tests/e2e/web/test_hostile.py: told a port on each line of stdin, it asks
- * there once, and says in JSON how that ended. Whatever fails with nobody listening ends it.
+ * there once, and says in JSON how that ended. An uncaught error ends it.
  */
 
 import { createInterface } from "node:readline";

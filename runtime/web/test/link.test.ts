@@ -160,7 +160,7 @@ link("a page that was frozen finds a dead link within the ping's time", async (w
   assert.equal(host.sockets.length, 2);
 });
 
-link("in the background nobody is asked for a sign of life, and a link that closes is made again after it", async (world) => {
+link("in the background no ping is sent, and a link that closes is made again after it", async (world) => {
   const { driver, host } = world;
   new ToyVerifier(host);
   await host.pass(1);

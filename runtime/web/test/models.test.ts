@@ -178,5 +178,5 @@ test("models: a worker that ends is a sentence to who waits, and to who asks lat
   const said = /the drafter's worker failed: its program cannot be loaded, or there is too little memory$/;
   await assert.rejects(async () => waiting, said);
   await assert.rejects(async () => drafter.propose(TEXT, budgetOf(1, 1)), said);
-  drafter.truncateRows(0); // nobody hears it
+  drafter.truncateRows(0); // without a message to the worker
 });

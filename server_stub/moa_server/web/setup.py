@@ -128,7 +128,7 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
         raise MoaError(
             f"the page needs a bundle of this target: moa-export --target {_TARGET} --model NAME --drafter FOLDER "
             "--out BUNDLE makes one; name it with --bundle BUNDLE",
-            code="bundle_missing",
+            code="no_bundle",
         )
     make_bundle(_made_here(), _TARGET, "moa-serve --web", "some minutes")
     return _made_here()

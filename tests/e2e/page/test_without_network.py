@@ -89,7 +89,7 @@ def test_an_answer_under_way_outlives_its_page(site: Site, link: BackgroundLink,
     page.do(end)
     if end == "kill":
         page = person.open(site.url(port=link.port, token=""))
-    page.wait(".assistant .origin")  # nobody opened the chat: it goes on by itself
+    page.wait(".assistant .origin")  # the chat continues without being opened
     page.shows(QUESTION, site.target_writes(QUESTION, COUNT))
 
 

@@ -15,7 +15,7 @@ import pytest
     [(">&-", 0, ""), ("| true", 141, ""), ("> /dev/full", 2, "[disk_full]\n")],
 )
 @pytest.mark.parametrize("lines", [1, 100_000])
-def test_output_that_nobody_takes(tmp_path: Path, into: str, status: int, end: str, lines: int) -> None:
+def test_output_into_a_closed_or_full_file(tmp_path: Path, into: str, status: int, end: str, lines: int) -> None:
     (tmp_path / "prog.py").write_text(
         "import sys, time\nfrom moa_runtime.cli_main import run_program\n"
         f"sys.exit(run_program('prog', lambda: time.sleep(0.3) or print('line\\n' * {lines}) or 0))"

@@ -91,7 +91,7 @@ def web_bundle(onnx_bundle, tmp_path_factory):
         (["--bundle", "x"], "[needs_web]"),
         (["--web", "--tls-cert", "auto", "--tls-key", "key.pem"], "[options_conflict]"),
         (["--web", "--bundle", "none"], "none"),
-        (["--web", "--model", "{target}"], "[bundle_missing]"),
+        (["--web", "--model", "{target}"], "[no_bundle]"),
         (["--web", "--bundle", "{onnx}"], "[no_web_graph]"),
         (["--web", "--bundle", "{web}", "--model", "{target}"], "[other_target]"),
         (["--web", "--host", "nowhere.invalid"], "nowhere.invalid"),

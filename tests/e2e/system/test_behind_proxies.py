@@ -201,7 +201,7 @@ def closed_with(client: Client) -> int | None:
         return None
     except ConnectionClosed as closed:
         return closed.rcvd and closed.rcvd.code
-    raise AssertionError("nobody asked for anything")
+    raise AssertionError("a frame that was not requested")
 
 
 def test_ray_runs_more_replicas_while_work_waits(options):

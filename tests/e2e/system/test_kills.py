@@ -22,7 +22,7 @@ _TIMEOUT_S = 300.0
 
 
 def kill_both(setting: Setting, kills: int, pause_s: float, seed: int) -> None:
-    """Kill each so many times, up to ``pause_s`` seconds after one another, and check what came of it."""
+    """Kill each program a number of times, at most ``pause_s`` seconds apart, and check the results."""
     rng = random.Random(seed)
     fates = ["client"] * kills + ["verifier"] * kills
     rng.shuffle(fates)

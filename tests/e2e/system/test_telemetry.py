@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.chat.programs import chat, program, verifier
+from moa_runtime.cli_main import own_program
+from support.chat.programs import chat, verifier
 
 ROOT = Path(__file__).parents[3]
 IMPORTS = re.compile(r"^\s*(?:import|from) onnxruntime\b", re.MULTILINE)
@@ -81,10 +82,10 @@ def test_the_programs_switch_it_off(
         monkeypatch.setenv("MOA_TOKEN", "secret")
         run(chat(onnx_bundle, server.url, "--once", "hello", "--max-new-tokens", "8", "--drafting", "device"))
     models = ("--model", str(tiny_target), "--drafter", str(tiny_drafter), "--offline-model", "none")
-    run(program("moa_export.cli", *models, "--no-checks", "--out", str(home / "bundle")))
-    run(program("moa_export.cli", "example", str(home / "bundle")))
+    run(own_program("moa_export.cli", *models, "--no-checks", "--out", str(home / "bundle")))
+    run(own_program("moa_export.cli", "example", str(home / "bundle")))
     options = ("--contexts", "8", "--repeats", "2", "--no-answers")
-    run(program("moa_bench.cli", "device", "--bundle", str(onnx_bundle), *options))
+    run(own_program("moa_bench.cli", "device", "--bundle", str(onnx_bundle), *options))
     assert not files_of_onnxruntime(home)
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from moa_runtime.cli_main import own_program
+
 #: The last version before modules, classes and options got new names.
 EARLIER = "9bb5272"
 ROOT = Path(__file__).parents[3]
@@ -52,8 +54,7 @@ class Version:
 
     def command(self, module: str, *arguments: object) -> list[str]:
         """The command line of a program by its module."""
-        start = f"from {module} import main; raise SystemExit(main())"
-        return [str(self.python), "-c", start, *map(str, arguments)]
+        return [str(self.python), *own_program(module, *map(str, arguments))[1:]]
 
     @property
     def environment(self) -> dict[str, str]:

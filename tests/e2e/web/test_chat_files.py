@@ -35,7 +35,7 @@ async def in_python(bundle: Path, verifier: Verifier, store: Path, enough: Calla
 
 
 def in_node(compiled: Path, bundle: Path, verifier: Verifier, store: Path, enough: int | None) -> dict[str, Any]:
-    """Go on with the chat, or begin it; the program is killed where the file has so many tokens of the answer."""
+    """Begin or continue the chat; kill the program when the file has this number of tokens of the answer."""
     command = client_command(
         compiled,
         bundle,

@@ -24,7 +24,7 @@ def page(browser: str, compiled: Path, onnx_bundle: Path) -> Iterator[BrowserPag
         "/node_modules/": compiled / "node_modules",
         "/bundle/": onnx_bundle,
     }
-    with BrowserPage(browser, "/chat.html", folders) as page:
+    with BrowserPage(browser, "/index.html#chat.mjs", folders) as page:
         yield page
 
 

@@ -131,7 +131,7 @@ def tiny(tiny_target: Path, tiny_drafter: Path, web_bundle: Path, tmp_path: Path
 
 
 def converse(compiled: Path, setting: Setting, conversations: int, seed: int) -> Counter[str]:
-    """Have so many conversations, one after the other, and check what came of them; returns what happened meanwhile."""
+    """Have a number of conversations, one after the other, and check their results; return the happenings."""
     rng, happened, program = random.Random(seed), Counter[str](), VerifierProgram(setting)
     try:
         with background_link(with_round_trip(_ROUND_TRIP_MS), "127.0.0.1", setting.port) as link:

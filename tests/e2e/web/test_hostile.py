@@ -24,7 +24,7 @@ _HEAP_MB = 600  # of the program, at most
 
 
 class HostileClient:
-    """A program in Node that asks one server after the other, and dies of what nobody catches."""
+    """A program in Node that asks one server after the other, and dies of an uncaught error."""
 
     def __init__(self, web: Path) -> None:
         command = ["node", f"--max-old-space-size={_HEAP_MB}", str(web / "dist" / "test" / "hostile_client.js")]

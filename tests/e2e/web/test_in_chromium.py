@@ -34,7 +34,7 @@ def opened(browser: str, compiled: Path, web_bundle: Path, web_engine_here: WebE
         "/ort/": web_engine_here.module.parent,
         "/bundle/": web_bundle,
     }
-    return lambda *options: BrowserPage(browser, "/index.html", folders, options)
+    return lambda *options: BrowserPage(browser, "/index.html#page.mjs", folders, options)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 def toy_outage(engine: ToyEngine, right: int, answer_tokens: int) -> tuple[Outage, ToyDrafter]:
-    """A conversation cut after so many tokens of its answer to :data:`PROMPT`."""
+    """A conversation cut after this number of tokens of its answer to :data:`PROMPT`."""
     drafter, verifier = ToyDrafter(engine, right), LoopbackVerifier(engine)
     # Without drafts each round brings one token.
     conversation = Conversation(verifier, drafter, PRINTS, [STOP], FixedShape(Budget.chain(0, nodes=0)))

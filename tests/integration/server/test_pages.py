@@ -288,7 +288,7 @@ def test_which_bundle_is_served(tmp_path, monkeypatch):
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MOA_EDGE_BUNDLE", raising=False)
     own = tmp_path / "cache" / "bundles" / "web"
-    with refused("bundle_missing"):
+    with refused("no_bundle"):
         find_bundle(None, default_target=False)
     assert find_bundle(None, default_target=True) == own and made == [(own, "web", "moa-serve --web", "some minutes")]
     write_web_bundle(own, 1000)

@@ -115,6 +115,16 @@ async def test_offline_and_online_again_before_the_connection_has_closed(world: 
         await leaving
 
 
+async def test_a_closed_chat_makes_no_connection(world: World, slow_close: None) -> None:
+    closing = asyncio.create_task(world.chat.close())
+    await asyncio.sleep(0.1)
+    await world.chat.work_offline(False)
+    await closing
+    await world.chat.work_offline(False)
+    await asyncio.sleep(1)
+    assert len(world.link.headers) == 1
+
+
 @pytest.mark.parametrize("offline", [True, False], ids=["offline", "another network"])
 async def test_a_change_that_is_not_awaited_takes_place(world: World, slow_close: None, offline: bool) -> None:
     async with answering(world):
@@ -249,7 +259,7 @@ OUT_OF_RANGE = [(-0.5,), (NAN,), (1e39,), (0.8, NAN), (0.8, 1.5), (0.8, 0.9, -1)
         (Sampling(0.8, min_p=0.1), "unsupported_sampling"),
     ],
 )
-async def test_sampling_that_cannot_be_asked_for_harms_nobody(world: World, sampling: Sampling, code: str) -> None:
+async def test_sampling_that_is_refused_harms_no_other_session(world: World, sampling: Sampling, code: str) -> None:
     with refused(code, ChatError):
         await asked(world.chat, sampling=sampling)
     await asked(world.chat)

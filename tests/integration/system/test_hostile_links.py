@@ -73,7 +73,7 @@ def test_what_is_no_verifier(http: Step, said: str, small_bundle: Any, caplog: p
     assert re.match(said, heard := outcome(Server(http=http), small_bundle, caplog)), heard
 
 
-def test_where_clients_are_sent_nobody_is_told_the_token(small_bundle: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redirect_does_not_receive_the_token(small_bundle: Any, caplog: pytest.LogCaptureFixture) -> None:
     elsewhere = Server()
 
     async def run() -> None:
@@ -148,7 +148,7 @@ def test_a_connection_that_is_misused(step: Step, small_bundle: Any, caplog: pyt
 @pytest.mark.parametrize(
     "step", [lambda peer: None, lambda peer: _flood(peer, _PONGS), lambda peer: _flood(peer, _HEAVY)]
 )
-def test_a_verifier_that_welcomes_nobody(step: Step, small_bundle: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_verifier_that_sends_no_welcome(step: Step, small_bundle: Any, caplog: pytest.LogCaptureFixture) -> None:
     heard = outcome(Server(greeted=step), small_bundle, caplog)
     assert re.match(r"refused: \[no_welcome\] .* 0\.5 s", heard), heard
 

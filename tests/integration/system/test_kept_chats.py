@@ -332,7 +332,7 @@ async def test_killed_between_stopping_and_its_end(world: World, answered: bool)
     assert len((await whole(chat)).tokens) == COUNT
 
 
-async def test_an_answer_whose_end_nobody_heard_is_told_again(world: World) -> None:
+async def test_an_answer_whose_end_was_not_received_is_told_again(world: World) -> None:
     answering = world.chat.send(QUESTION, max_new_tokens=COUNT)
     await anext(answering)
     await asyncio.sleep(30)  # it ends, and the application is busy

@@ -120,7 +120,7 @@ def moved(world: World) -> int:
 
 
 def checked(seen: Seen, *, offline: bool) -> None:
-    """Much was written and replaced in place; where it was offline text, the user was asked, and else nobody."""
+    """Much text was replaced in place; the user was asked about offline text alone."""
     assert seen.most_unconfirmed >= 12 and any(update.dropped for update in seen.of(AnswerUpdate))
     assert (seen.most_offline >= 8) is offline and (seen.answer.statistics.offline > 0) is False
     assert len(seen.of(Disagreement)) == offline

@@ -94,7 +94,7 @@ class Schedule:
             self._vllm._make_room = make_room
         for request, own, other in zip(requests, expected, found, strict=True):
             if not other.done:
-                assert preempting, "nobody had to give way"
+                assert preempting, "no request was preempted"
                 assert other == Outcome(done=False) and self._vllm.held(request.sequence, request.prefix) == 0
                 self.preempted += 1
                 continue

@@ -46,7 +46,7 @@ def recorded(prompt: list[int], tokens: int) -> RecordedAnswer:
 
 
 def toy_recording(tokens: int) -> Recording:
-    """Two answers of so many tokens."""
+    """Two answers of this number of tokens."""
     answers = [recorded([3, 1, 4, seed], tokens) for seed in (1, 5)]
     return Recording("knowing", PRINTS, VOCAB, (STOP,), True, answers)
 

@@ -20,7 +20,7 @@ from moa_runtime.events import (
 )
 from moa_runtime.transport import Endpoint
 
-HANG = object()  # in a script: from here on nothing comes; a float: nothing for so many seconds
+HANG = object()  # in a script: from here on nothing comes; a float: nothing for this number of seconds
 
 
 def origins(committed: str, drafted: str = "", offline: str = "") -> tuple[TokenOrigin, ...]:

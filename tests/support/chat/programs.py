@@ -6,16 +6,13 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moa_runtime.cli_main import own_program
+
 TOKEN = "secret"
-
-
-def program(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", f"from {module} import main; raise SystemExit(main())", *arguments]
 
 
 @dataclass
@@ -44,14 +41,14 @@ def _serving(command: list[str], **options) -> Iterator[Running]:
 def verifier(target: Path, drafter: Path, port: int = 0, options: Sequence[str] = ()) -> Iterator[Running]:
     """``moa-serve``."""
     models = ["--model", str(target), "--drafter", str(drafter)]
-    command = program("moa_server.cli", *models, "--json", "--port", str(port), "--threads", "1", *options)
+    command = own_program("moa_server.cli", *models, "--json", "--port", str(port), "--threads", "1", *options)
     with _serving(command) as running:
         yield running
 
 
 def chat(bundle: Path, url: str, *arguments: str) -> list[str]:
     """The command line of ``moa-chat``."""
-    return program("moa_chat.cli", "--server", url, "--bundle", str(bundle), "--threads", "1", *arguments)
+    return own_program("moa_chat.cli", "--server", url, "--bundle", str(bundle), "--threads", "1", *arguments)
 
 
 @contextlib.contextmanager

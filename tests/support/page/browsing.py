@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from urllib.parse import quote
 import httpx
 
 from moa_runtime.bundle import Bundle
+from moa_runtime.cli_main import own_program
 from moa_runtime.tokenizer import ChatTokenizer
 
 _HERE = Path(__file__).parent
@@ -24,7 +24,7 @@ PLAYWRIGHT = PACKAGE.parent / "node_modules/playwright-core"
 _PATIENCE_S, _LOOK_S = 60.0, 0.1
 QUESTION = "Name three primary colours."
 #: ``moa-serve``, wherever its program is.
-SERVE = (sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())")
+SERVE = own_program("moa_server.cli")
 TOKEN = "secret+of the tiny/target"
 TIMEOUT_S = 60
 

@@ -91,7 +91,7 @@ class Served:
         return Stream(self, {"tokens": list(tokens), "max_new_tokens": most, "stream": streamed})
 
     async def steps(self, count: int) -> None:
-        """Wait until so many more steps have begun."""
+        """Wait until this number of further steps has begun."""
         until = len(self.engine.steps) + count
         while len(self.engine.steps) < until:
             await asyncio.sleep(0.001)
@@ -181,7 +181,7 @@ async def receive(end: ClientEnd) -> wire.ServerMessage:
 
 
 def resumed(token: str, tokens: Sequence[int], *, rows: int = 0, credit: int = 0) -> wire.ClientMessage:
-    """The Hello of a client that has so many tokens of its answer, the first of its conversation."""
+    """The Hello of a client that has this number of tokens of the first answer."""
     message, mark = hello(), wire.Mark(length=len(tokens), digest=digest(tokens))
     resume = wire.Resume(token=token, connection=2, epoch=1, marks=[mark], answering=True, rows=rows, credit=credit)
     message.hello.resume.CopyFrom(resume)
@@ -197,7 +197,7 @@ async def verdict_of(end: ClientEnd) -> wire.Verdict:
 
 
 async def rows_of(end: ClientEnd, count: int) -> list[tuple[int, int]]:
-    """The next so many memory rows, which nothing comes between: where each frame starts, and how many it has."""
+    """Take the next memory rows, without other frames between: the start and number of rows of each frame."""
     frames: list[tuple[int, int]] = []
     while sum(size for _, size in frames) < count:
         message = await receive(end)

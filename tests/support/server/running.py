@@ -16,6 +16,7 @@ import httpx
 import uvicorn
 from websockets.sync.client import connect
 
+from moa_runtime.cli_main import own_program
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Faulted, Finished, Origin, RowsReceived, Sampling, SessionEvent
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -87,14 +88,11 @@ def in_thread(server: uvicorn.Server, started: threading.Event, host: str = "127
             thread.join(TIMEOUT_S)
 
 
-#: The program ``moa-serve``.
-MOA_SERVE = "import sys; from moa_server.cli import main; sys.exit(main())"
-
-
 @contextlib.contextmanager
-def moa_serve(*options: Any, program: str = MOA_SERVE, **popen: Any) -> Iterator[tuple[subprocess.Popen, dict]]:
-    """A process of ``moa-serve`` on a free port, and its ready line; killed after the block."""
-    command = [sys.executable, "-c", program, "--json", "--port", "0", "--threads", "1", *map(str, options)]
+def moa_serve(*options: Any, program: str = "", **popen: Any) -> Iterator[tuple[subprocess.Popen, dict]]:
+    """A process of ``moa-serve``, or of another program, on a free port, and its ready line; killed after the block."""
+    command = [sys.executable, "-c", program] if program else own_program("moa_server.cli")
+    command += ["--json", "--port", "0", "--threads", "1", *map(str, options)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **popen}
     with subprocess.Popen(command, **pipes) as running:
         try:
@@ -133,7 +131,7 @@ class Client:
             self.socket.send(frame)
 
     def rounds(self, writer, most: int = 1000) -> None:
-        """At most so many rounds of the answer that runs."""
+        """Run at most this number of rounds of the current answer."""
         for _ in range(most):
             while self.session.answering and self.session.awaiting_verdict and not self.faults:
                 self.exchange()

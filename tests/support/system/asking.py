@@ -110,6 +110,6 @@ def committed(event: ChatEvent) -> int:
 
 
 def written_offline(event: ChatEvent) -> int:
-    """Tokens in an update that the device wrote alone and nobody has confirmed."""
+    """Unconfirmed tokens of an update that the device wrote alone."""
     tokens = event.tokens if isinstance(event, AnswerUpdate) else ()
     return sum(token.origin is Origin.OFFLINE and not token.committed for token in tokens)

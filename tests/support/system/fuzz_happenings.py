@@ -93,12 +93,12 @@ async def _neighbour(world: World, a: float, b: float) -> None:
     async def prompts() -> None:
         until = world.loop.time() + 10 * a
         while world.loop.time() < until:
-            if not world.up:  # nobody can ask a verifier that is down
+            if not world.up:  # a verifier that is down takes no jobs
                 await asyncio.sleep(0.01)
                 continue
             worker, job = world.verifier.worker, Job(new_sequence(), [1] * (1 + int(60 * b)), Sampling())
             with contextlib.suppress(ExpiredError, EngineFailedError, asyncio.TimeoutError):
-                await asyncio.wait_for(worker.run(job, 5), 5)  # a verifier that is killed answers nobody
+                await asyncio.wait_for(worker.run(job, 5), 5)  # a verifier that is killed does not answer
             worker.release(job.sequence)
             await asyncio.sleep(0.01)
 

@@ -83,7 +83,7 @@ async def test_a_pong_to_a_client_that_left_ends_the_session_without_a_failure(s
 
 
 async def begun(served: Served, most: int, row_encoding: int = wire.ROW_ENCODING_INT8) -> ClientEnd:
-    """A session with a question whose answer has at most so many tokens."""
+    """A session with a question and a limit of its answer's tokens."""
     end = await served.link.connect("")
     await send(end, hello(row_encoding=row_encoding), asked(most))
     await receive(end)
@@ -136,7 +136,7 @@ async def test_clients_that_cannot_draft_or_tell_no_round_trip_are_not_asked(ser
 LONG = 900
 NARROW = Settings(max_waiting_frames=8, max_frame_bytes=1024)
 
-# -- work that nobody waits for ----------------------------------------------------------------------
+# -- work of a lost connection ----------------------------------------------------------------------
 
 OVERRULING = {
     "cancel": wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=0)),

@@ -66,12 +66,12 @@ class Followed:
             pass
 
     async def pushed_until(self, length: int) -> None:
-        """Take pushed verdicts until there are so many tokens."""
+        """Take pushed verdicts until the answer has this number of tokens."""
         while len(self.tokens) < length:
             assert (await self.until("verdict")).pushed
 
     async def rows_until(self, length: int) -> None:
-        """Nothing else comes before so many memory rows are there."""
+        """Take frames until this number of memory rows has come; all are rows."""
         while self.rows < length:
             assert (await self.take()).HasField("rows")
 

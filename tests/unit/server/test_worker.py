@@ -191,7 +191,7 @@ STEP_S = 0.5
 
 
 async def decode(worker: Worker, number: int, tokens: int, prepare_s: float) -> None:
-    """Decode so many tokens, each prepared for so long."""
+    """Decode a number of tokens, preparing each for a given time."""
     text, sequence = [number, 2, 3], new_sequence()
     for _ in range(tokens):
         with worker.coming():
