@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import pytest
 from PySide6.QtCore import Qt
@@ -43,14 +42,7 @@ def linked(open_online, link):
     return lambda **settings: open_online(server=f"ws://127.0.0.1:{link.port}", token=TOKEN, **settings)
 
 
-def test_a_question_is_answered_word_by_word(connected, engine, qtbot, until, monkeypatch):
-    steps, step_now = threading.Semaphore(2), engine.step_now  # the prompt, and one round
-
-    def when_let(requests):
-        steps.acquire()
-        return step_now(requests)
-
-    monkeypatch.setattr(engine, "step_now", when_let)
+def test_a_question_is_answered_word_by_word(connected, steps, qtbot, until):
     ask(qtbot, connected)
     until(lambda: has_confirmed(connected))
     assert connected.chats.busy
@@ -142,7 +134,7 @@ def test_old_turns_stay_until_a_new_answer_has_its_first_words(connected, qtbot,
     assert connected.page.composer.text == ("Something else?" if edited else "")
 
 
-def test_an_answer_survives_a_cut_link_and_is_reconciled(linked, link, qtbot, until):
+def test_an_answer_survives_a_cut_link_and_is_reconciled(linked, link, steps, qtbot, until):
     window = linked(max_new_tokens=60)
     stored = window.chats.history
     ask(qtbot, window)
@@ -156,6 +148,7 @@ def test_an_answer_survives_a_cut_link_and_is_reconciled(linked, link, qtbot, un
     assert not is_online(window)
     until(lambda: newest().content)  # before the answer's end, which cannot come now
     assert not newest().finished or newest().unconfirmed  # if the device came to an end
+    steps.release(1000)
     link.restore()
     until(lambda: not stored.unconfirmed() and newest().finished)
     text = wait_for_answer(qtbot, window)

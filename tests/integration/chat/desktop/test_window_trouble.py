@@ -26,6 +26,7 @@ from moa_chat.desktop.profile import Settings
 from moa_chat.options import build_parser
 from moa_runtime.bundle import read_manifest, write_manifest
 from moa_runtime.events import Disagreement
+from moa_runtime.offline_stopping import StoppingRule
 from support.chat.desktop.window_driving import (
     AWAY,
     QUESTION,
@@ -251,20 +252,19 @@ def test_the_user_decides_which_version_counts(connected, monkeypatch, profile):
     assert kept == [True] * 3 and not page.disagreement.isVisible()
 
 
-def test_text_written_offline_can_be_kept(connected, qtbot, until):
-    """Greedy and random, target and drafter disagree soon: the question comes, and "keep mine" is obeyed."""
+def test_text_written_offline_can_be_kept(connected, steps, qtbot, until, monkeypatch):
+    """The untrained drafter disagrees with the target: the question comes, and "keep mine" is obeyed."""
+    monkeypatch.setattr(StoppingRule, "may_continue", lambda _, text, unconfirmed, logprob: unconfirmed < 40)
     connected.settings = dataclasses.replace(connected.settings, max_new_tokens=60, disagreement="ask")
     chats, banner = connected.chats, connected.page.disagreement
-    for number in range(1, 6):
-        ask(qtbot, connected)
-        until(lambda: len(chats.messages) == 2 * number and has_confirmed(connected))  # noqa: B023
-        connected.page.offline.click()
-        until(lambda: len(chats.messages[-1].content) > 40)
-        written = chats.messages[-1].content
-        connected.page.offline.click()
-        until(lambda: banner.isVisible() or not chats.busy)
-        if banner.isVisible():  # on a busy machine an answer may be whole before the click
-            break
+    ask(qtbot, connected)
+    until(lambda: has_confirmed(connected))
+    connected.page.offline.click()
+    until(lambda: len(connected.runtime.chat._session.tentative) == 40)
+    written = chats.messages[-1].content
+    steps.release(1000)
+    connected.page.offline.click()
+    until(banner.isVisible)
     banner.mine.click()
     until(lambda: chats.messages[-1].content.startswith(written[:40]))
     wait_for_answer(qtbot, connected)

@@ -7,8 +7,10 @@ import os
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
 import argparse
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent
@@ -20,6 +22,7 @@ from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.window import Window
 from moa_chat.history.store import History
 from moa_chat.options import build_parser
+from moa_server.engine.base import Engine, StepRequest
 from support.chat.desktop.window_driving import AWAY, TOKEN, WAIT, is_online
 from support.server.running import Verifier
 
@@ -106,6 +109,20 @@ def away(open_window) -> Window:
 def writing(open_online, writing_bundle) -> Window:
     """A window whose device has a writer, for answers without the verifier."""
     return open_online(bundle=str(writing_bundle), max_new_tokens=16)
+
+
+@pytest.fixture
+def steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Lets the verifier make one step for each release; at first a prompt and one round."""
+    steps, step_now = threading.Semaphore(2), engine.step_now
+
+    def when_let(requests: list[StepRequest]) -> Any:
+        steps.acquire()
+        return step_now(requests)
+
+    monkeypatch.setattr(engine, "step_now", when_let)
+    yield steps
+    steps.release(1000)
 
 
 @pytest.fixture
