@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from moa_drafter.target import load_target
+from moa_decoder.checkpoint_weights import CheckpointWeights
+from moa_decoder.weights import DecoderWeights
+from moa_drafter.target import Target, load_target
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import StepRequest
 from moa_server.engine.engine import LocalEngine
-from moa_server.engine.target_pass import Piece
+from moa_server.engine.onnx_pass import OnnxPass
+from moa_server.engine.target_pass import Piece, TargetPass
 from moa_server.engine.torch_engine import torch_engine
 from support.tiny import make_tiny_target
 
@@ -54,6 +57,7 @@ _YARN = _rope("yarn", factor=4.0)
 #: The type of each model, and what its configuration has beside the sizes.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("llama", {}),
+    "Llama (biases)": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "Llama 3 (llama3 positions)": (
         "llama",
         {"rope_parameters": _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)},
@@ -67,6 +71,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Ministral 3 (scaled queries)": ("ministral3", {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}}),
     "Llama (scaled queries, which it has not)": ("llama", {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}}),
     "Phi 3": ("phi3", {}),
+    "Phi 3 (partial rotation, window)": ("phi3", {**_WINDOW, "partial_rotary_factor": 0.5}),
     "Phi 3 (longrope)": (
         "phi3",
         {
@@ -77,7 +82,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma": ("gemma", _HEAD),
     "Gemma 2 (both soft caps)": (
         "gemma2",
-        {**_HEAD, **_WINDOW, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0},
+        {**_HEAD, **_WINDOW, "query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0},
     ),
     "Gemma 3": ("gemma3_text", _MIXED),
     "Gemma 3n (soft cap)": (
@@ -123,6 +128,15 @@ class Found:
     equal: bool  # whether greedy text up to the end of the context is transformers'
 
 
+@dataclass(frozen=True)
+class FoundByGraphs:
+    """How a target was computed in onnxruntime, with float32 weights."""
+
+    context: int
+    deviation: float  # largest error of hidden states and logits, as a part of the largest number
+    equal: bool  # whether greedy text up to the end of the context is transformers'
+
+
 def config_of(family: str) -> Any:
     """transformers' configuration."""
     from transformers import AutoConfig
@@ -138,6 +152,9 @@ def make_target(family: str, tokenizer: Path, folder: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config_of(family))
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases are ones and zeros at first
+                parameter.data += torch.randn_like(parameter) / 4
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tokenizer / name, folder)
@@ -149,22 +166,51 @@ def computed(folder: Path) -> Found:
     target = load_target(str(folder))
     engine = torch_engine(target)
     context = engine.max_context
-    prompt = torch.randint(3, 500, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
-    text = target.model.generate(
-        input_ids=torch.tensor([prompt]),
-        attention_mask=torch.ones(1, PROMPT, dtype=torch.int64),
-        max_new_tokens=context - PROMPT,
-        do_sample=False,
-        eos_token_id=[-1],
-        pad_token_id=2,
-    )[0].tolist()
+    text = _text_of(target, context)
     return Found(
         type(engine.target_pass).__name__,
         context,
         _refusal(engine, context + 1),
         _variation(engine, text),
-        _greedy(engine, prompt, text) == text,
+        _greedy(engine, text[:PROMPT], text) == text,
     )
+
+
+@torch.no_grad()
+def computed_by_graphs(folder: Path, weights: DecoderWeights | None = None) -> FoundByGraphs:
+    """Run the target in ``folder`` in onnxruntime, with its weights or equal ones. Raises MoaError if it is refused."""
+    run = OnnxPass(weights or CheckpointWeights(folder), threads=1)
+    target = load_target(str(folder))
+    text = _text_of(target, run.spec.max_context)
+    hidden = _in_pieces(run, text)
+    logits = np.stack(list(run.logits([hidden])))
+    own = target.model(input_ids=torch.tensor([text]), output_hidden_states=True)
+    pairs = (hidden, own.hidden_states[-1][0].numpy()), (logits, own.logits[0].numpy())
+    return FoundByGraphs(
+        len(text),
+        max(float(np.abs(given - wanted).max() / np.abs(wanted).max()) for given, wanted in pairs),
+        logits[PROMPT - 1 : -1].argmax(-1).tolist() == text[PROMPT:],
+    )
+
+
+def _text_of(target: Target, context: int) -> list[int]:
+    """A prompt and transformers' greedy text after it, up to the end of the context."""
+    prompt = torch.randint(3, 500, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    return target.model.generate(
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=context - PROMPT,
+        do_sample=False,
+        eos_token_id=[-1],
+        pad_token_id=2,
+    )[0].tolist()
+
+
+def _in_pieces(run: TargetPass, text: list[int]) -> Any:
+    """The hidden states of a text that is given in pieces."""
+    cache, cuts = run.new_cache(len(text)), (0, 9, 10, len(text) - 5, len(text))
+    parts = [run.forward([Piece(cache, start, text[start:end])])[0] for start, end in pairwise(cuts)]
+    return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)
 
 
 def _refusal(engine: LocalEngine, context: int) -> str:
@@ -177,12 +223,10 @@ def _refusal(engine: LocalEngine, context: int) -> str:
 
 @torch.no_grad()
 def _variation(engine: LocalEngine, text: list[int]) -> float:
-    """Behind every token of a text that is given in pieces."""
-    run, cache = engine.target_pass, engine.target_pass.new_cache(len(text))
-    cuts = (0, 9, 10, len(text) - 5, len(text))
-    hidden = torch.cat([run.forward([Piece(cache, start, text[start:end])])[0] for start, end in pairwise(cuts)])
+    """After every token of a text that is given in pieces."""
+    run = engine.target_pass
     own = engine.target.model(input_ids=torch.tensor([text])).logits[0].float().softmax(-1)
-    given = torch.from_numpy(np.stack(list(run.logits([hidden]))))
+    given = torch.from_numpy(np.stack(list(run.logits([_in_pieces(run, text)]))))
     return float((given.softmax(-1) - own).abs().sum(-1).max() / 2)
 
 

@@ -6,17 +6,41 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGUFWriter
 
+from moa_decoder.errors import TargetError
+from moa_decoder.gguf_weights import GgufWeights
 from moa_drafter.target import load_target
 from moa_runtime.errors import MoaError
 from moa_server.engine.base import EngineError
 from moa_server.engine.torch_engine import target_pass
-from support.families import CONTEXT, FAMILIES, ORIGINAL, WINDOW, computed, make_target
+from support.drafter.gguf_files import write_gguf
+from support.families import CONTEXT, FAMILIES, ORIGINAL, WINDOW, computed, computed_by_graphs, make_target
 from support.refusals import refused
 
-FUSED = {"Llama", "Llama 3 (llama3 positions)", "Llama (yarn)", "Qwen 2", "Mistral", "Mistral (window)"}
+FUSED = {
+    "Llama",
+    "Llama (biases)",
+    "Llama 3 (llama3 positions)",
+    "Llama (yarn)",
+    "Qwen 2",
+    "Mistral",
+    "Mistral (window)",
+}
 FUSED |= {"Ministral 3 (scaled queries)"}
 REFUSED = {"MiniCPM 3 (latent attention)": "minicpm3", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
+#: Why graphs cannot be built for a target that the general pass computes.
+NO_GRAPHS = {
+    "Llama (dynamic NTK)": "'dynamic'",
+    "Llama (scaled queries, which it has not)": "rope_parameters.llama_4_scaling_beta",
+    "Gemma 3n (soft cap)": "gemma3n_text",
+    "Cohere (scaled logits)": "cohere",
+    "Cohere 2 (scaled logits)": "cohere2",
+    "StableLM": "stablelm",
+    "Starcoder 2": "starcoder2",
+    "Llama 4 (chunks)": "llama4_text",
+    "gpt-oss": "gpt_oss",
+}
 SHORTER = {"Phi 3 (longrope)": (ORIGINAL, "(longrope)"), "Llama 4 (chunks)": (WINDOW, "attention_chunk_size")}
 
 
@@ -30,6 +54,54 @@ def test_a_target_is_computed_as_transformers_does(family: str, tiny_target: Pat
     assert (found.context, why in found.why) == (context, True)
     assert found.variation < 0.01
     assert found.equal
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in REFUSED])
+def test_graphs_compute_a_target_as_transformers_does(family: str, tiny_target: Path, tmp_path: Path) -> None:
+    """Over the end of a window, and to that of an original context."""
+    folder = make_target(family, tiny_target, tmp_path)
+    if family in NO_GRAPHS:
+        with refused("unsupported_target", TargetError, NO_GRAPHS[family]):
+            computed_by_graphs(folder)
+        return
+    found = computed_by_graphs(folder)
+    assert found.context == SHORTER.get(family, (CONTEXT,))[0]
+    assert found.deviation < 1e-4
+    assert found.equal
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "metadata"),
+    [
+        ("Qwen 2", "qwen2", {}),
+        ("Qwen 3", "qwen3", {}),
+        ("Gemma", "gemma", {}),
+        (
+            "Gemma 2 (both soft caps)",
+            "gemma2",
+            {"attention.sliding_window": WINDOW, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0},
+        ),
+        ("OLMo 2", "olmo2", {}),
+        ("Phi 3", "phi3", {}),
+        (
+            "Granite (scaled logits, multipliers)",
+            "granite",
+            {"logit_scale": 8.0, "embedding_scale": 2.0, "residual_scale": 0.5, "attention.scale": 0.3},
+        ),
+    ],
+)
+def test_a_gguf_file_is_computed_as_its_model(
+    family: str, architecture: str, metadata: dict[str, float], tiny_target: Path, tmp_path: Path
+) -> None:
+    def add(writer: GGUFWriter) -> None:
+        for key, value in metadata.items():
+            put = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+            put(f"{architecture}.{key}", value)
+
+    folder = make_target(family, tiny_target, tmp_path / "model")
+    files = write_gguf(folder, tmp_path / "model.gguf", architecture=architecture, add=add)
+    found = computed_by_graphs(folder, GgufWeights(files))
+    assert found.deviation < 1e-4 and found.equal
 
 
 @pytest.mark.parametrize("family", REFUSED)

@@ -17,11 +17,13 @@ def write_gguf(
     target: Path,
     file: Path,
     *,
+    architecture: str = "llama",
     parts: int = 1,
     change: Callable[[Tensors], object] = lambda tensors: None,
     add: Callable[[GGUFWriter], object] = lambda writer: None,
 ) -> list[Path]:
-    """Write the Llama of :func:`tiny.make_tiny_target` as GGUF, with its tokenizer and template; return the files.
+    """Write a target such as that of :func:`tiny.make_tiny_target` as GGUF, with its tokenizer and template; return the
+    files.
 
     Args:
         parts: files into which it is split; ``file`` gives the first words of their names then.
@@ -29,16 +31,18 @@ def write_gguf(
         add: adds metadata.
     """
     config = json.loads((target / "config.json").read_text())
-    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    names = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
     state = load_file(target / "model.safetensors")
-    tensors = {f"{names.get_name(name.removesuffix('.weight'))}.weight": tensor for name, tensor in state.items()}
+    tensors = {names.get_name(name, (".weight", ".bias")): tensor for name, tensor in state.items()}
     for name, tensor in tensors.items():
-        if "attn_q." in name or "attn_k." in name:
+        if architecture in ("llama", "granite") and ("attn_q." in name or "attn_k." in name):
             heads = config["num_attention_heads" if "attn_q." in name else "num_key_value_heads"]
             halves = tensor.reshape(heads, 2, -1, tensor.shape[1])
             tensors[name] = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+        if architecture.startswith("gemma") and "norm" in name:
+            tensors[name] = tensor + 1
     change(tensors)
-    writer = GGUFWriter(file, "llama", split_max_tensors=-(-len(tensors) // parts) if parts > 1 else 0)
+    writer = GGUFWriter(file, architecture, split_max_tensors=-(-len(tensors) // parts) if parts > 1 else 0)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -46,6 +50,8 @@ def write_gguf(
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     bpe = json.loads((target / "tokenizer.json").read_text())
