@@ -187,6 +187,8 @@ class OnnxPass:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.log_severity_level = 3
+        # Each of the many sessions would keep the memory of its largest run.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         # Threads of other sessions wait meanwhile.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         return options
