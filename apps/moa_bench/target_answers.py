@@ -228,8 +228,11 @@ class ReplayEngine:
         self.fingerprints, self.vocab_size = engine.fingerprints, engine.vocab_size
         self.stop_tokens, self.max_context = engine.stop_tokens, engine.max_context
         self.capabilities, self.facts, self.cache_use = engine.capabilities, engine.facts, (0, 0)
-        self.forwards = 0
+        self.forwards = self.tokens_reused = 0
         self._texts: dict[int, _Text] = {}
+
+    def share(self, sequence: int, owner: str) -> None:
+        self._engine.share(sequence, owner)
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         text = self._texts.get(sequence, _Text()).tokens

@@ -236,6 +236,9 @@ class Verifier:
         watch("moa_cache_tokens", "Tokens that caches take up.", lambda: engine.cache_use[0])
         watch("moa_cache_limit_tokens", "Tokens that caches may take up.", lambda: engine.cache_use[1])
         self.metrics.watch_count("moa_forwards", "Forward passes of the target.", lambda: engine.forwards)
+        if engine.tokens_reused is not None:
+            reused = "Tokens that were not computed, because an earlier conversation began with them."
+            self.metrics.watch_count("moa_tokens_reused", reused, lambda: engine.tokens_reused or 0)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -107,6 +107,7 @@ class SessionStore:
             limits = self._settings.limits(engine.max_context, engine.capabilities)
             session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
             conversation = Conversation(next(self._numbers), token, bearer, session, new_sequence())
+            engine.share(conversation.sequence, bearer.name)
             self._conversations[token] = conversation
         verifier.background_answers.end(conversation)
         if conversation.taken_over is not None:

@@ -46,7 +46,7 @@ class ToyEngine:
         delay_s: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.stops, self.max_context, self.capabilities, self.vocab_size = stops, max_context, capabilities, vocab_size
-        self.forwards = 0
+        self.forwards = self.tokens_reused = 0
         self.steps: list[list[StepRequest]] = []
         self.broken: set[int] = set()  # sequences on which a step fails
         self._preempts, self._delay_s = preempts, delay_s
@@ -69,6 +69,9 @@ class ToyEngine:
         for token in prefix:
             state = (state * 31 + token + 7) % 100_003
         return 1 + state % (self.vocab_size - 1)
+
+    def share(self, sequence: int, owner: str) -> None:
+        """Each sequence is on its own."""
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         assert sequence not in self._stepping

@@ -192,6 +192,15 @@ class Engine(Protocol):
     def cache_use(self) -> tuple[int, int]:
         """Tokens that the caches take up, and tokens they may at most."""
 
+    @property
+    def tokens_reused(self) -> int | None:
+        """Tokens so far that were not computed, because an earlier conversation began with them too; None if the engine
+        does not count them."""
+
+    def share(self, sequence: int, owner: str) -> None:
+        """Let a sequence share the tokens that it begins with with other sequences of an owner; once, before its first
+        step."""
+
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         """Return how many leading tokens of ``prefix`` need not be computed again. Never called during a step."""
 

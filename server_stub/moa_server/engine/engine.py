@@ -116,7 +116,16 @@ class LocalEngine(TargetEngine):
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         """See :meth:`moa_server.engine.base.Engine.held`."""
-        return self._sequences.agreed(sequence, prefix)
+        return self._sequences.held(sequence, prefix)
+
+    @property
+    def tokens_reused(self) -> int:
+        """See :attr:`moa_server.engine.base.Engine.tokens_reused`."""
+        return self._sequences.tokens_reused
+
+    def share(self, sequence: int, owner: str) -> None:
+        """See :meth:`moa_server.engine.base.Engine.share`."""
+        self._sequences.share(sequence, owner)
 
     def release(self, sequence: int) -> None:
         """See :meth:`moa_server.engine.base.Engine.release`."""
@@ -136,19 +145,23 @@ class LocalEngine(TargetEngine):
         return self._sequences.need(request.sequence, _most(request))
 
     def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        work = [self._opened(request) for request in requests]
+        for request in requests:
+            self._sequences.open(request.sequence, request.prefix)
         self._sequences.allocate({request.sequence: _most(request) for request in requests})
+        work = [self._begun(request) for request in requests]
         while batch := self._next_batch(work):
             self._forward(batch)
         chosen = self._choose([each for each in work if each.choosing])
+        self._sequences.keep_blocks(request.sequence for request in requests)
         rows = [None] * len(work) if self._rows is None else self._rows.of([each.rows_wanted for each in work])
         choices = [chosen.get(each.request.sequence, ((), None)) for each in work]
         return [Outcome(path, token, own) for (path, token), own in zip(choices, rows, strict=True)]
 
-    def _opened(self, request: StepRequest) -> RequestState:
-        state = self._sequences.opened(request.sequence, request.prefix)
+    def _begun(self, request: StepRequest) -> RequestState:
+        self._sequences.reuse(request.sequence, request.prefix)
+        state = self._sequences[request.sequence]
         if request.sampling is not None:  # the last token's hidden state is needed
-            del state.tokens[len(request.prefix) - 1 :]
+            state.cut(len(request.prefix) - 1)
         return RequestState(request, state, list(request.prefix[len(state.tokens) :]))
 
     def _next_batch(self, work: Sequence[RequestState]) -> list[tuple[RequestState, Piece]]:

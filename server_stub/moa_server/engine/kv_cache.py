@@ -108,6 +108,21 @@ class KVCache:
                 half[:, block, :, place : place + part.stop - part.start] = taken[part].movedim(0, 2)
         self.last[start : start + len(path)] = self.last[slots]
 
+    def block_states(self, index: int) -> tuple[Tensor, ...]:
+        """See :meth:`moa_server.engine.target_pass.Cache.block_states`."""
+        return tuple(part.clone() for part in self._parts(index))
+
+    @torch.inference_mode()
+    def set_block_states(self, index: int, states: tuple[Tensor, ...]) -> None:
+        """See :meth:`moa_server.engine.target_pass.Cache.set_block_states`."""
+        for part, given in zip(self._parts(index), states, strict=True):
+            part.copy_(given)
+
+    def _parts(self, index: int) -> tuple[Tensor, ...]:
+        [(block, place, _)] = self.segments(index * BLOCK, BLOCK)
+        slots, own = slice(place, place + BLOCK), slice(index * BLOCK, (index + 1) * BLOCK)
+        return self.keys[:, block, :, slots], self.values[:, block, :, slots], self.last[own]
+
 
 def _zeros(like: KVCacheShape, *size: int) -> Tensor:
     """Allocate zeros in the cache's type, on its device; on a CPU as pages that the system maps on first use.

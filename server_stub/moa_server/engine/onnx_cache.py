@@ -84,6 +84,19 @@ class OnnxCache:
         self.values[:, new // BLOCK, :, new % BLOCK] = self.values[:, old // BLOCK, :, old % BLOCK]
         self.last[new] = self.last[old]
 
+    def block_states(self, index: int) -> tuple[NDArray[Any], ...]:
+        """See :meth:`moa_server.engine.target_pass.Cache.block_states`."""
+        return tuple(part.copy() for part in self._parts(index))
+
+    def set_block_states(self, index: int, states: tuple[NDArray[Any], ...]) -> None:
+        """See :meth:`moa_server.engine.target_pass.Cache.set_block_states`."""
+        for part, given in zip(self._parts(index), states, strict=True):
+            part[:] = given
+
+    def _parts(self, index: int) -> tuple[NDArray[Any], ...]:
+        slots = slice(index * BLOCK, (index + 1) * BLOCK)
+        return self.keys[:, index], self.values[:, index], self.last[slots]
+
     def writes(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yield destinations and sources to copy, in pairs, for tokens from the slot ``start`` on.
 

@@ -1,12 +1,14 @@
-"""The caches of all sequences within a bound; the least recently used ones are evicted."""
+"""The caches of all sequences, and the blocks that they share, within a bound; the least recently used are evicted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moa_runtime.tokens import common_length
-from moa_server.engine.target_pass import Cache, rounded_up
+from moa_server.engine.prefix_blocks import PrefixBlocks, block_keys
+from moa_server.engine.target_pass import BLOCK, Cache, rounded_up
 
 #: Tokens of a new cache beyond those needed at once.
 _SLACK = 64
@@ -14,21 +16,35 @@ _SLACK = 64
 
 @dataclass
 class SequenceState:
-    """One sequence: ``tokens`` are processed, their keys and values in the first slots of ``cache``."""
+    """One sequence: ``tokens`` are processed, their keys and values in the first slots of ``cache``.
+
+    Attributes:
+        shared: leading blocks of it that were looked for or stored among those that conversations share.
+    """
 
     tokens: list[int] = field(default_factory=list)
     cache: Cache | None = None
+    shared: int = 0
 
     @property
     def capacity(self) -> int:
         """Tokens of the cache."""
         return 0 if self.cache is None else self.cache.capacity
 
+    def cut(self, length: int) -> None:
+        """Drop the tokens from ``length`` on."""
+        del self.tokens[length:]
+        self.shared = min(self.shared, length // BLOCK)
+
 
 class SequenceCaches:
     """Sequences with their caches, by the caller's numbers, the least recently used first.
 
-    Methods called during a step run in the engine's thread; :meth:`release` and :meth:`agreed` may come from another.
+    Sequences that have an owner (:meth:`share`) share the blocks of tokens that they begin with. Those blocks take what
+    the caches leave of the bound.
+
+    Methods called during a step run in the engine's thread; :meth:`release`, :meth:`share` and :meth:`held` may come
+    from another.
 
     Args:
         new_cache: makes an empty cache for a number of tokens.
@@ -38,33 +54,47 @@ class SequenceCaches:
     def __init__(self, new_cache: Callable[[int], Cache], bound: int) -> None:
         self._new_cache, self._bound = new_cache, bound
         self._states: dict[int, SequenceState] = {}
+        self._owners: dict[int, str] = {}
+        self._blocks = PrefixBlocks()
+        #: Tokens that were taken from shared blocks so far.
+        self.tokens_reused = 0
 
     @property
     def tokens_taken(self) -> int:
-        """Capacity of all caches, in tokens."""
-        return sum(state.capacity for state in tuple(self._states.values()))
+        """Tokens of all caches, by their capacity, and of the shared blocks."""
+        return sum(state.capacity for state in tuple(self._states.values())) + self._blocks.tokens
+
+    def share(self, number: int, owner: str) -> None:
+        """Let a sequence share its first blocks with the others of an owner."""
+        self._owners[number] = owner
 
     def release(self, number: int) -> None:
         """Forget a sequence."""
         self._states.pop(number, None)
+        self._owners.pop(number, None)
 
     def clear(self) -> None:
         """Forget all sequences."""
         self._states.clear()
+        self._owners.clear()
+        self._blocks.clear()
 
-    def agreed(self, number: int, prefix: Sequence[int]) -> int:
-        """Return how many leading tokens of ``prefix`` the sequence holds."""
+    def held(self, number: int, prefix: Sequence[int]) -> int:
+        """Return how many leading tokens of ``prefix`` the sequence holds or finds among shared blocks."""
         state = self._states.get(number)
-        return 0 if state is None else common_length(state.tokens, prefix)
+        agreed = 0 if state is None else common_length(state.tokens, prefix)
+        return agreed if agreed == len(prefix) else max(agreed, BLOCK * len(self._found(number, prefix, agreed)))
 
-    def opened(self, number: int, prefix: Sequence[int]) -> SequenceState:
-        """Return the state of a sequence, mark it most recently used, and cut it to agree with ``prefix``."""
+    def __getitem__(self, number: int) -> SequenceState:
+        return self._states[number]
+
+    def open(self, number: int, prefix: Sequence[int]) -> None:
+        """Make a sequence the most recently used one, and cut it to agree with ``prefix``."""
         state = self._states.pop(number, None) or SequenceState()
         self._states[number] = state
         agreed = common_length(state.tokens, prefix)
         if agreed < len(prefix):
-            del state.tokens[agreed:]
-        return state
+            state.cut(agreed)
 
     def need(self, number: int, tokens: int) -> int:
         """Return the share of the bound that the cache of a sequence takes once it can hold ``tokens``."""
@@ -88,7 +118,47 @@ class SequenceCaches:
                 if free >= wanted:
                     break
                 free += other.capacity
-                self.release(key)
+                del self._states[key]
             size = min(wanted, free)
             state.cache = self._new_cache(size) if cache is None else cache.resized(size, len(state.tokens))
             reserved += state.capacity
+
+    def reuse(self, number: int, prefix: Sequence[int]) -> None:
+        """Take the next blocks of ``prefix`` from those that are shared, if there are any; the cache can hold it."""
+        state = self._states[number]
+        found = self._found(number, prefix, len(state.tokens))
+        if state.cache is None or BLOCK * len(found) <= len(state.tokens):
+            return
+        first = len(state.tokens) // BLOCK
+        for index, key in list(enumerate(found))[first:]:
+            state.cache.set_block_states(index, self._blocks.use(key))
+        self.tokens_reused += BLOCK * len(found) - len(state.tokens)
+        state.tokens[first * BLOCK :] = prefix[first * BLOCK : BLOCK * len(found)]
+        state.shared = len(found)
+
+    def keep_blocks(self, numbers: Iterable[int]) -> None:
+        """Store copies of the whole blocks of sequences that share, after a step."""
+        while self._blocks.tokens and self.tokens_taken > self._bound:  # caches have grown
+            self._blocks.evict()
+        for number in numbers:
+            state, owner = self._states[number], self._owners.get(number)
+            count = len(state.tokens) // BLOCK
+            if owner is None or state.cache is None or state.shared >= count:
+                continue
+            for index, key in enumerate(block_keys(owner, state.tokens)):
+                if index < state.shared or key in self._blocks:
+                    continue
+                if self.tokens_taken + BLOCK > self._bound:
+                    if not self._blocks.tokens:
+                        break
+                    self._blocks.evict()
+                self._blocks.add(owner, key, state.cache.block_states(index))
+            state.shared = count
+
+    def _found(self, number: int, prefix: Sequence[int], held: int) -> list[bytes]:
+        """Keys of the leading blocks of ``prefix`` that are shared with the sequence, if they reach beyond ``held``
+        tokens."""
+        owner = self._owners.get(number)
+        if owner is None or not self._blocks.tokens or len(prefix) // BLOCK <= held // BLOCK:
+            return []
+        return list(itertools.takewhile(self._blocks.__contains__, block_keys(owner, prefix)))

@@ -40,6 +40,12 @@ class Cache(Protocol):
     def keep(self, start: int, path: Sequence[int]) -> None:
         """Move the tokens with the ascending indices ``path``, counted from slot ``start``, to ``start``."""
 
+    def block_states(self, index: int) -> Any:
+        """Copy all that the cache holds of the slots ``64 * index`` to ``64 * index + 63``."""
+
+    def set_block_states(self, index: int, states: Any) -> None:
+        """Put what :meth:`block_states` of a cache of the same pass gave into these slots."""
+
 
 @dataclass(frozen=True)
 class Piece:

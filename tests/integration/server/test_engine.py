@@ -285,3 +285,18 @@ def test_chunks_of_any_size_equal_one_forward_of_the_model(engine, monkeypatch, 
 def test_a_text_that_cannot_be_scored_is_refused(engine, prefix, continuation):
     with pytest.raises(ValueError):
         log_probabilities(engine, prefix, continuation)
+
+
+def test_an_answer_on_shared_blocks_is_the_same_and_another_owner_shares_none(engine):
+    text = [3 + (7919 * index) % 500 for index in range(200)]
+
+    def tokens(owner):
+        number = new_sequence()
+        engine.share(number, owner)
+        found = [step(engine, StepRequest(number, text[:end], sampling=Sampling())).token for end in (150, 199, 200)]
+        engine.release(number)
+        return found
+
+    before, first = engine.tokens_reused, tokens("ann")
+    assert tokens("bob") == first and engine.tokens_reused == before
+    assert tokens("ann") == first and engine.tokens_reused == before + 128 + (192 - 150)

@@ -102,9 +102,10 @@ class VllmCore:
         request = self._scheduler.requests.get(name)
         return request is None or request.status == RequestStatus.PREEMPTED
 
-    def begin(self, name: str, tokens: Sequence[int]) -> None:
-        """Add a request for the next step."""
-        own = Request(name, list(tokens), self._params, None, block_hasher=self._core.request_block_hasher)
+    def begin(self, name: str, tokens: Sequence[int], salt: str) -> None:
+        """Add a request for the next step. Requests of the same salt share the blocks that they begin with."""
+        hasher = self._core.request_block_hasher
+        own = Request(name, list(tokens), self._params, None, block_hasher=hasher, cache_salt=salt)
         self._core.add_request(own)
 
     def rewrite(self, name: str, keep: int, tokens: Sequence[int]) -> None:

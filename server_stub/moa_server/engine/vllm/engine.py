@@ -144,6 +144,7 @@ class VllmEngine(TargetEngine):
     """
 
     capabilities = Capabilities(trees=False, max_draft_tokens=MOST_DRAFTED, row_states=("keys_values",))
+    tokens_reused = None
 
     def __init__(
         self,
@@ -172,6 +173,7 @@ class VllmEngine(TargetEngine):
         from moa_server.engine.vllm.core import VllmCore  # late: the rest of this module needs no vLLM
 
         self._held: dict[int, HeldSequence] = {}  # by the caller's numbers, the least recently used first
+        self._owners: dict[int, str] = {}
         self._names = itertools.count(1)
         try:
             self._worker.submit(self._load, VllmCore, target, drafter, threads).result()
@@ -216,6 +218,10 @@ class VllmEngine(TargetEngine):
         """See :attr:`moa_server.engine.base.Engine.cache_use`."""
         return (self._bound - self._core.free_blocks) * BLOCK, self._bound * BLOCK
 
+    def share(self, sequence: int, owner: str) -> None:
+        """See :meth:`moa_server.engine.base.Engine.share`."""
+        self._owners[sequence] = f"owner {owner}"
+
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         """See :meth:`moa_server.engine.base.Engine.held`."""
         held = self._held.get(sequence)
@@ -223,6 +229,10 @@ class VllmEngine(TargetEngine):
 
     def release(self, sequence: int) -> None:
         """See :meth:`moa_server.engine.base.Engine.release`; no step is under way."""
+        self._owners.pop(sequence, None)
+        self._drop(sequence)
+
+    def _drop(self, sequence: int) -> None:
         held = self._held.pop(sequence, None)
         if held is not None:
             self._core.drop([held.name])
@@ -264,11 +274,11 @@ class VllmEngine(TargetEngine):
                 if work.held.name in given:
                     work.take(given[work.held.name])
                 elif self._core.lost(work.held.name):  # else vLLM would resume it in a step of others
-                    self.release(work.request.sequence)
+                    self._drop(work.request.sequence)
         rows = self._rows.of([self._rows_wanted(work) for work in works])
         for work in works:
             if not work.done:
-                self.release(work.request.sequence)
+                self._drop(work.request.sequence)
         return [
             Outcome(tuple(range(work.accepted)), work.token, own) if work.done else Outcome(done=False)
             for work, own in zip(works, rows, strict=True)
@@ -280,7 +290,7 @@ class VllmEngine(TargetEngine):
         for number in [each for each in self._held if each not in staying]:
             if self._core.free_blocks >= missing:
                 return
-            self.release(number)
+            self._drop(number)
 
     def _begun(self, request: StepRequest) -> RequestProgress:
         """Give vLLM the tokens of the prefix that the sequence lacks; the sequence is then the most recently used."""
@@ -289,9 +299,9 @@ class VllmEngine(TargetEngine):
         if held is not None:
             move, keep = held.move(prefix, BLOCK, choosing=request.sampling is not None)
         if held is None or move is Move.ANEW:
-            self.release(number)
+            self._drop(number)
             held = HeldSequence(f"{number}.{next(self._names)}")
-            self._core.begin(held.name, prefix)
+            self._core.begin(held.name, prefix, self._owners.get(number, held.name))
         elif move is Move.REWRITE:
             self._core.rewrite(held.name, keep, prefix[keep:])
         self._held.pop(number, None)
