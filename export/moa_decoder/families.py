@@ -29,6 +29,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 #: No model has more layers, or a larger size of anything; a damaged number shall not take memory.
 _MOST_LAYERS, _LARGEST = 1 << 12, 1 << 28
+#: Positive numbers between this and its inverse are possible ones.
+_SMALLEST = 1e-12
 _MISSING: Any = object()
 
 
@@ -292,14 +294,13 @@ def config_of_gguf(
         TargetError: ``unsupported_target`` for an architecture that is not known.
     """
     architecture = metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         raise _unsupported(f"its architecture is {architecture!r:.60}")
-    own = {key[len(architecture) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{architecture}.")}
-    config: dict[str, Any] = {"model_type": _ARCHITECTURES[architecture]}
+    prefix, kind = f"{architecture}.", _ARCHITECTURES[architecture]
+    own = {key[len(prefix) :]: _plain(value) for key, value in metadata.items() if key.startswith(prefix)}
+    config: dict[str, Any] = {"model_type": kind}
     scaling: dict[str, Any] = {}
     for key, value in own.items():
-        if isinstance(value, np.ndarray):  # of equal numbers, one a layer, or of something else
-            value = value[0].item() if len(set(value.tolist())) == 1 else value.tolist()
         if key.startswith(_SCALING_PREFIX):
             name = key[len(_SCALING_PREFIX) :]
             scaling[_SCALING.get(name, name)] = value
@@ -312,12 +313,20 @@ def config_of_gguf(
         config["rope_scaling"] = scaling
     if "token_embd.weight" in shapes:
         config["vocab_size"] = int(shapes["token_embd.weight"][0])
-    biased = _QUERY_BIAS in shapes
-    if _BIAS in _FAMILIES[_ARCHITECTURES[architecture]].fields:
-        config[_BIAS] = biased
-        if biased != (_OUT_BIAS in shapes):
+    if _BIAS in _FAMILIES[kind].fields:
+        config[_BIAS] = _QUERY_BIAS in shapes
+        if config[_BIAS] != (_OUT_BIAS in shapes):
             raise _unsupported("only some of its attention's products have biases")
-    _complete(config, own, architecture)
+    fields, rest = _Fields(config, _OF_ALL), _Fields(own, _IGNORED, prefix)
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    size = fields.whole("head_dim", hidden // heads)
+    if rest.whole("attention.value_length", size) != size:
+        raise _unsupported("its keys and values differ in size")
+    if (rotated := rest.whole("rope.dimension_count", size)) != size:
+        config["partial_rotary_factor"] = rotated / size
+    if architecture in _LARGEST_GEMMA:
+        largest = config.get("num_hidden_layers") == _LARGEST_GEMMA[architecture]
+        config["query_pre_attn_scalar"] = hidden // heads if largest else size
     return config
 
 
@@ -334,18 +343,12 @@ def spec_of_gguf(
     return replace(spec, layers=tuple(replace(layer, rotary=slowed[layer.rotary]) for layer in spec.layers))
 
 
-def _complete(config: dict[str, Any], own: Mapping[str, Any], architecture: str) -> None:
-    """Add the fields of a config.json that GGUF files have in other forms."""
-    fields = _Fields(config, _OF_ALL)
-    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    size = fields.whole("head_dim", hidden // heads)
-    if own.get("attention.value_length", size) != size:
-        raise _unsupported("its keys and values differ in size")
-    if own.get("rope.dimension_count", size) != size:
-        config["partial_rotary_factor"] = own["rope.dimension_count"] / size
-    if architecture in _LARGEST_GEMMA:
-        largest = config.get("num_hidden_layers") == _LARGEST_GEMMA[architecture]
-        config["query_pre_attn_scalar"] = hidden // heads if largest else size
+def _plain(value: Any) -> Any:
+    """Return a value of metadata as JSON has it; a list of equal numbers, such as one a layer, as one number."""
+    if not isinstance(value, np.ndarray):
+        return value
+    numbers = value.tolist()
+    return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def _slowed(rotary: Rotary | None, factors: NDArray[np.float64]) -> Rotary | None:
@@ -406,7 +409,7 @@ class _Fields:
 
     def number(self, name: str, default: Any = _MISSING) -> float:
         value = self.any(name, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if not _is_positive(value):
             raise self.wrong(name, "a positive number")
         return float(value)
 
@@ -455,7 +458,7 @@ def _activation(fields: _Fields, family: _Family) -> Activation:
     name = fields.any("hidden_activation") or fields.any("hidden_act") or family.activation
     if name == "gelu" and family.approximates:
         name = "gelu_tanh"
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise _unsupported(f"its activation is {name!r:.60}")
     return _ACTIVATIONS[name]
 
@@ -566,7 +569,7 @@ def _rotary(fields: _Fields, kind: Any, head_dim: int, context: int) -> tuple[Ro
         return replace(plain, frequencies=frequencies, factor=_yarn_factor(fields, factor)), context
     if kind == "longrope":
         short = fields.any("short_factor", _MISSING)
-        if not isinstance(short, list) or len(short) != size // 2 or not all(_positive(each) for each in short):
+        if not isinstance(short, list) or len(short) != size // 2 or not all(_is_positive(each) for each in short):
             raise fields.wrong("short_factor", f"a list of {size // 2} positive numbers")
         ratio = fields.number("factor", context / original)
         longer = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
@@ -607,5 +610,5 @@ def _yarn_factor(fields: _Fields, factor: float) -> float:
     return fields.number("attention_factor", default)
 
 
-def _positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and _SMALLEST <= value <= 1 / _SMALLEST

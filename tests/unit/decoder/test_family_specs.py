@@ -5,7 +5,9 @@ That the descriptions are right is shown by ``tests/integration/server/test_fami
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import random
 from typing import Any
 
 import numpy as np
@@ -179,3 +181,23 @@ def test_metadata_of_gguf_files_mean_a_configuration(architecture, metadata, ten
 def test_a_configuration_that_is_not_known_whole_is_refused(code, wrong, named):
     with refused(code, TargetError, named):
         spec_of_config(wrong)
+
+
+def test_damage_is_told_in_a_sentence():
+    """Any fields and metadata of any types: never another error."""
+    chance = random.Random(0)
+    odd = [None, True, False, 0, -1, 3, 1 << 70, 1e-320, 1e308, float("nan"), "x", [], [1], [[]], {}, {"a": 1}]
+    fields = [*SIZES, "hidden_act", "layer_types", "sliding_window", "no_rope_layers", "model_type", "rope_theta"]
+    scaling = [*LLAMA_3, *LONG, "beta_fast", "attention_factor", "mscale", "rope_theta", "partial_rotary_factor"]
+    keys = [*METADATA, "rope.scaling.type", "rope.scaling.factor", "attention.sliding_window", "logit_scale"]
+    for number in range(3000):
+        family = chance.choice(("llama", "qwen3", "gemma2", "smollm3", "phi3", "granite"))
+        kind = chance.choice(("linear", "llama3", "yarn", "longrope", []))
+        rope = {name: chance.choice([*odd, 4.0, [1.0] * 8]) for name in chance.sample(scaling, number % 5)}
+        wrong = config(family, rope_scaling={**rope, "type": kind}, **{chance.choice(fields): chance.choice(odd)})
+        values = {f"{family}.{key}": value for key, value in METADATA.items()}
+        values |= {f"{family}.{chance.choice(keys)}": chance.choice([*odd, np.array([]), np.array([1, 2])])}
+        values["general.architecture"] = chance.choice((family, [], None)) if number % 9 == 0 else family
+        for read in (spec_of_config, lambda own: spec_of_gguf(own, {"token_embd.weight": (512, 64)}, np.array)):
+            with contextlib.suppress(TargetError):
+                read(wrong if read is spec_of_config else values)
