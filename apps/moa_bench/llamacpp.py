@@ -59,13 +59,14 @@ class LlamaCpp:
         of_model.n_gpu_layers = 0
         of_context.n_ctx, of_context.n_batch, of_context.n_ubatch = context, _BATCH, _BATCH
         of_context.n_threads = of_context.n_threads_batch = threads
-        of_context.n_seq_max, of_context.kv_unified, of_context.no_perf = sequences, True, True
+        of_context.n_seq_max, of_context.no_perf = sequences, True
         model = lib.llama_model_load_from_file(str(file).encode(), of_model)
         if not model:
             raise MoaError(f"llama.cpp does not read {file}: choose another --model", code="not_readable")
         self._context = lib.llama_init_from_model(model, of_context)
         self._memory, self._batch = lib.llama_get_memory(self._context), lib.llama_batch_init(_BATCH, 0, 1)
         self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=_LOOKED_UP) if lookup else None
+        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         self._stop_tokens, self.forwards = frozenset(stop_tokens), 0
 
     def forward(
@@ -81,6 +82,10 @@ class LlamaCpp:
             batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
         if lib.llama_decode(self._context, batch) != 0:
             raise MoaError("llama.cpp failed in a pass", code="llamacpp_failed")
+
+    def logits(self, row: int) -> np.ndarray:
+        """Return the logits of a row of the last pass, float32 ``[vocab_size]``; -1 is the last one."""
+        return np.ctypeslib.as_array(lib.llama_get_logits_ith(self._context, row), (self._vocab_size,))
 
     def forget(self, position: int, sequence: int = 0) -> None:
         """Drop the keys and values of a sequence from ``position`` on."""
