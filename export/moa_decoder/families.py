@@ -307,6 +307,8 @@ def config_of_gguf(
         elif key not in _IGNORED:
             config[_KEYS.get(key, key)] = value
     scaling.pop("finetuned", None)
+    if scaling.get("factor", 1) != 1:
+        scaling.setdefault("rope_type", "linear")  # as llama.cpp does
     if _SHORT_FACTORS in shapes:
         scaling |= {"rope_type": "longrope", "short_factor": read(_SHORT_FACTORS).tolist()}
     if scaling.get("rope_type", "none") != "none":

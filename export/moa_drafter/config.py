@@ -332,7 +332,7 @@ def config_for_target(
         draft_vocab_size: rows of the draft head, at most the target's vocabulary.
         lsa_layers: number of target layers, evenly spaced and ending with the last, that are seen.
         target_layers, trained_target_layers: see :class:`DrafterConfig`.
-        target_fingerprint: see :func:`moa_drafter.target.target_fingerprint`.
+        target_fingerprint: see :func:`moa_drafter.target_facts.target_fingerprint`.
     """
     head_dim, kv_size = head_size(target), key_value_size(target)
     layers = target.num_hidden_layers

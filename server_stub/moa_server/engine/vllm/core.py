@@ -19,7 +19,7 @@ from vllm.v1.executor import Executor
 from vllm.v1.request import Request, RequestStatus
 
 from moa_drafter.config import head_size, key_value_size
-from moa_drafter.target import TargetFacts
+from moa_drafter.target_facts import TargetFacts
 from moa_drafter.vllm_environment import reason
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import EngineError

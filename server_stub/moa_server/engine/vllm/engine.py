@@ -13,7 +13,8 @@ import torch
 
 from moa_drafter.config import Reads
 from moa_drafter.drafter import Drafter
-from moa_drafter.target import TargetFacts, target_facts
+from moa_drafter.target_facts import TargetFacts, target_facts
+from moa_drafter.target_folder import write_tensors
 from moa_runtime.session.tree import chain
 from moa_runtime.tokens import common_length
 from moa_server.engine.base import (
@@ -205,7 +206,9 @@ class VllmEngine(TargetEngine):
         """
         check_device(device)
         drafter, fingerprint = load_drafter(drafter_folder, device)
-        return cls(target_facts(target_name), drafter, fingerprint, max_context, device=device, **settings)
+        target = target_facts(target_name)
+        write_tensors(target.folder)
+        return cls(target, drafter, fingerprint, max_context, device=device, **settings)
 
     @property
     def facts(self) -> EngineFacts:

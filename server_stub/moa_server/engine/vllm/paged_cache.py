@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moa_drafter.config import key_value_size
-from moa_drafter.target import TargetFacts
+from moa_drafter.target_facts import TargetFacts
 from moa_server.engine.base import EngineError
 
 #: Stores keys and values ``[n, heads, size]`` of new tokens in the slots ``[n]``, counted through all blocks.
