@@ -14,7 +14,7 @@ from onnx import helper
 
 from moa_decoder.matrix import GROUP, Float32, Matrix, stacked
 from moa_decoder.spec import Activation, DecoderSpec, LayerSpec, Rotary
-from moa_decoder.weights import DecoderWeights, LayerMatrix, LayerVector
+from moa_decoder.weights import DecoderWeights, LayerMatrix, LayerVector, LayerWeights
 
 #: Operators of onnxruntime beside those of ONNX.
 CONTRIB = "com.microsoft"
@@ -228,7 +228,7 @@ class GraphBuilder:
         batch = self.op("RotaryEmbedding", *inputs, domain=CONTRIB, num_heads=heads, **part)
         return self.op("Squeeze", batch, self.integers(0))
 
-    def feed_forward(self, x: str, spec: LayerSpec, weights: DecoderWeights, layer: int, factor: float = 1.0) -> str:
+    def feed_forward(self, x: str, spec: LayerSpec, weights: LayerWeights, layer: int, factor: float = 1.0) -> str:
         """``factor * down(activation(gate(x)) * up(x))``."""
         names: list[LayerMatrix] = ["gate", "up"]
         biases = _vectors(weights, layer, ["gate_bias", "up_bias"]) if spec.mlp_biases else None
@@ -241,7 +241,7 @@ class GraphBuilder:
         self,
         residual: Residual,
         spec: LayerSpec,
-        weights: DecoderWeights,
+        weights: LayerWeights,
         layer: int,
         positions: Positions | None,
         query_factor: float = 1.0,
@@ -283,7 +283,7 @@ class GraphBuilder:
         return queries, keys, values, residual
 
     def after_attention(
-        self, mixed: str, residual: Residual, spec: LayerSpec, weights: DecoderWeights, layer: int
+        self, mixed: str, residual: Residual, spec: LayerSpec, weights: LayerWeights, layer: int
     ) -> Residual:
         """Output product, residual stream, feed-forward.
 
@@ -304,7 +304,7 @@ class GraphBuilder:
         return self.capped(self.product(hidden, scaled(weights.head(), spec.logits_scale), bias), spec.logits_cap)
 
     def _before(
-        self, residual: Residual, spec: LayerSpec, weights: DecoderWeights, layer: int, name: LayerVector
+        self, residual: Residual, spec: LayerSpec, weights: LayerWeights, layer: int, name: LayerVector
     ) -> tuple[str, Residual]:
         if spec.norms_before:
             return self.residual_norm(residual, weights.vector(layer, name))
@@ -312,7 +312,7 @@ class GraphBuilder:
         return value, Residual(value)
 
     def _after(
-        self, x: str, residual: Residual, spec: LayerSpec, weights: DecoderWeights, layer: int, name: LayerVector
+        self, x: str, residual: Residual, spec: LayerSpec, weights: LayerWeights, layer: int, name: LayerVector
     ) -> Residual:
         if spec.norms_after:
             x = self.norm(x, weights.vector(layer, name) * np.float32(spec.residual_scale))
@@ -391,5 +391,5 @@ def _infos(ports: Mapping[str, Port]) -> list[onnx.ValueInfoProto]:
     return [helper.make_tensor_value_info(name, kinds[name], shape) for name, (_, shape) in ports.items()]
 
 
-def _vectors(weights: DecoderWeights, layer: int, names: Sequence[LayerVector]) -> list[Float32]:
+def _vectors(weights: LayerWeights, layer: int, names: Sequence[LayerVector]) -> list[Float32]:
     return [weights.vector(layer, name) for name in names]

@@ -29,16 +29,20 @@ LayerVector = Literal[
 ]
 
 
-class DecoderWeights(Protocol):
-    """The weights of one model. Nothing is read before it is asked for."""
-
-    @property
-    def spec(self) -> DecoderSpec: ...
+class LayerWeights(Protocol):
+    """The weights of decoder layers. Nothing is read before it is asked for."""
 
     def matrix(self, layer: int, name: LayerMatrix) -> Matrix: ...
 
     def vector(self, layer: int, name: LayerVector) -> Float32:
         """One that the layer's :class:`moa_decoder.spec.LayerSpec` says is there."""
+
+
+class DecoderWeights(LayerWeights, Protocol):
+    """The weights of one model."""
+
+    @property
+    def spec(self) -> DecoderSpec: ...
 
     def head(self) -> Matrix:
         """``[vocab_size, hidden_size]``; without ``logits_scale``."""

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,29 @@ class Span:
     held: Any
     start: int
     stop: int
+
+
+def chunks(spans: Sequence[Span], most: int) -> Iterator[list[tuple[Span, Span]]]:
+    """Cut spans into parts and yield chunks of at most ``most`` tokens: pairs of a span and a part of it.
+
+    An empty span is one empty part, for the shape of its rows.
+    """
+    chunk: list[tuple[Span, Span]] = []
+    free = most
+    for span in spans:
+        start = span.start
+        while True:
+            stop = max(start, min(start + free, span.stop))
+            chunk.append((span, Span(span.held, start, stop)))
+            free -= stop - start
+            start = stop
+            if not free:
+                yield chunk
+                chunk, free = [], most
+            if start >= span.stop:
+                break
+    if chunk:
+        yield chunk
 
 
 class RowMaker(Protocol):

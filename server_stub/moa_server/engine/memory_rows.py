@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,10 +14,10 @@ from moa_drafter.llama import KeysValues
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_server.drafting.batched_model import PackedRows
-from moa_server.engine.base import Rows, Span
+from moa_server.engine.base import Rows, Span, chunks
 
 #: Rows computed at once; bounds the memory they take.
-_CHUNK = 512
+CHUNK = 512
 
 
 def load_drafter(folder: Path | None, device: str) -> tuple[Drafter | None, str]:
@@ -50,7 +50,7 @@ class MemoryRows:
             return [None] * len(spans)
         compute, weight = self._packed or self._drafter.rows, next(self._drafter.parameters())
         found: dict[Span, list[KeysValues]] = {span: [] for span in spans if span is not None}
-        for parts in _chunks(list(found)):
+        for parts in chunks(list(found), CHUNK):
             states = _joined([_states(part, self.reads) for _, part in parts]).to(weight.device).to(weight.dtype)
             positions = torch.cat([torch.arange(part.start, part.stop) for _, part in parts]).to(weight.device)
             counts = [part.stop - part.start for _, part in parts]
@@ -58,29 +58,6 @@ class MemoryRows:
             for (span, _), *both in zip(parts, keys, values, strict=True):
                 found[span].append((both[0], both[1]))
         return [None if span is None else _rows(span.start, found[span]) for span in spans]
-
-
-def _chunks(spans: Sequence[Span]) -> Iterator[list[tuple[Span, Span]]]:
-    """Cut spans into parts and yield chunks of at most :data:`_CHUNK` tokens: pairs of a span and a part of it.
-
-    An empty span is one empty part, for the shape of its rows.
-    """
-    chunk: list[tuple[Span, Span]] = []
-    free = _CHUNK
-    for span in spans:
-        start = span.start
-        while True:
-            stop = max(start, min(start + free, span.stop))
-            chunk.append((span, Span(span.held, start, stop)))
-            free -= stop - start
-            start = stop
-            if not free:
-                yield chunk
-                chunk, free = [], _CHUNK
-            if start >= span.stop:
-                break
-    if chunk:
-        yield chunk
 
 
 def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:

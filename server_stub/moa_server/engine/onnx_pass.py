@@ -24,6 +24,7 @@ from moa_runtime.session.tree import depths
 from moa_server.engine.base import Float32
 from moa_server.engine.onnx_attention import AttentionKind, BoundAttention, OnnxAttention, tiles
 from moa_server.engine.onnx_cache import CacheShape, OnnxCache, handle
+from moa_server.engine.onnx_sessions import session_options
 from moa_server.engine.target_pass import Piece, rounded_up
 
 #: Rows that the buffers of a pass hold at first.
@@ -184,14 +185,7 @@ class OnnxPass:
         return graph.session({"hidden": (np.float32, ["rows", spec.hidden_size])}, outputs, self._options())
 
     def _options(self) -> ort.SessionOptions:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.log_severity_level = 3
-        # Each of the many sessions would keep the memory of its largest run.
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        # Threads of other sessions wait meanwhile.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        return options
+        return session_options(self.threads)
 
     def _segment(self, weights: DecoderWeights, index: int) -> ort.InferenceSession:
         """What lies between the attention of the layer before ``index`` and that of the layer itself."""

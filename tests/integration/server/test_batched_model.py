@@ -1,20 +1,28 @@
-"""The device half beside the target: equal to the reference, and several steps at once to each alone."""
+"""Both halves beside the target, in torch and in onnxruntime: equal to the reference, alone and several at once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import save_checkpoint
 from moa_drafter.device_module import TorchBackend
+from moa_drafter.drafter_weights import DrafterWeights, read_weights
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_server.drafting.batched_model import PackedDeviceModule, PackedRows, backend_of
+from moa_server.drafting.onnx_drafter import OnnxDrafter, own_drafter
+from moa_server.engine import onnx_rows
+from moa_server.engine.base import Span
 from moa_server.engine.torch_engine import load_torch_engine
 from support.tiny import make_tiny_rival, tiny_with_layers
 from support.toy_engine import ToyEngine
@@ -66,32 +74,50 @@ def reference(drafter) -> TorchBackend:
     return torch_backend_of(drafter, top_k=TOP_K)
 
 
-@pytest.fixture(scope="module")
-def half(drafter, target) -> PackedDeviceModule:
-    return PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
+Half = PackedDeviceModule | OnnxDrafter
+#: Makes a device half of a drafter.
+MakeHalf = Callable[[MoADrafter], Half]
 
 
-def test_steps_are_those_of_the_reference_alone_and_at_once(half, reference):
+def saved(drafter: MoADrafter, folder: Path) -> DrafterWeights:
+    save_checkpoint(drafter, folder, dtype=torch.float32)
+    return read_weights(folder)
+
+
+@pytest.fixture(params=["torch", "onnx"])
+def half_of(request, target, tiny_target, tmp_path) -> MakeHalf:
+    """In float32."""
+    if request.param == "torch":
+        return lambda drafter: PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
+    weights = CheckpointWeights(tiny_target)
+    return lambda drafter: OnnxDrafter(saved(drafter, tmp_path), weights, 1, top_k=TOP_K, bits=32)
+
+
+def test_steps_are_those_of_the_reference_alone_and_at_once(half_of, drafter, reference):
+    half = half_of(drafter)
     for got, given in zip(half.steps(MANY), MANY, strict=True):
         [alone] = half.steps([given])
         assert_close(alone, reference.step(given))
         assert_close(got, alone, 1e-5)
 
 
-def test_bfloat16_is_close(drafter, target, reference):
-    half = PackedDeviceModule(drafter, target, torch.bfloat16, top_k=TOP_K)
-    for given in MANY:
-        [result] = half.steps([given])
-        np.testing.assert_allclose(result.top_logprobs, reference.step(given).top_logprobs, atol=0.2)
-        assert result.keys.dtype == np.float32
+def test_rounded_products_are_close(drafter, target, reference, tiny_drafter, tiny_target):
+    halves: Sequence[Half] = (
+        PackedDeviceModule(drafter, target, torch.bfloat16, top_k=TOP_K),
+        OnnxDrafter(read_weights(tiny_drafter), CheckpointWeights(tiny_target, 4), top_k=TOP_K),
+    )
+    for half in halves:
+        for given in MANY:
+            [result] = half.steps([given])
+            np.testing.assert_allclose(result.top_logprobs, reference.step(given).top_logprobs, atol=0.2)
+            assert result.keys.dtype == np.float32
 
 
-def test_an_unbound_drafter_has_the_fitted_sharpness(drafter, target, reference):
-    sharp = PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
-    sharp._sharpness = 3.0
-    given = MANY[0]
-    [result] = sharp.steps([given])
-    expected = reference.step(given)
+def test_an_unbound_drafter_has_the_fitted_sharpness(drafter, half_of, reference):
+    given, expected = MANY[0], reference.step(MANY[0])
+    sharp = MoADrafter(replace(drafter.config, sharpness=3.0))
+    sharp.load_state_dict(drafter.state_dict())
+    [result] = half_of(sharp.eval()).steps([given])
     difference = result.top_logprobs[0, 0] - result.top_logprobs[0, 1]
     assert difference == pytest.approx(3 * (expected.top_logprobs[0, 0] - expected.top_logprobs[0, 1]), rel=1e-3)
 
@@ -112,13 +138,18 @@ def test_an_engine_without_a_whole_drafter_has_no_backend(
     backend.close()
     rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
     assert backend_of(load_torch_engine(str(tiny_target), rival)) is None
+    weights = CheckpointWeights(tiny_target)
+    assert own_drafter(None, weights, 1) is own_drafter(read_weights(rival), weights, 1) is None
+    backend = own_drafter(read_weights(tiny_drafter), weights, 1)
+    assert backend is not None and backend.kv_shape == (2, 16)
+    backend.close()
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_layers_of_the_target_are_run_as_on_a_device(tiny_drafter, target, count, trained):
+def test_layers_of_the_target_are_run_as_on_a_device(tiny_drafter, target, half_of, count, trained):
     drafter = tiny_with_layers(tiny_drafter, target, count, trained=trained)
-    half = PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
+    half = half_of(drafter)
     reference = torch_backend_of(drafter, top_k=TOP_K)
     assert half.kv_shape == reference.kv_shape
     given = many(half.kv_shape[0])
@@ -141,7 +172,7 @@ def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, 
 @pytest.mark.parametrize("layers", [0, 2], ids=lambda count: f"{count} target layers")
 @pytest.mark.parametrize("scaled", [True, False], ids=["layer scale", "as published"])
 @pytest.mark.parametrize("count", [0, 1, 7, 130])
-def test_packed_rows_are_those_of_the_server_half(drafter, scaled, count, layers):
+def test_packed_rows_are_those_of_the_server_half(drafter, scaled, count, layers, tmp_path, monkeypatch):
     with torch.random.fork_rng():
         torch.manual_seed(5)
         own = MoADrafter(replace(drafter.config, layer_scale=scaled, target_layers=layers)).eval()
@@ -156,3 +187,11 @@ def test_packed_rows_are_those_of_the_server_half(drafter, scaled, count, layers
         for got, wanted in zip(PackedRows(own, dtype)(states, positions), expected, strict=True):
             assert got.dtype is torch.float32
             np.testing.assert_allclose(got.numpy(), wanted.numpy(), atol=error)
+    monkeypatch.setattr(onnx_rows, "CHUNK", 50)  # chunks end within a sequence and at its end
+    held = SimpleNamespace(read=lambda layers, start, stop: kv.numpy()[start - 40 : stop - 40])
+    spans = [None, Span(held, 40, 40 + count), Span(held, 40 + count // 2, 40 + count)]
+    _, *got = onnx_rows.onnx_rows(saved(own, tmp_path), 1).of(spans)
+    for rows, span in zip(got, spans[1:], strict=True):
+        assert rows.start == span.start
+        for half, wanted in zip((rows.keys, rows.values), expected, strict=True):
+            np.testing.assert_allclose(half, wanted.numpy()[span.start - 40 :], atol=1e-4)

@@ -131,7 +131,7 @@ def test_rows_of_held_tokens_cost_no_forward_and_drop_nothing(engine):
 
 
 def test_rows_of_several_sequences_are_made_together(engine, monkeypatch):
-    monkeypatch.setattr("moa_server.engine.memory_rows._CHUNK", 8)  # chunks end within a sequence and at its end
+    monkeypatch.setattr("moa_server.engine.memory_rows.CHUNK", 8)  # chunks end within a sequence and at its end
     asked = {12: 0, 9: 9, 21: 2, 17: 16, 16: None}
     requests = [StepRequest(new_sequence(), PROMPT[:length], rows_from=start) for length, start in asked.items()]
     before = engine.forwards

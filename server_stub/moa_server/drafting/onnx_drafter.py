@@ -1,0 +1,290 @@
+"""The device half of a Mixture of Attentions drafter for many sequences at once, in numpy and onnxruntime.
+
+All that lies between two attentions is one graph; new tokens of all steps share its products, which take nearly all of
+the time. Each step attends to its own caches in a graph without weights, so nothing is padded. Drafts do not decide the
+text, so the drafter's matrices are rounded to 8 bits; the head has the target's own bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from moa_decoder.graph_builder import CONTRIB, GraphBuilder, Port, Positions, Residual, rotation_tables, scaled
+from moa_decoder.matrix import Matrix
+from moa_decoder.spec import LayerSpec
+from moa_decoder.weights import DecoderWeights, LayerMatrix
+from moa_drafter.config import DrafterConfig
+from moa_drafter.drafter_weights import DrafterWeights
+from moa_runtime.backends.base import Float32, StepInputs, StepResult
+from moa_server.drafting.batcher import BatchedBackend
+from moa_server.engine.drafter_layers import DrafterLayer, PlacedLayer, in_bits, layer_spec
+from moa_server.engine.onnx_sessions import session_options
+
+#: Candidates for each node of a tree, as bundles have them.
+TOP_K = 16
+#: Bits of the drafter's own matrices, and of a head that the target has in float32.
+_BITS = 8
+_KEYS_VALUES: Sequence[LayerMatrix] = ("k", "v")
+#: The cross-attention's number among the layers.
+_CROSS = 1
+
+
+def own_drafter(drafter: DrafterWeights | None, target: DecoderWeights, threads: int | None) -> BatchedBackend | None:
+    """Make the backend of the verifier's own drafts; None without a drafter, and for other architectures than "moa".
+
+    Args:
+        threads: that compute; all processors if None.
+    """
+    if drafter is None or not isinstance(drafter.config, DrafterConfig):
+        return None
+    half = OnnxDrafter(drafter, target, threads)
+    return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
+
+
+class OnnxDrafter:
+    """Computes what :class:`moa_drafter.device_module.DeviceModule` computes, for several steps at once.
+
+    Args:
+        drafter: of the architecture "moa".
+        target: provides embedding and head, and the last layers if the drafter ends with them.
+        threads: that compute; all processors if None.
+        top_k: candidates per query, at most the draft vocabulary.
+        bits: of the drafter's matrices, and of the head if the target has it in float32.
+    """
+
+    def __init__(
+        self,
+        drafter: DrafterWeights,
+        target: DecoderWeights,
+        threads: int | None = None,
+        *,
+        top_k: int = TOP_K,
+        bits: int = _BITS,
+    ) -> None:
+        config = drafter.config
+        assert isinstance(config, DrafterConfig)
+        self.top_k = min(top_k, config.draft_vocab_size)
+        self.kv_shape = (config.kv_heads, config.decoder.head_dim)
+        self._target, self._threads = target, threads
+        self._hidden, self._epsilon = config.decoder.hidden_size, config.rms_norm_eps
+        self._spec = spec = layer_spec(config.decoder, config.rope_theta)
+        self._tokens = drafter.array("draft_to_target")
+        own = [PlacedLayer(spec, DrafterLayer(drafter, name, bits)) for name in ("self_attention", "cross_attention")]
+        if config.trained_target_layers:
+            own += [PlacedLayer(spec, DrafterLayer(drafter, f"tail.{n}", bits)) for n in range(config.target_layers)]
+        else:
+            own += [PlacedLayer(spec, target, number) for number in config.tail_layers]
+        self._layers = own
+        # From this layer on only queries are computed: the other tokens only had to leave their keys and values.
+        self._last = len(own) - 1 if config.target_layers else 0
+        norm = drafter.array("norm.weight") if config.final_norm else None
+        head = target.head().rows(self._tokens)
+        if head.bits == 32:
+            head = in_bits(head.stored, bits)
+        self._segments = [self._segment(number) for number in range(len(own))]
+        self._head = self._final(norm, scaled(head, config.sharpness))
+        self._masked, self._unmasked = self._attention(parts=2), self._attention(parts=1)
+
+    def steps(self, inputs: Sequence[StepInputs]) -> list[StepResult]:
+        """Run :meth:`moa_runtime.backends.base.Backend.step` on each of the inputs, which have at least one query each;
+        results are those of single steps but for rounding."""
+        firsts = np.cumsum([0, *(len(each.tokens) for each in inputs[:-1])])
+        queries = np.concatenate([first + each.queries for first, each in zip(firsts, inputs, strict=True)])
+        states = [_StepState(each, self._spec) for each in inputs]
+        fed = self._first_inputs(inputs)
+        for number, session in enumerate(self._segments):
+            if number == self._last:
+                fed |= {"asked": queries, "query_indices": queries[None]}
+                for state in states:
+                    state.only_queries()
+            out = _run(session, fed)
+            fed |= {"residual": out["next_residual"], "mixed": self._mixed(number, states, out)}
+        out, ends = _run(self._head, fed), np.cumsum([len(each.queries) for each in inputs])[:-1]
+        top_tokens = np.split(self._tokens[out["indices"]], ends)
+        candidates = zip(top_tokens, np.split(out["logprobs"], ends), states, strict=True)
+        return [StepResult(tokens, logprobs, *state.new()) for tokens, logprobs, state in candidates]
+
+    def _first_inputs(self, inputs: Sequence[StepInputs]) -> dict[str, Any]:
+        tokens = np.concatenate([each.tokens for each in inputs])
+        x = self._target.embed(tokens.tolist())
+        if self._target.spec.embedding_scale != 1:  # drafters are trained on the matrix as it is
+            x = x / np.float32(self._target.spec.embedding_scale)
+        assert self._spec.rotary is not None
+        positions = np.concatenate([each.positions for each in inputs])
+        cosines, sines = rotation_tables(self._spec.rotary, positions)
+        rows = np.arange(len(tokens))[None]
+        return {"residual": x, "cosines": cosines, "sines": sines, "indices": rows, "query_indices": rows}
+
+    def _mixed(self, number: int, states: Sequence[_StepState], out: Mapping[str, Float32]) -> Float32:
+        """Let each step's tokens attend in a layer -> ``[rows, heads * head_dim]``."""
+        spec, row, token, parts = self._spec, 0, 0, []
+        shape = (spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
+        for state in states:
+            fed: dict[str, Any] = {"q": out["queries"][row : row + state.attending].reshape(-1, *shape)}
+            row += state.attending
+            if number == _CROSS:
+                fed["keys_0"], fed["values_0"] = state.rows[0]
+            else:
+                own = slice(token, token + state.count)
+                token += state.count
+                fed |= state.seen(*(out[name][own].reshape(-1, *shape[::2]) for name in ("keys", "values")))
+            parts.append((self._unmasked if number == _CROSS else self._masked).run(["mixed"], fed)[0])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    # -- graphs
+
+    def _segment(self, number: int) -> ort.InferenceSession:
+        """What lies between the attention of the layer before ``number`` and that of the layer itself."""
+        graph = GraphBuilder(self._epsilon)
+        inputs, residual = self._continued(graph, number)
+        spec, weights, index = self._layers[number]
+        assert spec.rotary is not None
+        inputs["query_indices"] = (np.int64, [1, "attending"])
+        inputs |= dict.fromkeys(("cosines", "sines"), (np.float32, ["tokens", spec.head_dim // 2]))
+        outputs: dict[str, Port] = {"queries": (np.float32, ["attending", spec.heads * spec.head_dim])}
+        normed, residual = graph.residual_norm(residual, weights.vector(index, "attention_norm"))
+        if number != _CROSS:
+            inputs["indices"] = (np.int64, [1, "tokens"])
+            keys, values = graph.products(normed, [weights.matrix(index, name) for name in _KEYS_VALUES])
+            places = Positions("indices", "cosines", "sines")
+            graph.output("keys", graph.rotary(keys, spec.kv_heads, spec.head_dim, spec.rotary, places))
+            graph.output("values", values)
+            outputs |= dict.fromkeys(("keys", "values"), (np.float32, ["tokens", spec.kv_heads * spec.head_dim]))
+        whole = graph.whole(residual)
+        if number == self._last:
+            inputs["asked"] = (np.int64, ["attending"])
+            normed, whole = (graph.op("Gather", each, "asked", axis=0) for each in (normed, whole))
+        queries = graph.product(normed, scaled(weights.matrix(index, "q"), spec.attention_scale))
+        places = Positions("query_indices", "cosines", "sines")
+        graph.output("queries", graph.rotary(queries, spec.heads, spec.head_dim, spec.rotary, places))
+        graph.output("next_residual", whole)
+        outputs["next_residual"] = (np.float32, ["attending", self._hidden])
+        return graph.session(inputs, outputs, session_options(self._threads))
+
+    def _final(self, norm: Float32 | None, head: Matrix) -> ort.InferenceSession:
+        """What follows the last attention, up to the candidates' indices in the draft vocabulary."""
+        graph = GraphBuilder(self._epsilon)
+        inputs, residual = self._continued(graph, len(self._layers))
+        hidden = graph.whole(residual) if norm is None else graph.residual_norm(residual, norm)[0]
+        logits = graph.product(hidden, head)
+        top, indices = graph.ops("TopK", logits, graph.integers(self.top_k), outputs=2)
+        graph.output("indices", indices)
+        # ReduceLogSumExp takes as long as the product.
+        best = graph.op("Slice", top, graph.integers(0), graph.integers(1), graph.integers(1))
+        total = graph.op("ReduceSum", graph.op("Exp", graph.op("Sub", logits, best)), graph.integers(1))
+        graph.output("logprobs", graph.op("Sub", graph.op("Sub", top, best), graph.op("Log", total)))
+        shape: Sequence[int | str] = ["attending", self.top_k]
+        outputs: dict[str, Port] = {"indices": (np.int64, shape), "logprobs": (np.float32, shape)}
+        return graph.session(inputs, outputs, session_options(self._threads))
+
+    def _continued(self, graph: GraphBuilder, number: int) -> tuple[dict[str, Port], Residual]:
+        """The inputs of what follows the attention of the layer before ``number``, and the residual stream."""
+        inputs: dict[str, Port] = {"residual": (np.float32, ["rows", self._hidden])}
+        residual = Residual("residual")
+        if number == 0:
+            return inputs, residual
+        spec, weights, index = self._layers[number - 1]
+        inputs["mixed"] = (np.float32, ["rows", spec.heads * spec.head_dim])
+        return inputs, graph.after_attention("mixed", residual, spec, weights, index)
+
+    def _attention(self, *, parts: int) -> ort.InferenceSession:
+        """Attention to keys and values that lie in several arrays, ``[any, kv_heads, head_dim]`` each, with a mask; in
+        one array without."""
+        spec, graph = self._spec, GraphBuilder()
+        heads, groups, width = spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim
+        inputs: dict[str, Port] = {"q": (np.float32, ["rows", heads, groups, width])}
+        for part in range(parts):
+            inputs |= {f"{name}_{part}": (np.float32, [f"seen_{part}", heads, width]) for name in ("keys", "values")}
+        # Heads of one group become further rows, so keys and values are never repeated.
+        q = graph.op("Reshape", graph.op("Transpose", "q", perm=[1, 0, 2, 3]), graph.integers(heads, -1, width))
+        product: dict[str, Any] = {"domain": CONTRIB, "transBatchB": 1}  # of each head, without moving keys and values
+        scores = [graph.op("FusedMatMul", q, f"keys_{part}", transB=1, **product) for part in range(parts)]
+        if parts == 1:
+            weights = [graph.op("Softmax", scores[0], axis=-1)]
+        else:
+            inputs |= {"mask": (np.bool_, ["all", "seen"]), "sizes": (np.int64, [parts])}
+            whole = graph.op("Concat", *scores, axis=-1)
+            seen = graph.op("Where", "mask", whole, graph.constant(np.array(-np.inf, np.float32)))
+            weights = graph.ops("Split", graph.op("Softmax", seen, axis=-1), "sizes", outputs=parts, axis=-1)
+        mixed = graph.op("FusedMatMul", weights[0], "values_0", **product)
+        for part in range(1, parts):
+            mixed = graph.op("Add", mixed, graph.op("FusedMatMul", weights[part], f"values_{part}", **product))
+        mixed = graph.op("Reshape", mixed, graph.integers(heads, -1, groups, width))
+        mixed = graph.op("Transpose", mixed, perm=[1, 0, 2, 3])
+        graph.output("mixed", graph.op("Reshape", mixed, graph.integers(-1, heads * groups * width)))
+        outputs: dict[str, Port] = {"mixed": (np.float32, ["rows", heads * groups * width])}
+        return graph.session(inputs, outputs, session_options(self._threads))
+
+
+def _run(session: ort.InferenceSession, fed: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a session on those of the arrays that it takes; return its outputs by name."""
+    names = [port.name for port in session.get_outputs()]
+    taken = {port.name: fed[port.name] for port in session.get_inputs()}
+    return dict(zip(names, session.run(names, taken), strict=True))
+
+
+class _StepState:
+    """The inputs of a step, and the new keys and values of its layers.
+
+    Args:
+        spec: of every layer.
+
+    Attributes:
+        count: new tokens; ``attending`` of them are computed in the current layer.
+        rows: memory rows by layer, the cross-attention's first.
+    """
+
+    def __init__(self, inputs: StepInputs, spec: LayerSpec) -> None:
+        self._inputs, self._groups = inputs, spec.heads // spec.kv_heads
+        self.count = self.attending = len(inputs.tokens)
+        self._mask = inputs.self_mask
+        self._cached = _by_layer(inputs.self_keys, inputs.self_values, spec.kv_heads)
+        self.rows = _by_layer(inputs.memory_keys, inputs.memory_values, spec.kv_heads)
+        self._new: list[tuple[Float32, Float32]] = []
+
+    def only_queries(self) -> None:
+        """The queries alone attend from now on."""
+        self.attending, self._mask = len(self._inputs.queries), self._inputs.self_mask[self._inputs.queries]
+
+    def seen(self, keys: Float32, values: Float32) -> dict[str, Any]:
+        """Take the new tokens' keys and values in the next layer, ``[T, kv_heads, head_dim]``; return what tokens
+        attend to there, as inputs of the graph of attention.
+
+        In the target's own layers, memory rows stand in place of the first tokens. Without any row there is one of
+        zeros, which is left out, because a key of zeros would still take its share of attention.
+        """
+        number = len(self._new)
+        self._new.append((keys, values))
+        parts = list(zip(self._cached[number], (keys, values), strict=True))
+        if number and self.rows[0][0][0].any():
+            rows = self.rows[number]
+            parts = [_in_place(given, *each) for given, each in zip(rows, parts, strict=True)]
+        sizes = np.array([len(part) for part in parts[0]])
+        # The heads of a group are rows that see the same.
+        made: dict[str, Any] = {"mask": np.repeat(self._mask, self._groups, axis=0), "sizes": sizes}
+        for name, both in zip(("keys", "values"), parts, strict=True):
+            made[f"{name}_0"], made[f"{name}_1"] = both
+        return made
+
+    def new(self) -> tuple[Float32, Float32]:
+        """Return the cache entries of the new tokens, ``[T, layers * kv_heads, head_dim]`` each."""
+        if len(self._new) == 1:
+            return self._new[0]
+        keys, values = (np.concatenate(half, axis=1) for half in zip(*self._new, strict=True))
+        return keys, values
+
+
+def _in_place(rows: Float32, cached: Float32, own: Float32) -> tuple[Float32, Float32]:
+    """Put rows in place of the first of the cached and then the new tokens, which are at least as many."""
+    return np.concatenate((rows, cached[len(rows) :])), own[max(0, len(rows) - len(cached)) :]
+
+
+def _by_layer(keys: Float32, values: Float32, heads: int) -> list[tuple[Float32, Float32]]:
+    """Split ``[n, layers * heads, head_dim]`` into ``[n, heads, head_dim]`` for each layer."""
+    count = keys.shape[1] // heads
+    halves = ([np.ascontiguousarray(part) for part in np.split(half, count, axis=1)] for half in (keys, values))
+    return list(zip(*halves, strict=True))
