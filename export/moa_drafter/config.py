@@ -526,14 +526,18 @@ def original_contexts(config: Any) -> set[int]:
     return {int(rope[name]) for rope in ropes(config) if name in rope}
 
 
-def longest_context(config: Any) -> tuple[int, str]:
+def longest_context(config: Any, *, windows: bool = False) -> tuple[int, str]:
     """Return the longest context of a target in tokens, and the reason for the limit.
 
-    A window is a limit because caches keep every token, and so is the original context of a longrope, after which the
-    keys of all earlier tokens would have to be computed again.
+    The original context of a longrope is a limit, because the keys of all earlier tokens would have to be computed
+    again after it.
+
+    Args:
+        windows: whether layers with a window do not see the tokens before it, although caches keep every token; else
+            the window is a limit too.
     """
     limits = [(int(config.max_position_embeddings), "its max_position_embeddings")]
-    for name in ("sliding_window", "attention_chunk_size"):
+    for name in ("attention_chunk_size",) if windows else ("sliding_window", "attention_chunk_size"):
         if window := getattr(config, name, None):
             limits.append((int(window), f"some layers look no further back (its {name})"))
     if any(rope.get("rope_type") == "longrope" for rope in ropes(config)):

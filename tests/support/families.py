@@ -181,7 +181,7 @@ def computed_by_graphs(folder: Path, weights: DecoderWeights | None = None) -> F
     """Run the target in ``folder`` in onnxruntime, with its weights or equal ones. Raises MoaError if it is refused."""
     run = OnnxPass(weights or CheckpointWeights(folder), threads=1)
     target = load_target(str(folder))
-    text = _text_of(target, run.spec.max_context)
+    text = _text_of(target, LocalEngine(target, run).max_context)
     hidden = _in_pieces(run, text)
     logits = np.stack(list(run.logits([hidden])))
     own = target.model(input_ids=torch.tensor([text]), output_hidden_states=True)

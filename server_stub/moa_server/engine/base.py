@@ -284,16 +284,17 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     return types[name]
 
 
-def context_of(target: LoadedTarget, wanted: int | None, spare: int = 0) -> int:
-    """Return the context in tokens, see :func:`moa_drafter.config.longest_context`.
+def context_of(target: LoadedTarget, wanted: int | None, spare: int = 0, *, windows: bool = False) -> int:
+    """Return the context in tokens.
 
     Args:
         spare: tokens of it that the engine needs itself.
+        windows: see :func:`moa_drafter.config.longest_context`.
 
     Raises:
         EngineError: more than the target can hold, or too little for any answer.
     """
-    longest, reason = longest_context(target.config)
+    longest, reason = longest_context(target.config, windows=windows)
     own = longest - spare
     if wanted is not None and not 2 <= wanted <= own:
         text = f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}: {reason}"
@@ -306,7 +307,7 @@ class TargetEngine(ABC):
     A subclass sets ``_bound``, the size of its cache.
 
     Args:
-        spare: tokens of the target's context that the engine needs itself.
+        spare, windows: see :func:`context_of`.
 
     Attributes:
         forwards: forward passes of the target so far.
@@ -325,11 +326,13 @@ class TargetEngine(ABC):
         drafter_fingerprint: str,
         max_context: int | None,
         spare: int = 0,
+        *,
+        windows: bool = False,
     ) -> None:
         tokenizer = tokenizer_fingerprint(target.folder / TOKENIZER_FILE)
         self.fingerprints = Fingerprints(target.fingerprint, tokenizer, drafter_fingerprint)
         self.vocab_size, self.stop_tokens = int(target.config.vocab_size), target.stop_tokens
-        self.max_context = context_of(target, max_context, spare)
+        self.max_context = context_of(target, max_context, spare, windows=windows)
         self.forwards, self.drafter = 0, drafter
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)

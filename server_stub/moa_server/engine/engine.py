@@ -93,7 +93,7 @@ class LocalEngine(TargetEngine):
         max_context: int | None = None,
         cache_tokens: int = 32768,
     ) -> None:
-        super().__init__(target, drafter, drafter_fingerprint, max_context)
+        super().__init__(target, drafter, drafter_fingerprint, max_context, windows=target_pass.windows)
         self.target, self.target_pass, self._rows = target, target_pass, rows
         self._bound = rounded_up(max(cache_tokens, self.max_context + _DRAFT_ROOM))
         self._sequences = SequenceCaches(target_pass.new_cache, self._bound)

@@ -87,7 +87,7 @@ class FusedLlama:
     """
 
     has_own_weights = True
-    batch_invariant = False
+    batch_invariant = windows = False
 
     def __init__(self, target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> None:
         model, config = target.model.model, target.model.config

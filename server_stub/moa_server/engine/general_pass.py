@@ -29,7 +29,7 @@ class GeneralPass:
     """
 
     has_own_weights = False
-    batch_invariant = False
+    batch_invariant = windows = False
 
     def __init__(self, target: Target, *, keep_last: bool = False) -> None:
         self._target = target

@@ -47,7 +47,7 @@ class OnnxPass:
         TargetError: ``unsupported_target`` if keys and values of its layers differ in shape.
     """
 
-    device = "cpu"
+    device, windows = "cpu", True
 
     def __init__(self, weights: DecoderWeights, *, threads: int | None = None, keep_last: bool = False) -> None:
         spec = weights.spec

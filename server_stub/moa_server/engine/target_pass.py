@@ -96,6 +96,10 @@ class TargetPass(Protocol):
         """Whether results are the same to the bit whatever else is in a forward."""
 
     @property
+    def windows(self) -> bool:
+        """Whether layers with a window are computed as such; else a context ends with it."""
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of a token in a cache."""
 
