@@ -146,7 +146,7 @@ class GraphBuilder:
             return self.op("Gemm", *inputs, transB=1)
         y = self.by_codes(x, matrix)
         if matrix.offsets is not None:
-            y = self.op("Add", y, self.op("MatMul", self._sums(x, matrix.inputs), self.offsets(matrix)))
+            y = self.op("Gemm", self._sums(x, matrix.inputs), self.offsets(matrix), y)
         return y if bias is None else self.op("Add", y, self.constant(bias))
 
     def by_codes(self, x: str, matrix: Matrix) -> str:

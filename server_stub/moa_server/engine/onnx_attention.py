@@ -60,7 +60,7 @@ class Tile:
     Attributes:
         first: the first token's row in the pass.
         blocks: the range of key blocks that they look at.
-        bias: what is added to the scores: 0, or ``-inf`` for hidden keys, ``[blocks, 1, 1, tokens, BLOCK]``.
+        bias: what is added to the scores: 0, or ``-inf`` for hidden keys, ``[blocks, 1, tokens, BLOCK]``.
         tail: for a tree, how many blocks at the end hold its nodes.
         chosen: for a tree, for each block of positions whether a key of the tail belongs to it: 1 or 0,
             ``[blocks of positions, 1, 1, tail * BLOCK]``.
@@ -75,7 +75,7 @@ class Tile:
 
     @property
     def count(self) -> int:
-        return self.bias.shape[3]
+        return self.bias.shape[2]
 
 
 def tiles(piece: Piece, first: int, window: int | None) -> Iterator[Tile]:
@@ -125,7 +125,7 @@ def _bias(seen: NDArray[np.bool_], own: NDArray[np.int64], keys: NDArray[np.int6
     if window is not None:
         seen = seen & (keys > own[:, None] - window)
     bias = np.where(seen, np.float32(0), np.float32(-np.inf)).reshape(len(own), -1, BLOCK)
-    return np.ascontiguousarray(bias.transpose(1, 0, 2))[:, None, None]
+    return np.ascontiguousarray(bias.transpose(1, 0, 2))[:, None]
 
 
 def _ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
@@ -158,7 +158,8 @@ class OnnxAttention:
         form = tile.chosen is not None, tile.count * self._kind.per_kv == 1
         if form not in self._sessions:
             self._sessions[form] = self._session(*form)
-        return BoundAttention(self._sessions[form], tile, queries, mixed)
+        bias = np.tile(tile.bias, (1, 1, self._kind.per_kv, 1))
+        return BoundAttention(self._sessions[form], tile, bias, queries, mixed)
 
     def _session(self, tree: bool, single: bool) -> ort.InferenceSession:
         """
@@ -176,8 +177,7 @@ class OnnxAttention:
         if single:
             rows = graph.op("Concat", rows, rows, axis=2)
         scores = graph.capped(graph.op("MatMul", rows, keys), kind.cap)
-        scores = graph.op("Add", graph.op("Reshape", scores, integers(0, kv, per_kv, -1, BLOCK)), "bias")
-        scores = graph.op("Reshape", scores, integers(0, kv, -1, BLOCK))
+        scores = graph.op("Add", scores, "bias")
         peak = graph.op("ReduceMax", scores, integers(0, 3), keepdims=1)
         weights = graph.op("Exp", graph.op("Sub", scores, peak))
         ones = graph.constant(np.ones((BLOCK, _ONES), np.float32))
@@ -196,7 +196,7 @@ class OnnxAttention:
             "queries": (np.float32, ["n", kv * per_kv * size]),
             "keys": (self._dtype, ["blocks", kv, size, BLOCK]),
             "values": (self._dtype, ["blocks", kv, BLOCK, size]),
-            "bias": (np.float32, ["blocks", 1, 1, "n", BLOCK]),
+            "bias": (np.float32, ["blocks", 1, "rows", BLOCK]),
         }
         if tree:
             inputs |= {"parts": (np.int64, [2]), "chosen": (np.float32, ["positions", 1, 1, "tail"])}
@@ -220,9 +220,11 @@ class OnnxAttention:
 class BoundAttention:
     """Attention of one tile, for all layers of one pass; what is equal in all of them is made once."""
 
-    def __init__(self, session: ort.InferenceSession, tile: Tile, queries: Float32, mixed: Float32) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, tile: Tile, bias: Float32, queries: Float32, mixed: Float32
+    ) -> None:
         rows = slice(tile.first, tile.first + tile.count)
-        given: dict[str, NDArray[Any]] = {"queries": queries[rows], "bias": tile.bias}
+        given: dict[str, NDArray[Any]] = {"queries": queries[rows], "bias": bias}
         if tile.chosen is not None:
             given["parts"] = np.array([len(tile.blocks) - tile.tail, tile.tail])
             given["chosen"] = tile.chosen
