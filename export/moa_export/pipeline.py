@@ -17,6 +17,7 @@ from moa_drafter.checkpoint import DeviceDrafter, load_for_device
 from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target import Target, load_target
+from moa_drafter.target_folder import write_tensors
 from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
@@ -150,6 +151,7 @@ def load(settings: ExportSettings) -> tuple[DeviceDrafter, Target, tuple[str, ..
     """
     drafter = load_for_device(settings.drafter)
     folder = resolve_target(settings.model)
+    write_tensors(folder)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     target = load_target(str(folder), dtype=torch.bfloat16 if size > _LARGE else torch.float32)
     note = check_fit(drafter.config, target)

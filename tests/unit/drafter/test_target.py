@@ -286,11 +286,17 @@ def test_numbers_without_a_dimension_have_a_fingerprint(own_target):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("by_transformers", [False, True])
-def test_a_gguf_file_gives_the_model_it_was_made_of(own_target, tmp_path, empty_cache, capsys, count, by_transformers):
-    """Whole or split, whichever part is named; the folder of an older version is made again. transformers reads files
-    with a tokenizer that is not known here, and those only."""
-    add = (lambda writer: writer.add_tokenizer_pre("another")) if by_transformers else lambda writer: None
+@pytest.mark.parametrize("another", [None, "tokenizer", "field"])
+def test_a_gguf_file_gives_the_model_it_was_made_of(own_target, tmp_path, empty_cache, capsys, count, another):
+    """Whole or split, whichever part is named; the folder of an older version is made again. transformers reads a
+    tokenizer that is not known here, and whole files with a field that is not."""
+
+    def add(writer: GGUFWriter) -> None:
+        if another == "tokenizer":
+            writer.add_tokenizer_pre("another")
+        elif another == "field":
+            writer.add_uint32("llama.another", 1)
+
     parts = write_gguf(own_target, tmp_path / "model.gguf", parts=count, add=add)
     assert len(parts) == count
     kept = old_cache(parts[0], empty_cache)
@@ -299,7 +305,7 @@ def test_a_gguf_file_gives_the_model_it_was_made_of(own_target, tmp_path, empty_
     assert kept.exists() == (count == 1)
     assert {resolve_target(str(part)) for part in parts} == {made.folder}
     assert capsys.readouterr().err.count(str(empty_cache)) == 1
-    assert [file.name for file in gguf_of(made.folder)] == ([] if by_transformers else [part.name for part in parts])
+    assert [file.name for file in gguf_of(made.folder)] == ([] if another == "field" else [part.name for part in parts])
     assert facts.fingerprint == made.fingerprint == target_fingerprint(own_target)
 
 
