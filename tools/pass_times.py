@@ -1,11 +1,12 @@
 """Time forward passes of a target's GGUF file: ours in 4, 8 and 32 bits, torch's, llama.cpp's, and the bare products.
 
-    python tools/pass_times.py [--target FILE.gguf] [--threads 1] [--contexts 64,512,4000] [--engines int4,llamacpp]
+    python tools/pass_times.py [--target FILE.gguf] [--threads 1] [--contexts 64,512,4000] [--several-contexts 64,512]
 
-One session verifies 1, 2, 4, 8 and 16 rows after each context, and eight sessions 1 and 2 rows each; logits of all rows
-are wanted. Then prompts of 64 and 512 rows, with the logits of the last one. All engines take turns. ``int8`` and
-``float32`` are our pass over the same numbers, rounded to 8 bits and as they are; ``torch`` is the pass in torch.
-``products`` are the matrix products of our pass in the file's own bits, with the sums of blocks, and nothing else.
+One session verifies 1, 2, 4, 8 and 16 rows after each of the contexts, and eight sessions 1 and 2 rows each, with the
+logits of all rows. Then come prompts of 64 and 512 rows, with the logits of the last one. All engines take turns.
+``int8`` and ``float32`` are our pass over the same numbers, rounded to 8 bits and as they are; ``torch`` is the pass in
+torch. ``products`` are the matrix products of our pass in the file's own bits, with the sums of blocks, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from moa_server.engine.target_pass import Cache, Piece, TargetPass, rounded_up
 
 _BITS: dict[str, Literal[4, 8, 32]] = {"int4": 4, "int8": 8, "float32": 32}
 ENGINES = ("int4", "int8", "float32", "torch", "llamacpp", "products")
-_ROWS, _SESSIONS, _SESSION_ROWS, _SESSIONS_CONTEXT = (1, 2, 4, 8, 16), 8, (1, 2), 512
+_ROWS, _SESSIONS, _SESSION_ROWS = (1, 2, 4, 8, 16), 8, (1, 2)
 _PROMPTS = (64, 512)
 #: Most rows of a pass.
 _PIECE = 512
@@ -72,10 +73,10 @@ class Case:
         return f"{self.sessions} x {self.rows} after {self.context}"
 
 
-def cases_of(contexts: Iterable[int]) -> list[Case]:
-    """List the passes that are timed."""
+def cases_of(contexts: Iterable[int], several_contexts: Iterable[int]) -> list[Case]:
+    """List the passes that are timed: of one session after each of ``contexts``, and of several."""
     single = [Case(1, rows, context) for context in contexts for rows in _ROWS]
-    several = [Case(_SESSIONS, rows, _SESSIONS_CONTEXT) for rows in _SESSION_ROWS]
+    several = [Case(_SESSIONS, rows, context) for context in several_contexts for rows in _SESSION_ROWS]
     return [*single, *several, *(Case(1, rows, 0) for rows in _PROMPTS)]
 
 
@@ -94,21 +95,22 @@ class Timed(Protocol):
 class OurPass:
     """A :class:`moa_server.engine.target_pass.TargetPass`, with a cache for each session."""
 
-    def __init__(self, target_pass: TargetPass, contexts: Sequence[int]) -> None:
-        self.target_pass, self._most = target_pass, max(*contexts, _SESSIONS_CONTEXT, *_PROMPTS)
-        self._caches: list[Cache] = []
+    def __init__(self, target_pass: TargetPass) -> None:
+        self.target_pass = target_pass
+        self._caches: dict[tuple[int, int], Cache] = {}
 
-    def _filled(self, context: int) -> Cache:
-        cache = self.target_pass.new_cache(rounded_up(context + max(_ROWS)))
-        for start in range(0, context, _PIECE):
-            self.target_pass.forward([Piece(cache, start, tokens_of(min(_PIECE, context - start)))])
-        return cache
+    def _filled(self, session: int, context: int, rows: int) -> Cache:
+        if (session, context) not in self._caches:
+            room = rounded_up(context + max(rows, *_ROWS, *(() if context else _PROMPTS)))
+            cache = self._caches[session, context] = self.target_pass.new_cache(room)
+            for start in range(0, context, _PIECE):
+                self.target_pass.forward([Piece(cache, start, tokens_of(min(_PIECE, context - start)))])
+        return self._caches[session, context]
 
     def prepare(self, case: Case) -> Callable[[], object]:
         """See :meth:`Timed.prepare`."""
-        while len(self._caches) < case.sessions:
-            self._caches.append(self._filled(_SESSIONS_CONTEXT if self._caches else self._most))
-        pieces = [Piece(cache, case.context, tokens_of(case.rows)) for cache in self._caches[: case.sessions]]
+        caches = [self._filled(session, case.context, case.rows) for session in range(case.sessions)]
+        pieces = [Piece(cache, case.context, tokens_of(case.rows)) for cache in caches]
 
         def run() -> object:
             hidden, _ = self.target_pass.forward(pieces)
@@ -200,7 +202,7 @@ def _bound_session(
     return bound
 
 
-def load(name: str, file: Path, *, threads: int, contexts: Sequence[int]) -> Timed:
+def load(name: str, file: Path, *, threads: int) -> Timed:
     """Load the engine ``name`` of :data:`ENGINES`."""
     if name == "llamacpp":
         return Peer(file, threads)
@@ -211,7 +213,7 @@ def load(name: str, file: Path, *, threads: int, contexts: Sequence[int]) -> Tim
         from moa_server.engine.fused_llama import FusedLlama
 
         torch.set_num_threads(threads)
-        return OurPass(FusedLlama(load_target(str(file)), torch.float32), contexts)
+        return OurPass(FusedLlama(load_target(str(file)), torch.float32))
     from moa_server.engine.onnx_pass import OnnxPass
 
     weights = GgufWeights(parts_of(file))
@@ -221,7 +223,7 @@ def load(name: str, file: Path, *, threads: int, contexts: Sequence[int]) -> Tim
     if bits < weights.bits:
         raise MoaError(f"{file} has {weights.bits} bits: leave {name} out of --engines", code="no_engine")
     own = weights if bits == weights.bits else GgufWeights(parts_of(file), bits)
-    return OurPass(OnnxPass(own, threads=threads), contexts)
+    return OurPass(OnnxPass(own, threads=threads))
 
 
 class PartTimes:
@@ -270,20 +272,21 @@ def parts_of_passes(engine: OurPass, cases: Sequence[Case]) -> list[dict[str, An
     return found
 
 
-def measure(names: Sequence[str], file: Path, *, threads: int, contexts: Sequence[int]) -> dict[str, Any]:
+def measure(names: Sequence[str], file: Path, cases: Sequence[Case], *, threads: int) -> dict[str, Any]:
     """Time all passes; returns plain figures: ``passes``, ``parts`` and ``memory``."""
+    longest = max((case for case in cases if case.sessions == 1), key=lambda case: case.context)
     process, engines, memory = psutil.Process(), dict[str, Timed](), {}
     for name in names:
         before = process.memory_info().rss
-        engines[name] = engine = load(name, file, threads=threads, contexts=contexts)
+        engines[name] = engine = load(name, file, threads=threads)
         if isinstance(engine, Products):
             continue
         memory[name] = {"loaded_mb": round((process.memory_info().rss - before) / 1e6)}
-        engine.prepare(Case(1, max(_ROWS), max(contexts)))()
+        engine.prepare(longest)()
         memory[name]["filled_mb"] = round((process.memory_info().rss - before) / 1e6)
         if isinstance(engine, OurPass):
             memory[name]["thousand_tokens_mb"] = rounded(engine.target_pass.token_bytes / 1e3, 1)
-    passes, cases = [], cases_of(contexts)
+    passes = []
     for case in cases:
         runs = [engine.prepare(case) for engine in engines.values()]
         times = interleaved(runs, _PROMPT_REPEATS if case.prompt else _REPEATS)
@@ -325,6 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", metavar="FILE", help="GGUF file (default: that of the built-in target)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads (default %(default)s)")
     parser.add_argument("--contexts", default="64,512,4000", metavar="N,N,...", help="(default %(default)s)")
+    parser.add_argument("--several-contexts", default="64,512", metavar="N,N,...", help="(default %(default)s)")
     parser.add_argument("--engines", default=",".join(ENGINES), metavar="NAME,...", help="(default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
@@ -333,7 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = names_of("--engines", "engine", args.engines, ENGINES)
         check_at_least(args, threads=1)
         contexts = numbers_of("--contexts", args.contexts, 1)
-        found = measure(names, gguf_of(args.target), threads=args.threads, contexts=contexts)
+        cases = cases_of(contexts, numbers_of("--several-contexts", args.several_contexts, 1))
+        found = measure(names, gguf_of(args.target), cases, threads=args.threads)
         print(json.dumps(found) if args.json else "\n\n".join(table.text() for table in tables(found)))
         return 0
 

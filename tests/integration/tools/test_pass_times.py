@@ -12,11 +12,14 @@ from support.drafter.gguf_files import write_gguf
 
 
 @pytest.fixture
-def command(tiny_target: Path, tmp_path: Path, capsys):
+def command(tiny_target: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
     [file] = write_gguf(tiny_target, tmp_path / "tiny.gguf")
 
     def run(*options: str) -> tuple[int, str, str]:
-        return main(["--target", str(file), "--contexts", "64", *options]), *capsys.readouterr()
+        return main(
+            ["--target", str(file), "--contexts", "64", "--several-contexts", "8", *options]
+        ), *capsys.readouterr()
 
     return run
 
@@ -26,7 +29,7 @@ def test_engines_take_turns_and_ours_has_parts(command):
     found = json.loads(out)
     assert status == 0
     names = [each["name"] for each in found["passes"]]
-    assert names[0] == "1 x 1 after 64" and names[-3:] == ["8 x 2 after 512", "prompt of 64", "prompt of 512"]
+    assert names[0] == "1 x 1 after 64" and names[-3:] == ["8 x 2 after 8", "prompt of 64", "prompt of 512"]
     for each in found["passes"]:
         assert list(each["least_ms"]) == ["float32", "torch", "products"]
         assert all(0 < least <= median for least, median in zip(*map(dict.values, _times(each)), strict=True))
