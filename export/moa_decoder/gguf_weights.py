@@ -104,8 +104,8 @@ class GgufWeights:
 
     @property
     def bits(self) -> int:
-        """Bits of most matrices of the file: those of the first feed-forward."""
-        return bits_of(self._tensors[self._layout.place(0, "down")[0]])
+        """Bits of most matrices of the file; files in 4 bits have some in 8."""
+        return bits_of(self._tensors[self._layout.place(0, "gate")[0]])
 
     def matrix(self, layer: int, name: LayerMatrix) -> Matrix:
         """See :class:`moa_decoder.weights.DecoderWeights`. Raises TargetError: see :func:`matrix_of`."""

@@ -58,7 +58,7 @@ class OnnxPass:
         kv_heads, head_dim, _ = next(iter(shapes))
         self.threads = threads or available_cpus()
         self.spec, self._embed = spec, weights.embed
-        bits = weights.matrix(0, "down").bits
+        bits = weights.matrix(0, "gate").bits  # others may have more
         self.dtype = {4: "int4", 8: "int8", 32: "float32"}[bits]
         self.batch_invariant, self.row_multiple = False, 2
         kept = np.float32 if bits == 32 else np.float16

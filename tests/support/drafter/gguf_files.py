@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
-from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quantize
 from safetensors.numpy import load_file
 
 Tensors = dict[str, np.ndarray]
@@ -21,6 +22,7 @@ def write_gguf(
     parts: int = 1,
     change: Callable[[Tensors], object] = lambda tensors: None,
     add: Callable[[GGUFWriter], object] = lambda writer: None,
+    kinds: Mapping[str, GGMLQuantizationType] = MappingProxyType({}),
 ) -> list[Path]:
     """Write a target such as that of :func:`tiny.make_tiny_target` as GGUF, with its tokenizer and template; return the
     files.
@@ -28,6 +30,7 @@ def write_gguf(
     Args:
         parts: files into which it is split; ``file`` gives the first words of their names then.
         change: is given the tensors by their names in GGUF, before they are written.
+        kinds: types of ggml by part of a name; the others stay as they are.
         add: adds metadata.
     """
     config = json.loads((target / "config.json").read_text())
@@ -66,7 +69,8 @@ def write_gguf(
     writer.add_chat_template((target / "chat_template.jinja").read_text())
     add(writer)
     for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor)
+        kind = next((kind for part, kind in kinds.items() if part in name), None)
+        writer.add_tensor(name, tensor if kind is None else quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -15,6 +15,8 @@ from moa_decoder.errors import TargetError
 from moa_decoder.gguf_blocks import bits_of, dense_rows, matrix_of
 from moa_decoder.gguf_file import GgufFile
 from moa_decoder.gguf_weights import GgufWeights
+from moa_server.engine.onnx_pass import OnnxPass
+from moa_server.engine.target_pass import Piece
 from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
 
@@ -98,6 +100,22 @@ def test_weights_are_those_of_the_checkpoint(tiny_target, tmp_path):
     assert weights.metadata["tokenizer.ggml.tokens"].read()[1] == "<|im_start|>"
     with refused("weights_differ", TargetError, "blk.0.attn_norm.weight"):
         GgufWeights(write_gguf(tiny_target, tmp_path / "less.gguf", change=lambda t: t.pop("blk.0.attn_norm.weight")))
+
+
+def test_a_file_of_several_types_gives_the_pass_its_numbers(tiny_target, tmp_path):
+    """As files in 4 bits are: with values and the output of feed-forwards in 8."""
+    kind = GGMLQuantizationType
+    kinds = {"attn_v": kind.Q5_0, "ffn_down": kind.Q8_0, "norm": kind.F32, "blk": kind.Q4_1, "token_embd": kind.Q8_0}
+    file = write_gguf(tiny_target, tmp_path / "x.gguf", kinds=kinds)
+    assert GgufWeights(file).bits == 4
+    logits, types = [], []
+    for bits in (None, 32):
+        target_pass = OnnxPass(GgufWeights(file, bits), threads=1)
+        hidden, _ = target_pass.forward([Piece(target_pass.new_cache(64), 0, range(40))])
+        logits.append(target_pass.logits([hidden]))
+        types.append(target_pass.dtype)
+    assert types == ["int4", "float32"]
+    assert np.corrcoef(logits[0].ravel(), logits[1].ravel())[0, 1] > 0.99
 
 
 def test_damage_is_told_in_a_sentence(tmp_path):
