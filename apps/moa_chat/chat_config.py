@@ -27,6 +27,7 @@ from moa_runtime.options import (
 )
 from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
 from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.sockets import check_token
 from moa_runtime.transport import Endpoint
 
 
@@ -149,9 +150,7 @@ def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
             raise MoaError(text, code="certificate_unreadable") from error
         except OSError as error:
             raise MoaError(f"--tls-ca {tls_ca} cannot be read: {reason_of(error)}", code="unreadable") from error
-    if any(not 32 < ord(char) < 127 for char in token):
-        text = "the token may only hold visible ASCII characters: check --token or MOA_TOKEN"
-        raise MoaError(text, code="not_ascii")
+    check_token(token, "--token", "MOA_TOKEN")
     endpoint = Endpoint(server, token, tls)
     _ = endpoint.address  # raises on what is no address
     return endpoint

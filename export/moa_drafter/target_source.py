@@ -83,24 +83,32 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     Raises:
         TargetError: no source has it, or it is damaged.
     """
+    check_target(name)
+    folder = expanded(name)
+    if folder.is_dir():
+        return folder
+    if folder.suffix == ".gguf":
+        return _from_gguf(folder)
+    if name in BUILTIN:
+        return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
+    return _from_hub(name)
+
+
+def check_target(name: str) -> None:
+    """Raise TargetError if no source can have a target of this name, as far as is known without the network."""
     folder = expanded(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise TargetError(f"{folder} is no model folder: it has no config.json", code="file_missing")
-        return folder
-    if folder.suffix == ".gguf":
+    elif folder.suffix == ".gguf":
         if not folder.is_file():
             raise TargetError(f"there is no file {folder}", code="file_missing")
-        return _from_gguf(folder)
-    if name in BUILTIN:
-        return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    elif name not in BUILTIN and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
         raise TargetError(
             f"unknown target {name!r}: give {DEFAULT_TARGET!r}, a Hugging Face model folder, "
             "a .gguf file, or a Hub id like 'owner/model'",
             code="unknown_target",
         )
-    return _from_hub(name)
 
 
 def builtin_of(folder: Path) -> BuiltinTarget | None:

@@ -18,7 +18,7 @@ from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_folder import write_tensors
-from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
+from moa_drafter.target_source import DEFAULT_TARGET, check_target, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
 from moa_export.fit_stopping import fit_stopping_rule
@@ -166,6 +166,7 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
     Raises:
         MoaError: bad input.
     """
+    check_target(settings.model)
     drafter = load_for_device(settings.drafter)
     for name in settings.targets:
         target_of(name)(settings.recipe, settings.options).check(drafter.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +33,8 @@ def run_program(
         else:
             print(f"{name}: error: {text}", file=sys.stderr)
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path need not be UTF-8
     try:
         status = work()
         if sys.stdout is not None:  # as in a program with a window alone

@@ -58,6 +58,17 @@ def check_origins(origins: Collection[str]) -> None:
         )
 
 
+def check_token(token: str, option: str, variable: str) -> None:
+    """Raise MoaError for a bearer token that no ``Authorization`` header can carry.
+
+    Args:
+        option, variable: the two places where the user may have given it.
+    """
+    if any(not 32 < ord(char) < 127 for char in token):
+        text = f"the token may only hold visible ASCII characters: check {option} or {variable}"
+        raise MoaError(text, code="not_ascii")
+
+
 def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
     """Return whether a request with this ``Origin`` header may be answered.
 

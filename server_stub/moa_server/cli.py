@@ -12,7 +12,7 @@ import ssl
 from pathlib import Path
 
 from moa_runtime.cli_main import run_program
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.sockets import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.auth import Authenticator, new_token
@@ -84,7 +84,9 @@ def _check_tls(options: argparse.Namespace) -> tuple[Path, Path] | None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
     except (OSError, ssl.SSLError) as error:
-        text = f"cannot use {options.tls_cert} with {options.tls_key}: {error}"
+        format_error = isinstance(error, ssl.SSLError)  # its own text is for programmers
+        reason = "expected a certificate chain in PEM format and its private key" if format_error else reason_of(error)
+        text = f"cannot use {options.tls_cert} with {options.tls_key}: {reason}"
         raise ServeError(text, code="bad_certificate") from error
     return options.tls_cert, options.tls_key
 

@@ -15,7 +15,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.session.handshake import Limits
-from moa_runtime.sockets import check_origins, is_loopback
+from moa_runtime.sockets import check_origins, check_token, is_loopback
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.engine.base import Capabilities
 from moa_server.logging import FORMATS, LEVELS
@@ -202,7 +202,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
     Raises:
         ServeError: a number is out of range.
-        MoaError: an origin is invalid.
+        MoaError: an origin or the token is invalid.
     """
     check_origins(options.allow_origin)
     for name, least in {**dict.fromkeys(_LIMITS, 1), **_LEAST}.items():
@@ -212,6 +212,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     chosen = {each.name: getattr(options, each.name) for each in fields(Settings) if hasattr(options, each.name)}
     if options.token is None:
         chosen["token"] = os.environ.get("MOA_TOKEN", "")
+    check_token(chosen["token"], "--token", "MOA_TOKEN")
     chosen |= {"origins": tuple(options.allow_origin), "hosts": tuple(options.allow_host)}
     return Settings(loopback=is_loopback(options.host), **chosen)
 

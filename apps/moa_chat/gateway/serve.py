@@ -32,7 +32,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.http_framing import FramingError, StrictConnection
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
-from moa_runtime.sockets import check_origins, is_loopback, listen, url_of
+from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
 
 _HIGHEST_PORT = 65535
 # Sent text cannot be taken back, so only a lost connection makes the device continue alone; a verdict may be late.
@@ -55,6 +55,7 @@ def address_for(options: argparse.Namespace) -> Address:
     check_origins(options.allow_origin)
     host, port = _host_and_port(options.serve)
     token = os.environ.get("MOA_GATEWAY_TOKEN", "") if options.gateway_token is None else options.gateway_token
+    check_token(token, "--gateway-token", "MOA_GATEWAY_TOKEN")
     if not is_loopback(host) and not token:
         text = f"--serve {host} is open to other machines: set a token with --gateway-token or MOA_GATEWAY_TOKEN"
         raise MoaError(text, code="token_missing")

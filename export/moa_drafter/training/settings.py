@@ -272,6 +272,8 @@ def read_mapping(path: Path, name: str, *, example: str, error: type[MoaError] =
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise error(f"cannot read {name}: {reason}", code="unreadable") from problem
+    except RecursionError as problem:
+        raise error(f"{name} is nested too deeply", code="not_yaml") from problem
     except yaml.YAMLError as problem:
         raise error(f"{name} is no YAML: {' '.join(str(problem).split())}", code="not_yaml") from problem
     if not isinstance(raw, dict):

@@ -172,6 +172,7 @@ def test_a_dry_run_checks_and_writes_nothing(
     assert (plan["recipe"]["linear"]["bits"], plan["recipe"]["head"]["bits"]) == (4, 8)
     assert str(tmp_path / "out") in run(capsys, *argv)
     refuse(capsys, "unsupported_group", *argv, "--group-size", "128")
+    refuse(capsys, "unknown_target", *argv, "--model", "nothing")
     assert list(tmp_path.iterdir()) == []
 
 

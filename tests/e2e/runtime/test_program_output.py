@@ -1,4 +1,4 @@
-"""A program whose output is not read."""
+"""Output of a program that is not read, or cannot be encoded."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def test_output_into_a_closed_or_full_file(tmp_path: Path, into: str, status: in
     ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == status
     assert ran.stderr.endswith(end) and "Traceback" not in ran.stderr and "ignored" not in ran.stderr
+
+
+def test_a_path_that_is_not_utf8_is_printed(tmp_path: Path) -> None:
+    program = "import sys; from moa_runtime.cli_main import run_program; run_program('prog', lambda: print(*sys.argv))"
+    ran = subprocess.run([sys.executable, "-X", "utf8", "-c", program, b"caf\xe9"], capture_output=True, text=True)
+    assert ran.returncode == 0 and r"caf\udce9" in ran.stdout and ran.stderr == ""

@@ -49,6 +49,7 @@ def test_flags_override_the_file_and_the_record_repeats_the_run(tiny_target, sto
     ("text", "code"),
     [
         ("steps: [", "not_yaml"),
+        ("[" * 100_000, "not_yaml"),
         ("- steps", "wrong_type"),
         ("stepz: 3", "unknown_key"),
         ("steps: many", "wrong_type"),

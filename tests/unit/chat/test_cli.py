@@ -59,6 +59,7 @@ def profile_in(monkeypatch, folder: Path, bundle: Path) -> None:
         ("--serve 11435", "bad_address"),
         ("--serve localhost:99999", "bad_address"),
         ("--serve 0.0.0.0:11435", "token_missing"),
+        ("--serve 0.0.0.0:11435 --gateway-token schlüssel", "not_ascii"),
     ],
     ids=ascii,
 )

@@ -45,6 +45,7 @@ def test_a_file_may_set_the_tolerance(tmp_path: Path) -> None:
         ("presett: phone", "unknown_key"),
         ("- phone", "wrong_type"),
         ("a: [", "not_yaml"),
+        ("[" * 100_000, "not_yaml"),
         ("linear: {bits: 5}", "unsupported_bits"),
         ("linear: {widht: 5}", "bad_recipe"),
         ("linear: 5", "bad_recipe"),
