@@ -43,7 +43,8 @@ class _Family:
         norms: before attention and feed-forward, after them, or both.
         norm_offset: added to the weights of all norms of a checkpoint.
         qkv_biases: whether these products always have biases; others have them if ``attention_bias`` says so.
-        windows: the layers with a ``sliding_window``: none, all, or those that ``layer_types`` names.
+        windows: the layers with a ``sliding_window``: all, or those that ``layer_types`` names.
+        window: if the configuration does not mention one; null there means none.
         full_every: of how many layers the last has no window, if ``layer_types`` is missing; 0 for no windows.
         caps: soft caps of attention and logits if the configuration does not mention them.
         tied: whether the head is the embedding if the configuration does not say so.
@@ -60,7 +61,8 @@ class _Family:
     norm_offset: float = 0.0
     query_key_norm: Literal["none", "head", "whole"] = "none"
     qkv_biases: bool = False
-    windows: Literal["none", "all", "layer_types"] = "none"
+    windows: Literal["all", "layer_types"] = "layer_types"
+    window: int | None = None
     full_every: int = 0
     caps: tuple[float, float] = (0.0, 0.0)
     tied: bool = False
@@ -80,29 +82,27 @@ _BIAS = "attention_bias"
 _WINDOWS = _names("sliding_window layer_types")
 _QWEN = _WINDOWS | _names("use_sliding_window max_window_layers")
 _GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scaled_embedding": True, "activation": "gelu_tanh", "tied": True}
+_GEMMA_WINDOWS: dict[str, Any] = {"norms": "both", "window": 4096, **_GEMMA}
 _GEMMA_3 = _WINDOWS | _names("attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping")
 _GEMMA_2 = _GEMMA_3 | {"attn_logit_softcapping"}
 _FAMILIES = {
     "llama": _Family(_names("attention_bias mlp_bias"), interleaved=True),
-    "mistral": _Family(_names("sliding_window"), windows="all"),
+    "mistral": _Family(_names("sliding_window"), windows="all", window=4096),
     "ministral3": _Family(_names("sliding_window llama_4_scaling_beta"), windows="all"),
-    "qwen2": _Family(_QWEN, qkv_biases=True, windows="layer_types"),
-    "qwen3": _Family(_QWEN | {_BIAS}, query_key_norm="head", windows="layer_types"),
+    "qwen2": _Family(_QWEN, qkv_biases=True, window=4096),
+    "qwen3": _Family(_QWEN | {_BIAS}, query_key_norm="head", window=4096),
     "olmo2": _Family(_names("attention_bias"), norms="after", query_key_norm="whole"),
     "gemma": _Family(_names("attention_bias hidden_activation"), approximates=True, **_GEMMA),
-    "gemma2": _Family(_GEMMA_2, norms="both", windows="layer_types", full_every=2, caps=(50.0, 30.0), **_GEMMA),
+    "gemma2": _Family(_GEMMA_2, full_every=2, caps=(50.0, 30.0), **_GEMMA_WINDOWS),
     "gemma3_text": _Family(
         _GEMMA_3 | _names("sliding_window_pattern _sliding_window_pattern rope_local_base_freq"),
-        norms="both",
         query_key_norm="head",
-        windows="layer_types",
         full_every=6,
         theta=(1e6, 1e4),
-        **_GEMMA,
+        **_GEMMA_WINDOWS,
     ),
     "smollm3": _Family(
         _WINDOWS | _names("attention_bias mlp_bias use_sliding_window no_rope_layers no_rope_layer_interval"),
-        windows="layer_types",
         theta=(2e6, 2e6),
         tied=True,
         interleaved=True,
@@ -174,13 +174,12 @@ def spec_of_config(config: Mapping[str, Any]) -> DecoderSpec:
         out_bias=fields.flag(_BIAS),
         mlp_biases=fields.flag("mlp_bias"),
     )
-    kinds, rotated = _kinds(fields, family, count), _rotated(fields, count)
-    window = _window(fields, kinds, context)
+    window = _window(fields, family)
+    kinds, rotated = _kinds(fields, family, count, window), _rotated(fields, count)
+    windows = {_FULL: None, _SLIDING: window if window is not None and window < context else None}
     possible = {
-        (kind, rotates): replace(
-            layer, rotary=rotaries[kind] if rotates else None, window=window if kind == _SLIDING else None
-        )
-        for kind in (_FULL, _SLIDING)
+        (kind, rotates): replace(layer, rotary=rotaries[kind] if rotates else None, window=windows[kind])
+        for kind in windows
         for rotates in (True, False)
     }
     spec = DecoderSpec(
@@ -415,10 +414,13 @@ class _Fields:
             raise self.wrong(name, "a positive number")
         return float(value)
 
+    def is_off(self, name: str, default: Any) -> bool:
+        """Whether a value is null or 0; the default stands for a missing one, which is not the same as null."""
+        return not self.has(name) or not self._values.get(name, default)
+
     def cap(self, name: str, default: float) -> float:
-        """Return a soft cap, 0 for none; ``default`` if the field is missing, which is not the same as null."""
-        value = self._values.get(name, default) if self.has(name) else None
-        return self.number(name, default) if value else 0.0
+        """Return a soft cap, 0 for none."""
+        return 0.0 if self.is_off(name, default) else self.number(name, default)
 
     def flag(self, name: str) -> bool:
         value = self.any(name, False)
@@ -465,15 +467,18 @@ def _activation(fields: _Fields, family: _Family) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def _kinds(fields: _Fields, family: _Family, count: int) -> list[str]:
-    """Return the kind of each layer's attention."""
-    if family.windows == "none":
-        return [_FULL] * count
-    if family.windows == "all":
-        return [_SLIDING if fields.any("sliding_window") is not None else _FULL] * count
-    kinds = fields.list_of("layer_types", count, (_FULL, _SLIDING))
+def _window(fields: _Fields, family: _Family) -> int | None:
+    """Return the window of the layers with one."""
     if fields.has("use_sliding_window") and not fields.flag("use_sliding_window"):
-        return [_FULL] * count
+        return None
+    return None if fields.is_off("sliding_window", family.window) else fields.whole("sliding_window", family.window)
+
+
+def _kinds(fields: _Fields, family: _Family, count: int, window: int | None) -> list[str]:
+    """Return the kind of each layer's attention."""
+    kinds = fields.list_of("layer_types", count, (_FULL, _SLIDING))
+    if window is None or family.windows == "all":
+        return [_FULL if window is None else _SLIDING] * count
     if kinds is not None:
         return kinds
     if family.full_every:
@@ -486,14 +491,6 @@ def _kinds(fields: _Fields, family: _Family, count: int) -> list[str]:
     if type(first) is not int:
         raise fields.wrong("max_window_layers", "a whole number")
     return [_SLIDING if index >= first else _FULL for index in range(count)]
-
-
-def _window(fields: _Fields, kinds: Sequence[str], context: int) -> int | None:
-    """Return the window of the layers with one; None if none is smaller than the context."""
-    if _SLIDING not in kinds:
-        return None
-    window = fields.whole("sliding_window", 4096)
-    return window if window < context else None
 
 
 def _rotated(fields: _Fields, count: int) -> list[bool]:

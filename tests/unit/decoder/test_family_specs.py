@@ -91,6 +91,8 @@ def described(spec: Any) -> Any:
                 rope_parameters={"rope_type": "longrope", "partial_rotary_factor": 0.75, "rope_theta": 1e4, **LONG},
             ),
         ),
+        (config("mistral"), config("mistral", sliding_window=4096)),
+        (config("qwen2", use_sliding_window=True, sliding_window=None), config("qwen2")),
         (
             config("llama", **{"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"a": 1}}),
             config("llama"),
