@@ -60,7 +60,8 @@ def write_folder(parts: Sequence[Path], place: Path) -> None:
     _write_json(place / "generation_config.json", ids)
     config = weights.config
     shape = {"architectures": [f"{_CLASSES[config['model_type']]}ForCausalLM"], "dtype": "float32"}
-    _write_json(place / "config.json", {**config, **shape, **ids})
+    # Some families have another padding if a file names none.
+    _write_json(place / "config.json", {**config, **shape, **dict.fromkeys(_TOKENS), **ids})
     for part in parts:
         try:
             os.link(part, place / part.name)

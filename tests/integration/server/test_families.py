@@ -91,8 +91,16 @@ def test_graphs_compute_a_target_as_transformers_does(family: str, tiny_target: 
     ],
 )
 def test_a_gguf_file_is_computed_as_its_model(
-    family: str, architecture: str, metadata: dict[str, float], tiny_target: Path, tmp_path: Path
+    family: str,
+    architecture: str,
+    metadata: dict[str, float],
+    tiny_target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By the graphs, and by transformers in the folder that is made of it."""
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
+
     def add(writer: GGUFWriter) -> None:
         for key, value in metadata.items():
             put = writer.add_uint32 if isinstance(value, int) else writer.add_float32
@@ -102,6 +110,9 @@ def test_a_gguf_file_is_computed_as_its_model(
     files = write_gguf(folder, tmp_path / "model.gguf", architecture=architecture, add=add)
     found = computed_by_graphs(folder, GgufWeights(files))
     assert found.deviation < 1e-4 and found.equal
+    text = torch.arange(CONTEXT)[None]
+    logits, wanted = (load_target(str(each)).model(text).logits for each in (files[0], folder))
+    assert (logits - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("family", REFUSED)
