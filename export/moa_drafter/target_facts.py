@@ -21,7 +21,7 @@ from moa_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, RecommendedSa
 
 _GENERATION = "generation_config.json"
 #: Codes of the errors after which transformers may still know the model.
-_UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type", "missing_field", "wrong_type"})
+UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type", "missing_field", "wrong_type"})
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
     try:
         return facts_of(folder)
     except TargetError as error:
-        if error.code not in _UNDESCRIBED:
+        if error.code not in UNDESCRIBED:
             raise
         try:
             from moa_drafter.target import facts_of_transformers

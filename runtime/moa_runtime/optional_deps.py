@@ -10,21 +10,23 @@ from importlib.metadata import PackageNotFoundError, version
 from moa_runtime.errors import MoaError
 
 # Reading a GGUF file, which alone needs gguf and accelerate, reports them itself.
+_TORCH = ("torch", "transformers")
 _TRAIN = ("torch", "transformers", "safetensors", "filelock", "tqdm", "yaml")
 _EXPORT = (*_TRAIN, "onnx", "onnxscript")
-_SERVER = (*_TRAIN, "uvicorn", "starlette")
+_SERVER = ("onnx", "safetensors", "filelock", "uvicorn", "starlette", "prometheus_client")
 MODULES = {
+    "torch": _TORCH,
     "train": _TRAIN,
     "export": _EXPORT,
     "executorch": (*_EXPORT, "executorch", "torchao"),
     "coreml": (*_EXPORT, "coremltools"),
     "server": _SERVER,
-    "vllm": (*_SERVER, "vllm"),
+    "vllm": (*_SERVER, *_TORCH, "vllm"),
     "web": (*_SERVER, "cryptography", "segno"),
     "ray": (*_SERVER, "ray", "fastapi"),
     "gateway": ("uvicorn", "starlette"),
     "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
-    "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx", "simpy"),
+    "bench": (*_SERVER, *_TORCH, "matplotlib", "psutil", "httpx", "simpy"),
     "llamacpp": ("llama_cpp",),
 }
 

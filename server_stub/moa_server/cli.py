@@ -95,7 +95,7 @@ def _diagnose(settings: Settings, options: argparse.Namespace) -> None:
     with contextlib.closing(load_engine(options)) as engine:
         from moa_server.doctor import facts, measure, report, table, this_machine
 
-        machine = this_machine()  # before the steps, whose memory is not the target's
+        machine = this_machine(options.threads)  # before the steps, whose memory is not the target's
         timed = asyncio.run(measure(engine))
         found = report(facts(engine.facts, options.max_connections, settings.max_sessions), machine, engine, timed)
     print(json.dumps(found, indent=2) if options.json else table(found))

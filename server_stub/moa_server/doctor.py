@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
+import shutil
 import statistics
-import timeit
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from moa_runtime.options import available_cpus
 from moa_server.edge.server import ceiling, raise_descriptor_limit
 from moa_server.engine.base import Engine, EngineFacts
+from moa_server.engine.dtypes import has_bfloat16
 from moa_server.engine.load import TimedSteps, warm_up
-from moa_server.engine.packed_linear import product
 from moa_server.scheduling.scheduler import MOST_SEQUENCES
 from moa_server.scheduling.step_cost import StepCost
 
@@ -25,11 +26,11 @@ from moa_server.scheduling.step_cost import StepCost
 LEAST_RATE = 10.0
 #: For sessions that draft: tokens of a draft, and tokens that its round commits (README: chains, with copying).
 DRAFTED, COMMITTED = 8, 3
-#: Below this share of float32's time, bfloat16 is worth its rounding.
-WORTHWHILE = 0.8
 
 _CONTEXT, _SHORT_CONTEXT, _PREFILL, _SEQUENCES, _REPEATS = 512, 64, 256, 8, 5
 _TOKENS = (1, 4, 8, 16)
+#: Seconds that the driver may take to name the GPU.
+_GPU_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Machine:
     """Facts about the machine and this process."""
 
     cores: int  # number that this process may use
-    threads: int  # number that torch uses
+    threads: int  # number that the target uses
     gpu: str  # its name; empty without one
     bfloat16: bool | None  # whether the processor has bfloat16 instructions; None if unknown
     resident_bytes: int | None  # memory of this process; None if unknown
@@ -70,7 +71,6 @@ class Facts(EngineFacts):
     descriptors: int | None  # open files and connections that the system allows; None for any number
     connections: int  # held at once
     max_sessions: int  # see :class:`moa_server.settings.Settings`
-    bfloat16_share: float | None = None  # time of products in bfloat16 relative to float32; None if not measured
 
 
 async def measure(engine: Engine) -> list[StepTiming]:
@@ -128,9 +128,6 @@ def advice(facts: Facts, machine: Machine, able: SessionCapacity) -> list[str]:
     said = []
     if machine.gpu and facts.device == "cpu":
         said.append(f"there is a GPU, {machine.gpu}, and the target runs on the CPU: see --device")
-    if facts.bfloat16_share is not None and facts.bfloat16_share <= WORTHWHILE:
-        share = f"products in bfloat16 take {facts.bfloat16_share:.0%} of float32's time here"
-        said.append(f"{share}: consider --dtype bfloat16, whose target rounds differently")
     if facts.device == "cpu" and machine.threads > machine.cores:
         text = f"{machine.threads} threads share {machine.cores} cores, and wait for each other"
         said.append(f"{text}: --threads {machine.cores}")
@@ -189,18 +186,29 @@ def _mebibytes(count: int | None) -> str:
     return "an unknown amount" if count is None else f"{count / (1 << 20):,.0f} MiB"
 
 
-#: CPU flags of Linux that stand for instructions with bfloat16.
-_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
-#: Rows and size of the products that two types are compared by: larger than most caches, as a target is.
-_ROWS, _SIZE, _PRODUCT_REPEATS = (1, 16), 4096, 5
+def this_machine(threads: int | None) -> Machine:
+    """Gather the facts about this machine and process.
+
+    Args:
+        threads: that the target was given; None for its library's choice.
+    """
+    torch = sys.modules.get("torch")  # loaded if the target runs in it
+    used = torch.get_num_threads() if torch else threads or available_cpus()
+    return Machine(available_cpus(), used, _gpu(), has_bfloat16(), _resident_bytes())
 
 
-def this_machine() -> Machine:
-    """Gather the facts about this machine and process."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    if not gpu and torch.backends.mps.is_available():
-        gpu = "Apple (mps)"
-    return Machine(available_cpus(), torch.get_num_threads(), gpu, _native_bfloat16(), _resident_bytes())
+def _gpu() -> str:
+    """Return the name of the first GPU; empty if none is known."""
+    if (sys.platform, platform.machine()) == ("darwin", "arm64"):
+        return "Apple (mps)"
+    if not (command := shutil.which("nvidia-smi")):
+        return ""
+    query = [command, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=_GPU_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.partition("\n")[0].strip() if found.returncode == 0 else ""
 
 
 def facts(engine: EngineFacts, connections: int, max_sessions: int) -> Facts:
@@ -211,29 +219,7 @@ def facts(engine: EngineFacts, connections: int, max_sessions: int) -> Facts:
         descriptors=descriptors,
         connections=ceiling(connections, descriptors),
         max_sessions=max_sessions,
-        bfloat16_share=bfloat16_share() if (engine.dtype, engine.device) == ("float32", "cpu") else None,
     )
-
-
-def bfloat16_share() -> float:
-    """Time of products in bfloat16, relative to float32's, on this CPU; the worse of those of 1 and 16 tokens."""
-    return max(_seconds(torch.bfloat16, rows, _SIZE) / _seconds(torch.float32, rows, _SIZE) for rows in _ROWS)
-
-
-@torch.inference_mode()
-def _seconds(dtype: torch.dtype, rows: int, size: int) -> float:
-    multiply = product(torch.ones(size, size, dtype=dtype))
-    values = torch.ones(rows, size, dtype=dtype)
-    return max(min(timeit.repeat(lambda: multiply(values), number=1, repeat=_PRODUCT_REPEATS)), 1e-9)
-
-
-def _native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool | None:
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:  # not Linux
-        return None
-    flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
-    return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
 
 
 def _resident_bytes() -> int | None:

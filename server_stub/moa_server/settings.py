@@ -18,6 +18,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.sockets import check_origins, check_token, is_loopback
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.engine.base import Capabilities
+from moa_server.engine.dtypes import DTYPES, MOST_RATIO
 from moa_server.logging import FORMATS, LEVELS
 
 
@@ -54,7 +55,6 @@ class Settings:
         return Limits(max_context, drafted, self.max_frame_bytes, idle, engine.trees, *kept)
 
 
-DTYPES = ("auto", "float32", "bfloat16")
 ENGINES = ("transformers", "vllm")
 
 #: Options that are numbers: default, unit, help.
@@ -91,7 +91,11 @@ def parser() -> argparse.ArgumentParser:
         help="checkpoint whose server half makes the memory rows, and which drafts for clients that leave drafting to "
         f"the verifier: {', '.join(shipped_names())}, or a folder (default: {DEFAULT_DRAFTER}, with the default model)",
     )
-    p.add_argument("--device", default="cpu", help="torch device of the target (default: %(default)s)")
+    p.add_argument(
+        "--device",
+        default="cpu",
+        help="of the target; others than cpu need torch, which names them (default: %(default)s)",
+    )
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     p.add_argument("--port", type=int, default=8765, help="0 for any free one (default: %(default)s)")
     p.add_argument("--token", help="bearer token that clients must send; safer in the variable MOA_TOKEN")
@@ -153,7 +157,13 @@ def parser() -> argparse.ArgumentParser:
         "--dtype",
         choices=DTYPES,
         default=DTYPES[0],
-        help="numbers of the target; auto is float32 on a CPU, bfloat16 elsewhere (default: %(default)s)",
+        help="numbers of the target; auto is on a CPU a quantised file's own type, else float32, or bfloat16 if "
+        "checkpoint and processor have it, and bfloat16 on other devices (default: %(default)s)",
+    )
+    engine.add_argument(
+        "--accept-rounding",
+        action="store_true",
+        help=f"serve in int8 or int4 also if rounding raises the perplexity by more than {MOST_RATIO - 1:.0%}",
     )
     engine.add_argument(
         "--cache-tokens",
@@ -165,7 +175,7 @@ def parser() -> argparse.ArgumentParser:
     step_help = "most tokens of a step while others are served (default: as many as their next tokens can wait for)"
     engine.add_argument("--step-tokens", type=int, metavar="N", help=step_help)
     engine.add_argument("--no-drafts", action="store_true", help="do not draft for clients: one token a pass")
-    engine.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: torch's choice)")
+    engine.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: all processors)")
 
     limits = p.add_argument_group("limits")
     for name, (default, unit, text) in _LIMITS.items():

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from moa_drafter.device_module import by_layer, in_place
-from moa_drafter.devices import fastest_dtype
 from moa_drafter.llama import DecoderLayer, KeysValues, joined, rotary_angles, rotate
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
@@ -220,7 +219,7 @@ class SharedTargetWeights(Protocol):
 
 def backend_of(engine: Any) -> BatchedBackend | None:
     """Make the backend of the ``drafter`` of a :class:`moa_server.engine.base.Engine`, if it has one, on its ``target``
-    (:class:`SharedTargetWeights`), in the type that the device multiplies fastest.
+    (:class:`SharedTargetWeights`), in the target's own type.
 
     Returns:
         None without a drafter, for another architecture, and for one that lacks layers of the target: it computes
@@ -230,7 +229,7 @@ def backend_of(engine: Any) -> BatchedBackend | None:
     if not isinstance(drafter, MoADrafter) or not drafter.is_whole:
         return None
     target = engine.target
-    half = PackedDeviceModule(drafter, target, fastest_dtype(target.device.type), top_k=TOP_K)
+    half = PackedDeviceModule(drafter, target, getattr(torch, engine.facts.dtype), top_k=TOP_K)
     return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from moa_decoder.weights import DecoderWeights
 from moa_runtime.session.tree import chain, depths, walk
 from moa_server.engine.base import (
     Capabilities,
@@ -74,6 +75,7 @@ class LocalEngine(TargetEngine):
         drafter: with its fingerprint; None for none.
         rows: makes the drafter's memory rows; None for none.
         max_context: tokens of a conversation; the target's own limit when omitted.
+        weights: of the target, for a drafter beside it; None if the pass alone has them.
         cache_tokens: tokens that the caches of all sequences may take up together; at least the context and a draft.
 
     Raises:
@@ -92,9 +94,12 @@ class LocalEngine(TargetEngine):
         rows: RowMaker | None = None,
         max_context: int | None = None,
         cache_tokens: int = 32768,
+        *,
+        weights: DecoderWeights | None = None,
     ) -> None:
         super().__init__(target, drafter, drafter_fingerprint, max_context, windows=target_pass.windows)
         self.target, self.target_pass, self._rows = target, target_pass, rows
+        self.weights = weights
         self._bound = rounded_up(max(cache_tokens, self.max_context + _DRAFT_ROOM))
         self._sequences = SequenceCaches(target_pass.new_cache, self._bound)
 

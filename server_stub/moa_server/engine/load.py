@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from moa_decoder.errors import TargetError
 from moa_drafter import vllm_environment
 from moa_drafter.vllm_environment import VllmError
 from moa_runtime.errors import MoaError
@@ -16,11 +19,13 @@ from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import too_many_threads
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
-from moa_server.engine.base import Engine, Outcome, StepRequest, new_sequence
+from moa_server.engine.base import Engine, EngineError, Outcome, StepRequest, new_sequence
+from moa_server.engine.dtypes import BITS, cpu_dtype, has_bfloat16
 from moa_server.scheduling.step_cost import StepCost
 from moa_server.settings import Settings
 
 if TYPE_CHECKING:
+    from moa_server.drafting.batcher import BatchedBackend
     from moa_server.drafting.server_drafting import ServerDrafting
     from moa_server.engine.engine import LocalEngine
     from moa_server.engine.vllm.engine import VllmEngine
@@ -47,28 +52,101 @@ def load_engine(options: argparse.Namespace) -> LocalEngine | VllmEngine:
         _log.warning("%s", warning)
     if options.engine == "vllm":  # before torch is imported
         prepare_vllm(options.threads)
-    # Late, so that --help and refused options need no torch.
-    import torch
-
-    from moa_drafter.devices import check_device
+    # Late, so that --help and refused options are quick.
     from moa_drafter.pretrained import checkpoint_of
     from moa_drafter.target_source import DEFAULT_TARGET
 
-    check_device(options.device)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     model = options.model or DEFAULT_TARGET
     # The default drafter is for the default target.
     drafter = checkpoint_of(options.drafter) if options.drafter is not None or model == DEFAULT_TARGET else None
-    models = model, drafter, options.device, options.max_context
-    settings = {"dtype": options.dtype, "cache_tokens": options.cache_tokens}
+    settings = {"cache_tokens": options.cache_tokens, "threads": options.threads}
     if options.engine == "vllm":
+        from moa_drafter.devices import check_device
         from moa_server.engine.vllm.engine import VllmEngine
 
-        return VllmEngine.load(*models, **settings, threads=options.threads)
+        check_device(options.device)
+        return VllmEngine.load(
+            model, drafter, options.device, options.max_context, dtype=torch_dtype(options.dtype), **settings
+        )
+    return load_local(
+        model,
+        drafter,
+        options.device,
+        options.max_context,
+        dtype=options.dtype,
+        accept_rounding=options.accept_rounding,
+        **settings,
+    )
+
+
+def load_local(
+    model: str,
+    drafter: Path | None,
+    device: str = "cpu",
+    max_context: int | None = None,
+    *,
+    dtype: str = "auto",
+    threads: int | None = None,
+    accept_rounding: bool = False,
+    **settings: Any,
+) -> LocalEngine:
+    """Load target and drafter: on a processor in numpy and onnxruntime, in torch for other devices, bfloat16, and
+    families of targets that :mod:`moa_decoder` does not know.
+
+    Args:
+        model: of the target, see :func:`moa_drafter.target_source.resolve_target`.
+        drafter: folder of a checkpoint.
+        dtype: one of :data:`moa_server.engine.dtypes.DTYPES`.
+        settings: see :class:`moa_server.engine.engine.LocalEngine`.
+
+    Raises:
+        MoaError: packages, target or drafter are missing, unreadable, or do not fit together.
+    """
+    what = f"moa-serve --device {device}"
+    if device == "cpu":
+        from moa_drafter.target_facts import UNDESCRIBED, facts_of
+        from moa_drafter.target_source import resolve_target
+        from moa_server.engine.onnx_engine import onnx_engine, own_dtype
+
+        try:
+            target = facts_of(resolve_target(model))
+            stored, quantised = own_dtype(target)
+            dtype = cpu_dtype(
+                dtype,
+                stored,
+                quantised=quantised,
+                torch=importlib.util.find_spec("torch") is not None,
+                bfloat16=has_bfloat16(),
+            )
+            if dtype in BITS:
+                rounding = {"accept_rounding": accept_rounding, **settings}
+                return onnx_engine(target, drafter, max_context, dtype=dtype, threads=threads, **rounding)
+            what = f"moa-serve --dtype {dtype}"
+        except TargetError as error:
+            if error.code not in UNDESCRIBED or dtype in ("int8", "int4"):
+                raise
+            what = f"a target of a family that is not built in ({model})"
+            _log.info("the target runs in torch: %s", error)
+    require_extra("torch", what)
+    import torch
+
+    from moa_drafter.devices import check_device
     from moa_server.engine.torch_engine import load_torch_engine
 
-    return load_torch_engine(*models, **settings, release_weights=True)
+    check_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return load_torch_engine(
+        model, drafter, device, max_context, dtype=torch_dtype(dtype), release_weights=True, **settings
+    )
+
+
+def torch_dtype(wanted: str) -> str:
+    """Return the type for an engine in torch. Raises EngineError (``unsupported_type``) for rounded targets."""
+    if wanted in ("int8", "int4"):
+        text = f"--dtype {wanted} is for targets on a processor: choose auto, float32 or bfloat16"
+        raise EngineError(text, code="unsupported_type")
+    return wanted
 
 
 def prepare_vllm(threads: int | None = None) -> None:
@@ -94,11 +172,26 @@ def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespac
     """Make the drafting for clients that grant credit; None with ``--no-drafts``."""
     if options.no_drafts:
         return None
-    from moa_server.drafting.batched_model import backend_of
     from moa_server.drafting.server_drafting import ServerDrafting
 
     limits = settings.limits(engine.max_context, engine.capabilities)
-    return ServerDrafting(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
+    return ServerDrafting(
+        drafting_backend(engine, options.threads), limits, engine.stop_tokens, most=settings.max_sessions
+    )
+
+
+def drafting_backend(engine: Engine, threads: int | None = None) -> BatchedBackend | None:
+    """Make the backend of an engine's own drafter, in the library that runs the target; None if no steps of a graph
+    are drafted."""
+    if (drafter := getattr(engine, "drafter", None)) is None:
+        return None
+    if (weights := getattr(engine, "weights", None)) is not None:
+        from moa_server.drafting.onnx_drafter import own_drafter
+
+        return own_drafter(drafter, weights, threads)
+    from moa_server.drafting.batched_model import backend_of
+
+    return backend_of(engine)
 
 
 class WarmUpError(MoaError):

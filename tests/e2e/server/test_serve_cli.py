@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from moa_page import page_folder
+from moa_runtime import AnswerFinished, Bundle, Endpoint, SyncChat
 from moa_runtime import optional_deps as extras
 from moa_runtime.bundle import read_manifest, write_manifest
 from moa_server.auth import new_token
@@ -43,6 +44,38 @@ def test_a_port_in_use_is_refused(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert port in refusal(capsys, "--port", port)
+
+
+#: moa-serve in an environment that lacks packages.
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))
+from moa_server.cli import main
+sys.exit(main())
+"""
+
+
+@SIGNALS
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+def test_a_verifier_needs_neither_torch_nor_transformers(tiny_target, tiny_drafter, onnx_bundle, dtype):
+    command = [sys.executable, "-c", WITHOUT, "torch,transformers,accelerate,gguf", "--json", "--port", "0"]
+    command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--threads", "1", "--accept-rounding"]
+    with subprocess.Popen([*command, "--dtype", dtype], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        ready = json.loads(process.stdout.readline() or process.stderr.read())
+        with SyncChat(Bundle.open(onnx_bundle), Endpoint(ready["url"])) as chat:
+            for question in ("Why?", "And then?"):
+                *_, end = chat.send(question, max_new_tokens=24)
+                assert isinstance(end, AnswerFinished) and end.tokens and end.statistics.dtype == dtype
+        process.send_signal(signal.SIGTERM)
+        err = process.stderr.read()
+    assert (process.returncode, err) == (0, b"")
+
+
+def test_where_torch_is_needed_and_missing_a_sentence_says_so(capsys, monkeypatch, tiny_target):
+    monkeypatch.setitem(extras.MODULES, "torch", ("no_such_package",))
+    for option, value in (("--dtype", "bfloat16"), ("--device", "cuda")):
+        error = refusal(capsys, "--doctor", "--model", str(tiny_target), option, value)
+        assert "[missing_package]" in error and "moa-edge[torch]" in error and value in error
 
 
 @pytest.fixture
