@@ -8,6 +8,7 @@ text, so the drafter's matrices are rounded to 8 bits; the head has the target's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ import onnxruntime as ort
 
 from moa_decoder.graph_builder import CONTRIB, GraphBuilder, Port, Positions, Residual, rotation_tables, scaled
 from moa_decoder.matrix import Matrix
-from moa_decoder.spec import LayerSpec
+from moa_decoder.spec import LayerSpec, Rotary
 from moa_decoder.weights import DecoderWeights, LayerMatrix
-from moa_drafter.config import DrafterConfig
+from moa_drafter.config import DrafterConfig, FitError
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_runtime.backends.base import Float32, StepInputs, StepResult
 from moa_server.drafting.batcher import BatchedBackend
@@ -54,6 +55,9 @@ class OnnxDrafter:
         threads: that compute; all processors if None.
         top_k: candidates per query, at most the draft vocabulary.
         bits: of the drafter's matrices, and of the head if the target has it in float32.
+
+    Raises:
+        FitError: the drafter ends with layers of the target, which compute something else.
     """
 
     def __init__(
@@ -77,7 +81,9 @@ class OnnxDrafter:
         if config.trained_target_layers:
             own += [PlacedLayer(spec, DrafterLayer(drafter, f"tail.{n}", bits)) for n in range(config.target_layers)]
         else:
-            own += [PlacedLayer(spec, target, number) for number in config.tail_layers]
+            for number in config.tail_layers:
+                _check_copied(target.spec.layers[number], spec)
+                own.append(PlacedLayer(spec, target, number))
         self._layers = own
         # From this layer on only queries are computed: the other tokens only had to leave their keys and values.
         self._last = len(own) - 1 if config.target_layers else 0
@@ -218,6 +224,21 @@ class OnnxDrafter:
         graph.output("mixed", graph.op("Reshape", mixed, graph.integers(-1, heads * groups * width)))
         outputs: dict[str, Port] = {"mixed": (np.float32, ["rows", heads * groups * width])}
         return graph.session(inputs, outputs, session_options(self._threads))
+
+
+def _check_copied(theirs: LayerSpec, ours: LayerSpec) -> None:
+    """Raise FitError if a layer of the target does not compute what the drafter was trained with."""
+    same = replace(theirs, rotary=None) == replace(ours, rotary=None)
+    if not same or not _rotates_alike(theirs.rotary, ours.rotary):
+        text = "the drafter ends with copies of its target's layers, and those of this target compute something else"
+        raise FitError(f"{text}: take the target that it was trained for", code="wrong_target")
+
+
+def _rotates_alike(one: Rotary | None, other: Rotary | None) -> bool:
+    if one is None or other is None or len(one.frequencies) != len(other.frequencies):
+        return one is other
+    close = np.allclose(one.frequencies, other.frequencies, rtol=1e-6, atol=0)
+    return close and (one.factor, one.query_growth) == (other.factor, other.query_growth)
 
 
 def _run(session: ort.InferenceSession, fed: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import save_checkpoint
+from moa_drafter.config import FitError
 from moa_drafter.device_module import TorchBackend
 from moa_drafter.drafter_weights import DrafterWeights, read_weights
 from moa_drafter.model import MoADrafter
@@ -24,6 +25,7 @@ from moa_server.drafting.onnx_drafter import OnnxDrafter, own_drafter
 from moa_server.engine import onnx_rows
 from moa_server.engine.base import Span
 from moa_server.engine.torch_engine import load_torch_engine
+from support.refusals import refused
 from support.tiny import make_tiny_rival, tiny_with_layers
 from support.toy_engine import ToyEngine
 
@@ -155,6 +157,18 @@ def test_layers_of_the_target_are_run_as_on_a_device(tiny_drafter, target, half_
     given = many(half.kv_shape[0])
     for got, each in zip(half.steps(given), given, strict=True):
         assert_close(got, reference.step(each))
+
+
+def test_copies_of_layers_that_compute_something_else_are_refused(tiny_drafter, tiny_target, target, tmp_path):
+    drafter, weights = saved(tiny_with_layers(tiny_drafter, target, 1), tmp_path), CheckpointWeights(tiny_target)
+    last = weights.spec.layers[-1]
+    for change in ({"qkv_biases": True}, {"rotary": None}):
+        other = replace(weights.spec, layers=(*weights.spec.layers[:-1], replace(last, **change)))
+        with refused("wrong_target", FitError):
+            OnnxDrafter(drafter, SimpleNamespace(spec=other))
+    drafter.config = replace(drafter.config, rope_theta=20000.0)
+    with refused("wrong_target", FitError):
+        OnnxDrafter(drafter, weights)
 
 
 def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, target, tmp_path):
