@@ -72,6 +72,65 @@ def serve(connection: Connection, load: Callable[[], Decoder], cpus: set[int] | 
             connection.recv()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.decoder, self.decoding = decoder, threading.Lock()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has left."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        """Answer ``/healthz`` and ``/v1/status`` alike."""
+        self._begin("application/json")
+        self._send(json.dumps({"forwards": self.server.decoder.forwards}))
+        self._end()
+
+    def do_POST(self) -> None:
+        """Stream an answer, see docs/serving.md."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        sampling = Sampling(asked["temperature"], asked["top_p"], asked["seed"])
+        self._begin("text/event-stream")
+        with self.server.decoding:
+            before = self.server.decoder.forwards
+            try:
+                for tokens in self.server.decoder.decode(asked["tokens"], asked["max_new_tokens"], sampling):
+                    self._send("".join(_event(token=token) for token in tokens))
+                self._send(_event(done=True, forwards=self.server.decoder.forwards - before))
+            except MoaError as error:
+                self._send(_event(error=str(error)))
+        self._end()
+
+    def _begin(self, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def _send(self, text: str) -> None:
+        self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
+
+    def _end(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of requests."""
+
+
+def _event(**fields: object) -> str:
+    return f"data: {json.dumps(fields)}\n\n"
+
+
 # -- llama.cpp ---------------------------------------------------------------------------------------------
 
 #: All modes of llama.cpp; this word stands for them in ``--modes``.
@@ -131,65 +190,3 @@ def gguf_of(model: str | None) -> Path:
         text = f"--modes {LLAMACPP} needs a target's GGUF file, and {name} has none: pass --model FILE.gguf"
         raise MoaError(text, code="no_gguf")
     return files[0]
-
-
-# -- the process -------------------------------------------------------------------------------------------
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.decoder, self.decoding = decoder, threading.Lock()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has left."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def do_GET(self) -> None:
-        """Answer ``/healthz`` and ``/v1/status`` alike."""
-        self._begin("application/json")
-        self._send(json.dumps({"forwards": self.server.decoder.forwards}))
-        self._end()
-
-    def do_POST(self) -> None:
-        """Stream an answer, see docs/serving.md."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        sampling = Sampling(asked["temperature"], asked["top_p"], asked["seed"])
-        self._begin("text/event-stream")
-        with self.server.decoding:
-            before = self.server.decoder.forwards
-            try:
-                for tokens in self.server.decoder.decode(asked["tokens"], asked["max_new_tokens"], sampling):
-                    self._send("".join(_event(token=token) for token in tokens))
-                self._send(_event(done=True, forwards=self.server.decoder.forwards - before))
-            except MoaError as error:
-                self._send(_event(error=str(error)))
-        self._end()
-
-    def _begin(self, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def _send(self, text: str) -> None:
-        self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
-
-    def _end(self) -> None:
-        self.wfile.write(b"0\r\n\r\n")
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing of requests."""
-
-
-def _event(**fields: object) -> str:
-    return f"data: {json.dumps(fields)}\n\n"
