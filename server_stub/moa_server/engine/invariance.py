@@ -35,7 +35,7 @@ _PIECES = (1, 2, 3, 4, 5, 7, 1, 8, 12, 16, 30, 64, 1, 100)
 _TREES = (5, 60, 64, 127, 190, 560)
 _TREE_SIZE = 62
 #: Rows that products may have to be padded to a multiple of.
-_PADDINGS = (2, 4, 8)
+_PADDINGS = (1, 2, 4, 8)
 
 
 def settle(target: OnnxPass, fingerprint: str) -> None:
