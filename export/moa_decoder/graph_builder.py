@@ -12,7 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from moa_decoder.matrix import GROUP, Float32, Matrix, stacked
+from moa_decoder.matrix import GROUP, ZERO, Float32, Matrix, stacked
 from moa_decoder.spec import Activation, DecoderSpec, LayerSpec, Rotary
 from moa_decoder.weights import DecoderWeights, LayerMatrix, LayerVector, LayerWeights
 
@@ -181,6 +181,27 @@ class GraphBuilder:
             groups = self.op("Reshape", x, self.integers(-1, size // GROUP, GROUP))
             self._block_sums[x] = self.op("ReduceSum", groups, self.integers(-1), keepdims=0)
         return self._block_sums[x]
+
+    def rows(self, matrix: Matrix, indices: str) -> str:
+        """Rows of a matrix, ``[indices, inputs]``."""
+        stored = self.op("Gather", self.constant(matrix.stored), indices)
+        if matrix.scales is None:
+            return stored
+        if matrix.bits == 4:
+            low = self.op("BitwiseAnd", stored, self.constant(np.uint8(15)))
+            high = self.op("BitShift", stored, self.constant(np.uint8(4)), direction="RIGHT")
+            pairs = self.op("Concat", *(self.op("Unsqueeze", half, self.integers(-1)) for half in (low, high)), axis=-1)
+            stored = self.op("Reshape", pairs, self.integers(-1, matrix.inputs // GROUP, GROUP))
+        codes = self.op("Cast", stored, to=onnx.TensorProto.FLOAT)
+        return self.scaled_rows(self.op("Sub", codes, self.constant(np.float32(ZERO[matrix.bits]))), matrix, indices)
+
+    def scaled_rows(self, codes: str, matrix: Matrix, indices: str) -> str:
+        """Rows from their codes around 0, float32 ``[indices, groups, 32]``, scales and offsets."""
+        for kind, numbers in (("Mul", matrix.scales), ("Add", matrix.offsets)):
+            if numbers is not None:
+                each = self.op("Gather", self.constant(numbers), indices)
+                codes = self.op(kind, codes, self.op("Unsqueeze", each, self.integers(-1)))
+        return self.op("Reshape", codes, self.integers(-1, matrix.inputs))
 
     # -- parts of layers
 

@@ -81,7 +81,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "none (default: the target if it has at most 500 million parameters)",
     )
     parser.add_argument(
-        "--offline-bits", type=int, metavar="N", help="of its layers: 4 or 8 (default: 4, or 8 where 4 lose too much)"
+        "--offline-bits",
+        type=int,
+        metavar="N",
+        help="of its layers: 4 or 8 (default: a GGUF file's own, else 4, or 8 if 4 lose too much)",
     )
     recipe = parser.add_argument_group("recipe", "single options win over a preset, a preset over the file")
     recipe.add_argument("--preset", help=f"{', '.join(PRESETS)} (default {DEFAULT_PRESET}): 4, 8 or 32 bits")

@@ -8,22 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from moa_drafter.architectures.independent import IndependentDrafter
-from moa_drafter.config import (
-    ConfigError,
-    FitError,
-    IndependentConfig,
-    check_copied_exactly,
-    config_for_target,
-    longest_context,
-)
-from moa_drafter.llama import run_layers
-from moa_drafter.target import Target, deviation_from_transformers, load_target
+from moa_decoder.checkpoint_weights import CheckpointWeights
+from moa_decoder.errors import TargetError
+from moa_decoder.rounded_weights import RoundedWeights
+from moa_decoder.weights import DecoderWeights, LayerMatrix
+from moa_drafter.config import longest_context
+from moa_drafter.target import Target, load_target
+from moa_drafter.target_folder import weights_of
 from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
 from moa_export.recordings import Recording
@@ -32,7 +28,7 @@ from moa_export.targets.onnx import export_writer
 from moa_export.targets.web import export_web_writer, web_runner
 from moa_export.validation import NOT_ASKED, Check, Made, Proof, check, proof_of, unproved
 from moa_runtime.backends.base import Backend, StepInputs
-from moa_runtime.backends.onnx import OnnxBackend
+from moa_runtime.backends.load import writer_backend
 from moa_runtime.bundle import Bundle, TargetEntry
 from moa_runtime.paths import expanded
 
@@ -40,9 +36,6 @@ from moa_runtime.paths import expanded
 LARGEST = 500_000_000
 #: Most that rounding may multiply the perplexity by.
 _MOST_RATIO = 1.1
-#: Tokens that a copy is tested with, and its largest error relative to the size of the target's logits.
-_COPY_TOKENS = 12
-_COPY_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 TARGET, NONE = "target", "none"
 #: Names of the graphs in messages: for onnxruntime, and for onnxruntime-web.
 WRITER, WEB_WRITER = "writer", "web writer"
@@ -55,7 +48,7 @@ class WriterSettings:
     Attributes:
         model: ``target``, ``none``, a name or a folder; None for the target if it is small enough and loses little,
             else none.
-        bits: of its layers, 4 or 8; None for 4, or for 8 if 4 lose too much.
+        bits: of its layers, 4 or 8; None for those of a quantised GGUF file, else 4, or 8 if 4 lose too much.
 
     Raises:
         ExportError: other bits.
@@ -95,16 +88,16 @@ def make_writer(
     """Write the graphs into ``folder``, and compare their perplexity of the target's answers with PyTorch's.
 
     Args:
-        recordings: the answers; none, and nothing is compared, and None for the bits is 4.
+        recordings: the answers; none, and nothing is compared, and None for the bits is never 8 for what 4 lose.
         web: whether the model is written for onnxruntime-web too, and ``npm`` may install that.
 
     Returns:
         graphs by their names in messages, and a note for the user, or the empty string. No graphs where none is wanted,
-        or where the user named none and the target loses too much or cannot be copied; those of a model that the user
+        or where the user named none and the target loses too much or cannot be built; those of a model that the user
         named may have failed their proof.
 
     Raises:
-        MoaError: a model that cannot be loaded or copied, or one with another tokenizer.
+        MoaError: a model that cannot be loaded or built, or one with another tokenizer.
     """
     model, note = model_of(settings, target)
     if model == NONE:
@@ -114,7 +107,8 @@ def make_writer(
     def make(name: str, bits: int) -> Made:
         began = time.monotonic()
         with progress.stage(f"offline {name}: exporting in {bits} bits"):
-            entry = (export_web_writer if name == WEB_WRITER else export_writer)(whole_model(source), bits, folder)
+            export = export_web_writer if name == WEB_WRITER else export_writer
+            entry = export(RoundedWeights(weights, bits), folder)
         proof = _prove(lambda: _runner(name, folder, entry, npm=npm), recordings, before, progress)
         shown = Path(model).name if expanded(model).is_dir() else model
         longest, _ = longest_context(source.config)
@@ -122,14 +116,16 @@ def make_writer(
         return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
 
     missing = "the bundle has no offline writer: {} (--offline-model names another model)"
-    bits = settings.bits or 4
     try:
+        weights = weights_of(source.folder)
+        most = bits_of(weights)
+        bits = settings.bits or (4 if most == 32 else most)
         made = make(WRITER, bits)
-    except (ConfigError, FitError) as error:
+    except (TargetError, ExportError) as error:
         if settings.model is not None:
             raise
         return {}, missing.format(error)
-    if made.proof.failures and settings.bits is None:
+    if made.proof.failures and settings.bits is None and bits < min(most, 8):
         lost, bits = made.proof.failures[0], 8
         made = make(WRITER, bits)
         if not made.proof.failures:
@@ -159,8 +155,16 @@ def prove_writers(
     }
 
 
+def bits_of(weights: DecoderWeights) -> int:
+    """Return the most bits of a layer's matrix: 4 or 8 of a quantised GGUF file, else 32."""
+    if isinstance(weights, CheckpointWeights):
+        return weights.bits
+    layers, names = range(len(weights.spec.layers)), get_args(LayerMatrix)
+    return max(weights.matrix(layer, name).bits for layer in layers for name in names)
+
+
 def _runner(name: str, folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:
-    return web_runner(folder, entry, npm=npm) if name == WEB_WRITER else OnnxBackend(folder / entry.file)
+    return web_runner(folder, entry, npm=npm) if name == WEB_WRITER else writer_backend(folder, entry)
 
 
 def _source(model: str, target: Target, recordings: Sequence[Recording], progress: Progress) -> tuple[Target, float]:
@@ -228,35 +232,3 @@ def check_of(backend: Backend, recordings: Sequence[Recording], before: float, a
     reason = f"the writer's perplexity is {ratio:.2f} times PyTorch's, allowed are {_MOST_RATIO}"
     # Written so that a ratio that is not a number fails too.
     return check([] if ratio <= _MOST_RATIO else [reason], figures)
-
-
-@torch.no_grad()
-def whole_model(target: Target) -> IndependentDrafter:
-    """Copy all of a target's layers between its embedding and its head, in float32.
-
-    Raises:
-        ConfigError, FitError: the target has layers that ours cannot represent.
-    """
-    check_copied_exactly(target.model.config)
-    config = config_for_target(target.model.config, draft_vocab_size=len(target.head))
-    model = IndependentDrafter(IndependentConfig.like(config, layers=len(target.layers)))
-    for ours, theirs in zip(model.device_layers, target.layers, strict=True):
-        if unknown := sorted(theirs.state_dict().keys() - ours.state_dict().keys()):
-            reason = f"a layer of {target.folder.name} has {unknown[0]}, which a copy could not compute with"
-            raise FitError(reason, code="unsupported_model")
-    model.bind_target(target.embedding, target.head)
-    model.initialise(target)
-    model.eval()
-    error = deviation_from_transformers(target, _COPY_TOKENS, lambda text, start: _computed(model, text, start))
-    if error > _COPY_TOLERANCE[target.model.dtype]:
-        reason = f"a copy of {target.folder.name} would compute something else: its logits differ by {error:.2g}"
-        raise FitError(reason, code="unsupported_model")
-    return model
-
-
-def _computed(model: IndependentDrafter, text: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
-    """Return normed last hidden states and logits of ``text`` from position ``start`` on."""
-    angles = model.angles(torch.arange(start, start + len(text)))
-    causal = torch.ones(len(text), len(text), dtype=torch.bool).tril()
-    hidden = model.norm(run_layers(model.device_layers, model.embed(torch.tensor(text)), angles, causal)[0])
-    return hidden, model.logits(hidden)

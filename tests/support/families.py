@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 
 from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_decoder.weights import DecoderWeights
+from moa_decoder.writer_graph import WriterGraph
 from moa_drafter.target import Target, load_target
+from moa_runtime.backends.base import StepInputs
+from moa_runtime.backends.onnx_writer import OnnxWriter
+from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import StepRequest
@@ -30,6 +35,7 @@ from support.tiny import make_tiny_target
 
 #: Tokens of a context, of an original context that was extended, of a window, and of a prompt.
 CONTEXT, ORIGINAL, WINDOW, PROMPT = 40, 24, 30, 14
+_BEST = 16
 _SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -135,6 +141,7 @@ class FoundByGraphs:
     context: int
     deviation: float  # largest error of hidden states and logits, as a part of the largest number
     equal: bool  # whether greedy text up to the end of the context is transformers'
+    writer: float  # largest error of the log-probabilities (nats) of an offline writer of float32 weights
 
 
 def config_of(family: str) -> Any:
@@ -179,7 +186,8 @@ def computed(folder: Path) -> Found:
 @torch.no_grad()
 def computed_by_graphs(folder: Path, weights: DecoderWeights | None = None) -> FoundByGraphs:
     """Run the target in ``folder`` in onnxruntime, with its weights or equal ones. Raises MoaError if it is refused."""
-    run = OnnxPass(weights or CheckpointWeights(folder), threads=1)
+    weights = weights or CheckpointWeights(folder)
+    run = OnnxPass(weights, threads=1)
     target = load_target(str(folder))
     text = _text_of(target, LocalEngine(target, run).max_context)
     hidden = _in_pieces(run, text)
@@ -190,7 +198,21 @@ def computed_by_graphs(folder: Path, weights: DecoderWeights | None = None) -> F
         len(text),
         max(float(np.abs(given - wanted).max() / np.abs(wanted).max()) for given, wanted in pairs),
         logits[PROMPT - 1 : -1].argmax(-1).tolist() == text[PROMPT:],
+        float((_written(weights, text, folder) - own.logits[0].log_softmax(-1).topk(_BEST).values).abs().max()),
     )
+
+
+def _written(weights: DecoderWeights, text: list[int], folder: Path) -> torch.Tensor:
+    """The largest log-probabilities after each token, from an offline writer that is given the text in pieces."""
+    onnx.save(WriterGraph(weights, top_k=_BEST, in_place=True).model, folder / "writer.onnx")
+    writer = OnnxWriter(folder / "writer.onnx", threads=1)
+    cache, found = GrowingRows(writer.kv_shape, heads_first=True), []
+    for start, end in pairwise((0, 9, 10, len(text) - 5, len(text))):
+        held = cache.first(start)
+        result = writer.step(StepInputs.chain(text[start:end], held, held, asked=end - start))
+        cache.write(start, result.keys, result.values)
+        found.append(result.top_logprobs)
+    return torch.from_numpy(np.concatenate(found))
 
 
 def _text_of(target: Target, context: int) -> list[int]:

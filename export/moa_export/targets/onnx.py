@@ -4,43 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
-import torch
-from torch import Tensor, nn
 
+from moa_decoder.rounded_weights import RoundedWeights
+from moa_decoder.weights import shapes_of
+from moa_decoder.writer_graph import WriterGraph
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig, TokenConfig
-from moa_drafter.device_module import DeviceModule, TokenDeviceModule, signature, signature_of
+from moa_drafter.device_module import DeviceModule, TokenDeviceModule, signature
 from moa_drafter.drafter import TokenDrafter
 from moa_export.errors import ExportError
-from moa_export.quantize import QuantisedEmbedding, round_symmetric
-from moa_export.recipe import Recipe, Weights
+from moa_export.quantize import QuantisedEmbedding
+from moa_export.recipe import Recipe
 from moa_export.targets.base import Specs, TargetOptions, entry_of
-from moa_export.targets.onnx_graph import (
-    GROUP,
-    allow_contrib_operators,
-    halve_weights,
-    initializer,
-    initializer_of_shape,
-    integer_product,
-    product_by,
-    put_matrix,
-    put_with_offsets,
-    tidy,
-    trace,
-)
+from moa_export.targets.onnx_graph import GROUP, halve_weights, put_matrix, tidy, trace
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.bundle import TargetEntry
+from moa_runtime.bundle import TargetEntry, TensorSpec
 from moa_runtime.drafters.base import Float32
 
 GRAPH_FILE = "device_half.onnx"
 WRITER_FILE = "writer.onnx"
 #: Candidates for each next token: what it samples from.
 TOP_K = 16
-#: Weights of embedding and head, independent of the layers': a table of 4 bits costs a quarter of the perplexity.
-TABLE = Weights(8, GROUP)
+_HEAD_STEP = 8  # of GroupQueryAttention
 _MOST_BYTES = 2**31  # of a file in the format of Protocol Buffers
 
 
@@ -126,77 +116,43 @@ def refuse_too_large(config: DrafterConfig | TokenConfig, recipe: Recipe) -> Non
         raise ExportError(reason, code="too_large")
 
 
-class _Table(nn.Module):
-    """A token embedding in 8 bits, laid out as ``MatMulNBits`` wants a matrix, so that the head can be the same one.
-
-    Args:
-        table: ``[vocab_size, hidden]``.
-    """
-
-    codes: Tensor
-    scales: Tensor
-
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        codes, scales = round_symmetric(table, TABLE.bits, TABLE.group_size)
-        self.register_buffer("codes", (codes.to(torch.int16) + 128).to(torch.uint8).unflatten(1, (-1, GROUP)))
-        self.register_buffer("scales", scales.float())
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """``[T]`` -> float32 ``[T, hidden]``."""
-        return ((self.codes[tokens].float() - 128) * self.scales[tokens][:, :, None]).flatten(1)
-
-
-def export_writer(model: TokenDrafter, bits: int, folder: Path) -> TargetEntry:
+def export_writer(weights: RoundedWeights, folder: Path) -> TargetEntry:
     """Write a whole model, the offline writer, into ``folder``.
 
-    Args:
-        bits: of the layers' matrices, 4 or 8. With 4 each group of 32 has a least value and a scale; with 8, a scale.
-
     Raises:
-        ExportError: sizes that groups of 32 do not divide, or more than a file can hold.
+        ExportError: sizes that onnxruntime's operators do not take, or more than a file can hold.
     """
-    check_writer(model, bits)
-    half = TokenDeviceModule(model, top_k=TOP_K, embed=_Table(model.embedding)).eval()
-    inputs, outputs = signature_of(half.kv_shape, half.top_k)
-    graph, matrices = trace(half, inputs, outputs)
-    vocabulary = len(model.head)
-    for name, matrix in _head_first(matrices, vocabulary):
-        if matrix.shape[1] != vocabulary:
-            if bits == 4:
-                put_with_offsets(graph, name, matrix)
-            else:
-                put_matrix(graph, name, matrix, Weights(bits, GROUP))
-        elif torch.equal(model.embedding, model.head):
-            _share_table(graph, name, matrix.shape)
-        else:
-            put_matrix(graph, name, matrix, TABLE)
-    halve_weights(graph)
-    save(graph, inputs, outputs, folder / WRITER_FILE)
-    return entry_of(folder / WRITER_FILE, inputs, outputs)
+    check_writer(weights)
+    return write_graph(WriterGraph(weights, top_k=TOP_K, in_place=True), folder / WRITER_FILE)
 
 
-def check_writer(model: TokenDrafter, bits: int) -> None:
+def write_graph(graph: WriterGraph, file: Path, **details: Any) -> TargetEntry:
+    """Write the offline writer's graph; return its entry with ``details``."""
+    onnx.save(graph.model, file)
+    inputs, outputs = (
+        tuple(TensorSpec(name, np.dtype(kind).name, tuple(shape)) for name, (kind, shape) in ports.items())
+        for ports in (graph.inputs, graph.outputs)
+    )
+    return entry_of(file, inputs, outputs, details=details)
+
+
+def check_writer(weights: RoundedWeights) -> None:
     """Raise the ExportErrors of :func:`export_writer`."""
-    decoder = model.config.decoder
-    sizes = (decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
-    if odd := next((size for size in sizes if size % GROUP), None):
-        reason = f"the offline writer is rounded in groups of {GROUP}, which do not divide its width of {odd}"
+    spec = weights.spec
+    shapes = [shape for layer in spec.layers for shape in shapes_of(layer, spec.hidden_size).values() if len(shape) > 1]
+    if odd := sorted({inputs for _, inputs in shapes if inputs % GROUP}):
+        reason = f"the offline writer is rounded in groups of {GROUP}, which do not divide its width of {odd[0]}"
         raise ExportError(reason, code="unsupported_group")
-    size = sum(parameter.numel() for parameter in model.parameters()) * bits / 8 + 2 * model.head.numel()
+    heads = sorted({layer.head_dim for layer in spec.layers})
+    if len(heads) > 1 or heads[0] % _HEAD_STEP:
+        said = " and ".join(map(str, heads))
+        reason = f"the heads of an offline writer have one size, a multiple of {_HEAD_STEP}, not {said}"
+        raise ExportError(reason, code="unsupported_model")
+    numbers = sum(outputs * inputs for outputs, inputs in shapes)
+    size = numbers * weights.bits / 8 + 2 * spec.vocab_size * spec.hidden_size * weights.table_bits / 8
     if size > _MOST_BYTES:
         raise ExportError(
-            f"the offline model takes {size / 1e9:.1f} GB in {bits} bits, and an ONNX file holds 2 GB: choose a "
-            "smaller one with --offline-model, or none",
+            f"the offline model takes {size / 1e9:.1f} GB in {weights.bits} bits, and an ONNX file holds 2 GB: choose "
+            "a smaller one with --offline-model, or none",
             code="too_large",
         )
-
-
-def _share_table(model: onnx.ModelProto, head: str, shape: tuple[int, ...]) -> None:
-    """Multiply by the embedding's own table in place of the head."""
-    graph, (inputs, outputs) = model.graph, shape
-    node, place, groups = product_by(graph, head), initializer(graph, head), inputs // GROUP
-    table = [initializer_of_shape(graph, outputs, groups, GROUP), initializer_of_shape(graph, outputs, groups)]
-    node.CopyFrom(integer_product(node, table, shape, TABLE.bits, GROUP))
-    graph.initializer.remove(place)
-    allow_contrib_operators(model)

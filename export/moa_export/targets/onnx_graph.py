@@ -1,19 +1,12 @@
-"""From a stateless module to an ONNX graph, and its matrices in fewer bits.
-
-Matrices of 4 bits whose groups have a least value of their own are products in integers too. A group's weights are
-``least + code * scale``. ``MatMulNBits`` has no fast form of that: with zero points that are not integers it widens the
-matrix. So a product is split: ``x @ W`` is that of the codes around 8, in integers, plus that of each group's sum of
-``x`` with the group's value at code 8, a 32nd of the work.
-"""
+"""From a stateless module to an ONNX graph, and its matrices in fewer bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
 import torch
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 from onnxscript import ir
@@ -29,7 +22,6 @@ from moa_runtime.drafters.base import Float32
 _FLOAT32_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
 CONTRIB_DOMAIN, _CONTRIB_VERSION = "com.microsoft", 1
 GROUP = 32
-_CODES = 16
 
 
 def trace(module: nn.Module, inputs: Specs, outputs: Specs) -> tuple[onnx.ModelProto, dict[str, Float32]]:
@@ -126,17 +118,6 @@ def initializer(graph: onnx.GraphProto, name: str) -> TensorProto:
     return next(tensor for tensor in graph.initializer if tensor.name == name)
 
 
-def initializer_of_shape(graph: onnx.GraphProto, *shape: int) -> str:
-    """Return the name of the first stored tensor of this shape."""
-    return next(tensor.name for tensor in graph.initializer if tuple(tensor.dims) == shape)
-
-
-def replace_products(graph: onnx.GraphProto, name: str, made: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> None:
-    """Put the nodes that ``made`` returns in place of each product by the matrix ``name``."""
-    replaced = (made(node) if node.op_type == "MatMul" and node.input[1] == name else [node] for node in graph.node)
-    set_nodes(graph, [node for nodes in replaced for node in nodes])
-
-
 def set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
     """Put ``nodes``, among them nodes of the graph itself, in place of all its nodes."""
     del graph.node[:]
@@ -157,7 +138,6 @@ def integer_product(
     group: int,
     *,
     level: int = _INT8_ACTIVATIONS,
-    output: str = "",
 ) -> onnx.NodeProto:
     """Return ``node``, a product by a matrix ``[inputs, outputs]``, as one by codes.
 
@@ -165,12 +145,11 @@ def integer_product(
         stored: names of codes, scales and, if there are, zero points.
         shape: of the matrix.
         level: least precision of the activations.
-        output: name of the result; that of ``node`` when omitted.
     """
     return helper.make_node(
         "MatMulNBits",
         [node.input[0], *stored],
-        [output or node.output[0]],
+        [node.output[0]],
         name=f"{node.name}_Q{bits}",
         domain=CONTRIB_DOMAIN,
         K=shape[0],
@@ -209,78 +188,3 @@ def halve_weights(model: onnx.ModelProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), f"{name}.half"))
         casts.append(helper.make_node("Cast", [tensor.name], [name], name=f"{name}.widen", to=TensorProto.FLOAT))
     set_nodes(graph, [*casts, *graph.node])
-
-
-def round_with_offsets(matrix: Float32) -> tuple[NDArray[np.uint8], Float32, Float32]:
-    """Round ``[inputs, outputs]`` group by group along the inputs, between the least and the largest of each group.
-
-    What lies on such a grid already, as Q4_1 of GGUF does, is represented exactly: its extremes are in use.
-
-    Returns:
-        codes ``[outputs, groups, 32]``, scales and least values ``[outputs, groups]``, which fit into float16.
-    """
-    groups = np.ascontiguousarray(matrix.T).reshape(matrix.shape[1], -1, GROUP)
-    least, largest = groups.min(axis=2), groups.max(axis=2)
-    least = least.astype(np.float16).astype(np.float32)
-    scales = ((largest - least) / (_CODES - 1)).astype(np.float16).astype(np.float32)
-    steps = np.where(scales == 0, 1, scales)
-    codes = np.rint((groups - least[:, :, None]) / steps[:, :, None]).clip(0, _CODES - 1)
-    return codes.astype(np.uint8), scales, least
-
-
-def put_with_offsets(model: onnx.ModelProto, name: str, matrix: Float32) -> None:
-    """Put a matrix in place of the initializer ``name``, in all products by it."""
-    codes, scales, least = round_with_offsets(matrix)
-    graph = model.graph
-    graph.initializer.remove(initializer(graph, name))
-    stored = {
-        f"{name}_Q4": codes[:, :, 0::2] | codes[:, :, 1::2] << np.uint8(4),
-        f"{name}_scales": scales.astype(np.float16),
-        f"{name}_least": least.T.astype(np.float16),
-    }
-    graph.initializer.extend(numpy_helper.from_array(np.ascontiguousarray(a), label) for label, a in stored.items())
-    before = _offsets(name)
-
-    def made(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        codes = f"{node.name}.codes"
-        by_codes = integer_product(node, [f"{name}_Q4", f"{name}_offsets.scales"], matrix.shape, 4, GROUP, output=codes)
-        nodes = [*before, by_codes, *product_with_offsets(node, codes, f"{name}_offsets", len(matrix))]
-        before.clear()
-        return nodes
-
-    replace_products(graph, name, made)
-    allow_contrib_operators(model)
-
-
-def _offsets(name: str) -> list[onnx.NodeProto]:
-    """Each group's value at code 8, ``[groups, outputs]``; onnxruntime computes it once, when it loads the graph."""
-    node, of = helper.make_node, f"{name}_offsets"
-    constant = node("Constant", [], [f"{of}.8"], name=f"{of}.Constant", value_float=8.0)
-    return [
-        node("Cast", [f"{name}_scales"], [f"{of}.scales"], name=f"{of}.widen", to=TensorProto.FLOAT),
-        node("Cast", [f"{name}_least"], [f"{of}.least"], name=f"{of}.widen_least", to=TensorProto.FLOAT),
-        constant,
-        node("Transpose", [f"{of}.scales"], [f"{of}.turned"], name=f"{of}.turn", perm=[1, 0]),
-        node("Mul", [f"{of}.turned", f"{of}.8"], [f"{of}.middle"], name=f"{of}.Mul"),
-        node("Add", [f"{of}.middle", f"{of}.least"], [of], name=f"{of}.Add"),
-    ]
-
-
-def product_with_offsets(node: onnx.NodeProto, codes: str, offsets: str, inputs: int) -> list[onnx.NodeProto]:
-    """Nodes for the output of ``node``, a product of ``x [T, inputs]``: to that by the codes they add
-    each group's sum of ``x`` times its offset.
-
-    Args:
-        codes: name of the product by the codes, ``[T, outputs]``.
-        offsets: name of ``[groups, outputs]``, each group's value at the code that counts as 0.
-    """
-    make, of, x = helper.make_node, node.name, node.input[0]
-    split, axis = f"{of}.split", f"{of}.axis"
-    return [
-        make("Constant", [], [split], name=f"{split}.Constant", value_ints=[-1, inputs // GROUP, GROUP]),
-        make("Reshape", [x, split], [f"{of}.groups"], name=f"{of}.Reshape"),
-        make("Constant", [], [axis], name=f"{axis}.Constant", value_ints=[2]),
-        make("ReduceSum", [f"{of}.groups", axis], [f"{of}.sums"], name=f"{of}.ReduceSum", keepdims=0),
-        make("MatMul", [f"{of}.sums", offsets], [f"{of}.offsets"], name=f"{of}.MatMul"),
-        make("Add", [codes, f"{of}.offsets"], list(node.output), name=f"{of}.Add"),
-    ]

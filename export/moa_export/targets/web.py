@@ -27,26 +27,18 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from moa_decoder.rounded_weights import RoundedWeights
+from moa_decoder.web_builder import WebBuilder
+from moa_decoder.writer_graph import WriterGraph
 from moa_drafter.config import DrafterConfig
-from moa_drafter.device_module import TokenDeviceModule, signature, signature_of
-from moa_drafter.drafter import TokenDrafter
+from moa_drafter.device_module import signature
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
-from moa_export.quantize import QuantisedEmbedding, round_symmetric
+from moa_export.quantize import round_symmetric
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import NotRun, Specs, StandIn, TargetOptions, check_drafter, entry_of
-from moa_export.targets.onnx import TABLE, TOP_K, capture, check_writer, refuse_too_large, save
-from moa_export.targets.onnx_graph import (
-    GROUP,
-    initializer,
-    initializer_of_shape,
-    product_by,
-    product_with_offsets,
-    replace_products,
-    round_with_offsets,
-    set_nodes,
-    trace,
-)
+from moa_export.targets.onnx import TOP_K, capture, check_writer, refuse_too_large, save, write_graph
+from moa_export.targets.onnx_graph import initializer, set_nodes
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import TargetEntry, TensorSpec
@@ -64,7 +56,6 @@ SESSION = _session()
 WRITER_SESSION = _session(disable_prepacking="1")
 GRAPH_FILE, WRITER_FILE = "device_half.web.onnx", "writer.web.onnx"
 _OPSET, _IR_VERSION = 21, 10  # the first with groups in DequantizeLinear, and with tensors of 4 bits
-_MIDDLE = 8  # of 4-bit codes without a sign
 #: The version that npm installs, with which graphs are compared by default.
 VERSION = "1.30.0"
 #: Names a folder in which npm has installed onnxruntime-web, of any version.
@@ -241,30 +232,12 @@ class WebTarget:
         return web_runner(folder, entry, npm=self._options.npm)
 
 
-def export_web_writer(model: TokenDrafter, bits: int, folder: Path) -> TargetEntry:
-    """Write the offline writer into ``folder``, rounded as :func:`moa_export.targets.onnx.export_writer` does.
-
-    Args:
-        bits: of the layers' matrices, 4 or 8.
-
-    Raises:
-        ExportError: sizes that groups of 32 do not divide, or more than a file can hold.
-    """
-    check_writer(model, bits)
-    half = TokenDeviceModule(model, top_k=TOP_K, embed=QuantisedEmbedding(model.embedding, TABLE)).eval()
-    inputs, outputs = signature_of(half.kv_shape, half.top_k)
-    graph, matrices = trace(half, inputs, outputs)
-    for name, matrix in matrices.items():
-        if matrix.shape[1] != len(model.head):
-            if bits == 4:
-                put_rounded_with_offsets(graph, name, matrix)
-            else:
-                put_rounded(graph, name, matrix, Weights(bits, TABLE.group_size))
-        elif torch.equal(model.embedding, model.head):
-            share_table(graph, name, matrix.shape)
-        else:
-            put_rounded(graph, name, matrix, TABLE)
-    return _written(graph, inputs, outputs, folder / WRITER_FILE, WRITER_SESSION)
+def export_web_writer(weights: RoundedWeights, folder: Path) -> TargetEntry:
+    """Write the offline writer for onnxruntime-web into ``folder``. Raises ExportError, see
+    :func:`moa_export.targets.onnx.export_writer`."""
+    check_writer(weights)
+    graph = WriterGraph(weights, top_k=TOP_K, in_place=False, builder=WebBuilder)
+    return write_graph(graph, folder / WRITER_FILE, session=WRITER_SESSION)
 
 
 def web_runner(folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:
@@ -301,32 +274,6 @@ def put_rounded(model: onnx.ModelProto, name: str, matrix: Float32, weights: Wei
     """
     codes, scales = round_symmetric(torch.from_numpy(np.ascontiguousarray(matrix.T)), weights.bits, weights.group_size)
     _put(model, name, codes.numpy().T, scales.float().numpy().T, weights.bits)
-
-
-def put_rounded_with_offsets(model: onnx.ModelProto, name: str, matrix: Float32) -> None:
-    """The same with 4 bits and a least value for each group of 32, as :func:`round_with_offsets` finds them."""
-    codes, scales, least = round_with_offsets(matrix)
-    signed = codes.reshape(len(codes), -1).astype(np.int8) - np.int8(_MIDDLE)
-    _put(model, name, signed.T, scales.T, 4)
-    offsets = np.ascontiguousarray((_MIDDLE * scales + least).T)
-    model.graph.initializer.append(numpy_helper.from_array(offsets, f"{name}_offsets"))
-
-    def made(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        codes = f"{node.name}.codes"
-        product = helper.make_node("MatMul", [node.input[0], name], [codes], name=f"{node.name}.product")
-        return [product, *product_with_offsets(node, codes, f"{name}_offsets", len(matrix))]
-
-    replace_products(model.graph, name, made)
-
-
-def share_table(model: onnx.ModelProto, head: str, shape: tuple[int, ...]) -> None:
-    """Multiply by the embedding's own codes, int8 ``[outputs, inputs]``, in place of the head of this shape."""
-    graph, (inputs, outputs) = model.graph, shape
-    node = product_by(graph, head)
-    codes = initializer_of_shape(graph, outputs, inputs)
-    scales = initializer_of_shape(graph, outputs, inputs // GROUP)
-    node.CopyFrom(helper.make_node("Gemm", [node.input[0], head], list(node.output), name=node.name, transB=1))
-    _widen(model, head, codes, scales, axis=1, group=GROUP)
 
 
 def _put(model: onnx.ModelProto, name: str, codes: NDArray[np.int8], scales: Float32, bits: int) -> None:

@@ -104,8 +104,8 @@ class StepResult:
 
 
 class Backend(Protocol):
-    """The device half, compiled. Caches stay with the caller, sequence first, so that a slice of a preallocated cache
-    is contiguous and reaches the engine without a copy.
+    """The device half, compiled. Caches stay with the caller, in an order in which the first entries of a preallocated
+    cache reach the engine without a copy.
 
     Attributes:
         kv_shape: ``(kv_heads, head_dim)`` of a cache entry. Heads come layer by layer: the self-attention, then the
@@ -114,6 +114,8 @@ class Backend(Protocol):
         needs_a_row: whether a step needs a memory row: it gets one of zeros if there is none.
         entries_from_rows: whether the cache entry of a token with a row is made from rows, so that it is computed again
             when rows before it come. Entries of tokens without a row may depend on all rows in any case.
+        heads_first: whether entries should lie in memory as ``[H, capacity, D]``, of which the cached ones are the
+            first; then a step writes the new ones after them. Otherwise position after position.
     """
 
     top_k: int
@@ -121,6 +123,7 @@ class Backend(Protocol):
     max_positions: int | None = None
     needs_a_row: bool = True
     entries_from_rows: bool = False
+    heads_first: bool = False
 
     @property
     def row_shape(self) -> tuple[int, int]:

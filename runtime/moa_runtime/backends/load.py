@@ -6,9 +6,10 @@ import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.bundle import Bundle
+from moa_runtime.bundle import Bundle, TargetEntry
 from moa_runtime.errors import MoaError
 
 
@@ -55,16 +56,30 @@ def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:
     writer = bundle.manifest.writer
     if writer is None:
         return None
-    graph = bundle.folder / writer.file
+    shapes = {tensor.name: tensor.shape for tensor in (*writer.inputs, *writer.outputs)}
+    keys = [shape for name, shape in shapes.items() if name.partition(".")[0] == "self_keys"]
+    heads, in_place = sum(int(shape[1]) for shape in keys), "self_keys" not in shapes
+    return DeferredBackend(
+        lambda: writer_backend(bundle.folder, writer, threads=threads),
+        top_k=int(shapes["top_tokens"][1]),
+        kv_shape=(heads, int(keys[0][-1])),
+        heads_first=in_place,
+    )
 
-    def load() -> Backend:
+
+def writer_backend(folder: Path, writer: TargetEntry, *, threads: int = 2) -> Backend:
+    """Load the graph ``writer`` of the bundle in ``folder``. Older ones have one cache for all layers.
+
+    Raises:
+        MoaError: onnxruntime cannot load it.
+    """
+    if any(tensor.name == "self_keys" for tensor in writer.inputs):
         from moa_runtime.backends.onnx import OnnxBackend
 
-        return OnnxBackend(graph, threads=threads)
+        return OnnxBackend(folder / writer.file, threads=threads)
+    from moa_runtime.backends.onnx_writer import OnnxWriter
 
-    shapes = {tensor.name: tensor.shape for tensor in (*writer.inputs, *writer.outputs)}
-    (_, heads, size), (_, top_k) = shapes["self_keys"], shapes["top_tokens"]
-    return DeferredBackend(load, top_k=int(top_k), kv_shape=(int(heads), int(size)))
+    return OnnxWriter(folder / writer.file, threads=threads)
 
 
 class DeferredBackend(Backend):
@@ -72,10 +87,12 @@ class DeferredBackend(Backend):
 
     needs_a_row = False
 
-    def __init__(self, load: Callable[[], Backend], *, top_k: int, kv_shape: tuple[int, int]) -> None:
+    def __init__(
+        self, load: Callable[[], Backend], *, top_k: int, kv_shape: tuple[int, int], heads_first: bool
+    ) -> None:
         self._load = load
         self._loaded: Backend | None = None
-        self.top_k, self.kv_shape = top_k, kv_shape
+        self.top_k, self.kv_shape, self.heads_first = top_k, kv_shape, heads_first
 
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`. Raises MoaError if the writer cannot be loaded."""
@@ -92,6 +109,7 @@ class SharedBackend(Backend):
         self._lock = threading.Lock()
         self.top_k, self.kv_shape, self.max_positions = backend.top_k, backend.kv_shape, backend.max_positions
         self.needs_a_row, self.entries_from_rows = backend.needs_a_row, backend.entries_from_rows
+        self.heads_first = backend.heads_first
 
     @property
     def row_shape(self) -> tuple[int, int]:

@@ -14,8 +14,9 @@ _OUTPUTS = [each.name for each in fields(StepResult)]
 
 
 class OnnxBackend(Backend):
-    """Run a graph of ``moa-export --target onnx`` or ``web`` on the CPU: a device half, or a writer, which has no
-    inputs for memory rows. onnxruntime reads contiguous arrays, as a slice of a preallocated cache is, without a copy.
+    """Run a graph of ``moa-export --target onnx`` or ``web`` on the CPU: a device half, or a writer for browsers or of
+    an older version, which has no inputs for memory rows. onnxruntime reads contiguous arrays, as a slice of a
+    preallocated cache is, without a copy.
 
     Args:
         graph: the ``.onnx`` file.

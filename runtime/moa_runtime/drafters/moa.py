@@ -58,7 +58,7 @@ class MoaDrafter:
         self._coupling = NO_COUPLING
         self._max_context = max_context if backend.max_positions is None else min(max_context, backend.max_positions)
         self._cached: list[int] = []
-        self._cache = GrowingRows(backend.kv_shape)
+        self._cache = GrowingRows(backend.kv_shape, heads_first=backend.heads_first)
         self._memory = GrowingRows(backend.row_shape)
         self._rows_of_cache = 0  # number of rows that the cache was computed with
         self._rows_kept = 0  # number of these, from the first on, that have not changed since
@@ -235,16 +235,17 @@ class MoaDrafter:
 class GrowingRows:
     """Keys and values of positions ``0..length-1`` in arrays that double when full.
 
-    The valid part is a prefix of each array, so it is contiguous and reaches the backend without a copy.
+    The valid part is a prefix of each array, so it reaches the backend without a copy.
 
     Args:
         kv_shape: ``(kv_heads, head_dim)``.
+        heads_first: order in memory, see :attr:`moa_runtime.backends.base.Backend.heads_first`.
     """
 
-    def __init__(self, kv_shape: tuple[int, int]) -> None:
+    def __init__(self, kv_shape: tuple[int, int], *, heads_first: bool = False) -> None:
         self.length = 0
-        self._keys = np.zeros((_FIRST_CAPACITY, *kv_shape), np.float32)
-        self._values = np.zeros((_FIRST_CAPACITY, *kv_shape), np.float32)
+        self._heads_first = heads_first
+        self._keys, self._values = (self._zeros(_FIRST_CAPACITY, kv_shape) for _ in range(2))
 
     def write(self, start: int, keys: Float32, values: Float32) -> None:
         """Write rows from position ``start`` on; those held from there on are dropped.
@@ -260,10 +261,11 @@ class GrowingRows:
         stop = start + len(keys)
         if stop > len(self._keys):
             capacity = max(stop, 2 * len(self._keys))
-            self._keys = _grown(self._keys, self.length, capacity)
-            self._values = _grown(self._values, self.length, capacity)
-        self._keys[start:stop] = keys
-        self._values[start:stop] = values
+            self._keys, self._values = (self._grown(part, capacity) for part in (self._keys, self._values))
+        for part, new in ((self._keys, keys), (self._values, values)):
+            place = part[start:stop]
+            if place.ctypes.data != new.ctypes.data:  # or the backend wrote them there
+                place[:] = new
         self.length = stop
 
     def truncate(self, length: int) -> None:
@@ -274,8 +276,13 @@ class GrowingRows:
         """Return views of the first ``count`` keys and values, ``[count, kv_heads, head_dim]`` each."""
         return self._keys[:count], self._values[:count]
 
+    def _grown(self, array: Float32, capacity: int) -> Float32:
+        larger = self._zeros(capacity, array.shape[1:])
+        larger[: self.length] = array[: self.length]
+        return larger
 
-def _grown(array: Float32, used: int, capacity: int) -> Float32:
-    larger = np.zeros((capacity, *array.shape[1:]), np.float32)
-    larger[:used] = array[:used]
-    return larger
+    def _zeros(self, capacity: int, kv_shape: tuple[int, ...]) -> Float32:
+        heads, size = kv_shape
+        if self._heads_first:
+            return np.zeros((heads, capacity, size), np.float32).transpose(1, 0, 2)
+        return np.zeros((capacity, heads, size), np.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import random
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import ConfigError, FitError, Reads, longest_context, unknown_fields
+from moa_drafter.config import Reads, longest_context, unknown_fields
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_features import TargetStates, target_states
@@ -28,8 +27,6 @@ from moa_drafter.training.optimizers import OPTIMIZERS
 from moa_drafter.training.settings import RunSettings, TrainSettings
 from moa_drafter.training.train import train_run
 from moa_drafter.training.trainer import Trainer
-from moa_export.offline_model import WriterSettings, make_writer, whole_model
-from moa_export.progress import Progress
 from moa_runtime.errors import MoaError
 from support.drafter.training_data import moa_train
 from support.families import config_of, make_target
@@ -323,25 +320,6 @@ def test_losses_are_those_of_the_targets_distribution(family, tiny_target, tmp_p
     trainer = Trainer(drafter, conversations, features, TrainSettings(steps=1, loss="kl"), tmp_path, [])
     assert trainer.loss([[0]]) == pytest.approx(expected(), rel=1e-3) and expected() > 0.1
     assert evaluate(drafter, conversations, features, [0])["loss"] == pytest.approx(expected(), rel=1e-3)
-
-
-@pytest.mark.parametrize("family", [*SCALED, *CAPPED, "Ministral 3 (scaled queries)"])
-def test_a_target_that_we_do_not_compute_has_no_offline_model(family, tiny_target, tmp_path):
-    target = target_of(family, tiny_target, tmp_path)
-    arguments = (target, [], tmp_path, Progress(io.StringIO(), quiet=True))
-    made, note = make_writer(WriterSettings(), *arguments)
-    assert not made and note
-    for attempt in (lambda: whole_model(target), lambda: make_writer(WriterSettings("target"), *arguments)):
-        with refused("unsupported_target", ConfigError):
-            attempt()
-
-
-def test_a_copy_with_other_logits_is_refused(tiny_target):
-    """Whatever the reason: no field of the configuration tells it here."""
-    target = load_target(str(tiny_target))
-    target.model.lm_head.bias = torch.nn.Parameter(torch.randn(512))
-    with pytest.raises(FitError):
-        whole_model(target)
 
 
 def test_the_fields_of_a_configuration_are_known_or_named():

@@ -1,0 +1,67 @@
+"""Graphs for onnxruntime-web, which multiplies floats many times faster than by ``MatMulNBits``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from moa_decoder.graph_builder import GraphBuilder, Port
+from moa_decoder.matrix import GROUP, ZERO, Matrix
+
+
+class WebBuilder(GraphBuilder):
+    """Builds the graph of a file for browsers: codes, which ``DequantizeLinear`` widens when it is loaded."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__(epsilon)
+        self._packed: list[onnx.TensorProto] = []
+        #: Matrices whose rows were taken, with their codes ``[out, in]`` and scales.
+        self._tables: list[tuple[Matrix, str, str]] = []
+
+    def by_codes(self, x: str, matrix: Matrix) -> str:
+        """See :meth:`moa_decoder.graph_builder.GraphBuilder.by_codes`."""
+        assert matrix.scales is not None
+        for table, *stored in self._tables:
+            if table is matrix:
+                return self.op("Gemm", x, self._widened(*stored, axis=1), transB=1)
+        codes, name = np.ascontiguousarray(_codes(matrix).T), self._new("codes")
+        if matrix.bits == 8:
+            self.constant(codes, name)
+        else:
+            packed = codes.ravel().view(np.uint8) & np.uint8(15)
+            packed = packed[0::2] | packed[1::2] << np.uint8(4)
+            self._packed.append(helper.make_tensor(name, TensorProto.INT4, codes.shape, packed.tobytes(), raw=True))
+        return self.op("MatMul", x, self._widened(name, self.constant(matrix.scales.T), axis=0))
+
+    def rows(self, matrix: Matrix, indices: str) -> str:
+        """See :meth:`moa_decoder.graph_builder.GraphBuilder.rows`."""
+        if matrix.bits != 8:
+            return super().rows(matrix, indices)
+        assert matrix.scales is not None
+        table = self.constant(_codes(matrix)), self.constant(matrix.scales)
+        self._tables.append((matrix, *table))
+        codes = self.op("Cast", self.op("Gather", table[0], indices), to=TensorProto.FLOAT)
+        groups = self.op("Reshape", codes, self.integers(-1, matrix.inputs // GROUP, GROUP))
+        return self.scaled_rows(groups, matrix, indices)
+
+    def model(self, inputs: Mapping[str, Port], outputs: Mapping[str, Port]) -> onnx.ModelProto:
+        """See :meth:`moa_decoder.graph_builder.GraphBuilder.model`."""
+        model = super().model(inputs, outputs)
+        model.graph.initializer.extend(self._packed)
+        return model
+
+    def _widened(self, codes: str, scales: str, *, axis: int) -> str:
+        return self.op("DequantizeLinear", codes, scales, axis=axis, block_size=GROUP)
+
+
+def _codes(matrix: Matrix) -> NDArray[np.int8]:
+    """Return codes around 0, int8 ``[out, in]``."""
+    stored = matrix.stored
+    if matrix.bits == 4:
+        stored = np.stack((stored & np.uint8(15), stored >> np.uint8(4)), -1)
+    flat = stored.reshape(matrix.outputs, -1)
+    return (flat - np.uint8(ZERO[matrix.bits])).view(np.int8)
