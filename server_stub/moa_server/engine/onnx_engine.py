@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from moa_decoder.weights import DecoderWeights
+from moa_decoder.gguf_weights import GgufWeights
 from moa_drafter.drafter_weights import read_weights
 from moa_drafter.target_facts import TargetFacts
 from moa_drafter.target_folder import gguf_of, weights_of
@@ -40,12 +40,13 @@ def onnx_engine(
             none that the pass knows.
     """
     drafter = None if drafter_folder is None else read_weights(drafter_folder)  # the quicker one to fail first
-    weights = weights_of(target.folder, BITS[dtype])
+    own, quantised = own_dtype(target)
+    weights = weights_of(target.folder, None if quantised and dtype == own else BITS[dtype])
     target_pass = OnnxPass(weights, threads=threads, keep_last=drafter is not None and drafter.config.row_reads.last)
     settle(target_pass, target.fingerprint)
     prints, rows = ("", None) if drafter is None else (drafter.fingerprint, onnx_rows(drafter, threads))
     engine = LocalEngine(target, target_pass, drafter, prints, rows, max_context, weights=weights, **settings)
-    if dtype != "float32" and not gguf_of(target.folder):
+    if dtype != "float32" and not quantised:
         check_rounding(
             engine, lambda: LocalEngine(target, OnnxPass(weights_of(target.folder))), accepted=accept_rounding
         )
@@ -54,8 +55,7 @@ def onnx_engine(
 
 def own_dtype(target: TargetFacts) -> tuple[str, bool]:
     """Return the type in which a target's weights are stored, and whether they are quantised."""
-    if gguf_of(target.folder):
-        weights: DecoderWeights = weights_of(target.folder)
-        bits = weights.matrix(0, "down").bits
+    if parts := gguf_of(target.folder):
+        bits = GgufWeights(parts).bits
         return next(name for name, each in BITS.items() if each == bits), bits != 32
     return str(getattr(target.config, "dtype", None) or getattr(target.config, "torch_dtype", "float32")), False

@@ -1,0 +1,49 @@
+"""Types of the target's numbers in the engine on a processor, and what rounding costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from moa_decoder.gguf_weights import GgufWeights
+from moa_server.engine import rounding_loss
+from moa_server.engine.base import EngineError
+from moa_server.engine.load import load_local
+from support.drafter.gguf_files import write_gguf
+from support.refusals import refused
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("kind", "own"), [("Q4_1", "int4"), ("Q8_0", "int8")])
+def test_numbers_of_a_quantised_file_are_not_rounded_again(kind, own, tiny_target, tiny_drafter, tmp_path):
+    [file] = write_gguf(tiny_target, tmp_path / "tiny.gguf", kinds={"norm": None, "blk": GGMLQuantizationType[kind]})
+    stored = GgufWeights([file]).matrix(1, "gate")
+    for wanted, dtype in (("auto", own), (own, own), ("float32", "float32")):
+        engine = load_local(str(file), tiny_drafter, dtype=wanted, threads=1)
+        assert engine.facts.dtype == dtype
+        taken = engine.weights.matrix(1, "gate")
+        np.testing.assert_array_equal(taken.dense(), stored.dense())
+        assert dtype == "float32" or np.array_equal(taken.stored, stored.stored)
+        engine.close()
+
+
+def test_the_loss_by_rounding_is_measured_once_and_refused_if_large(tiny_target, monkeypatch):
+    measured = []
+
+    def lossy(engine, original):
+        measured.append((engine.facts.dtype, original.facts.dtype))
+        return 1.5
+
+    load_local(str(tiny_target), None, dtype="int8", threads=1).close()  # the real measure
+    monkeypatch.setattr(rounding_loss, "_measured", lossy)
+    load_local(str(tiny_target), None, dtype="int8", threads=1).close()  # known
+    for _ in range(2):
+        with refused("rounding_loss", EngineError):
+            load_local(str(tiny_target), None, dtype="int4", threads=1)
+    load_local(str(tiny_target), None, dtype="int4", threads=1, accept_rounding=True).close()
+    assert measured == [("int4", "float32")]
