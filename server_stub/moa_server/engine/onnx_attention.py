@@ -29,10 +29,13 @@ from moa_decoder.spec import LayerSpec
 from moa_runtime.session.tree import depths
 from moa_server.engine.base import Float32
 from moa_server.engine.onnx_cache import OnnxCache, handle
+from moa_server.engine.onnx_sessions import session_options
 from moa_server.engine.target_pass import BLOCK, Piece, rounded_up
 
 #: Tokens whose queries are multiplied at once; bounds the memory of the scores.
 TILE = 64
+#: From this many blocks of keys times rows (and 16 for reading the keys) on, several threads are quicker for one tile.
+_WORTH_THREADS = 1024
 #: Columns of the ones; a product with a single column takes another way.
 _ONES = 16
 
@@ -142,26 +145,29 @@ class OnnxAttention:
 
     Args:
         dtype: of keys and values.
-        options: makes options of sessions.
     """
 
-    def __init__(self, kind: AttentionKind, dtype: type[np.floating[Any]], options: Any) -> None:
-        self._kind, self._dtype, self._options = kind, dtype, options
-        self._sessions: dict[tuple[bool, bool], ort.InferenceSession] = {}
+    def __init__(self, kind: AttentionKind, dtype: type[np.floating[Any]]) -> None:
+        self._kind, self._dtype = kind, dtype
+        self._sessions: dict[tuple[bool, bool, int], ort.InferenceSession] = {}
 
-    def bound(self, tile: Tile, queries: Float32, mixed: Float32) -> BoundAttention:
+    def bound(self, tile: Tile, queries: Float32, mixed: Float32, threads: int) -> BoundAttention:
         """Prepare a tile for all layers of a pass.
 
         Args:
             queries, mixed: where the pass has each layer's queries and wants the results, ``[rows, heads * head_dim]``.
+            threads: that may compute the tile.
         """
-        form = tile.chosen is not None, tile.count * self._kind.per_kv == 1
+        kind = self._kind
+        work = len(tile.blocks) * kind.kv_heads * (tile.count * kind.per_kv + 16)
+        threads = threads if work >= _WORTH_THREADS else 1
+        form = tile.chosen is not None, tile.count * kind.per_kv == 1, threads
         if form not in self._sessions:
             self._sessions[form] = self._session(*form)
-        bias = np.tile(tile.bias, (1, 1, self._kind.per_kv, 1))
+        bias = np.tile(tile.bias, (1, 1, kind.per_kv, 1))
         return BoundAttention(self._sessions[form], tile, bias, queries, mixed)
 
-    def _session(self, tree: bool, single: bool) -> ort.InferenceSession:
+    def _session(self, tree: bool, single: bool, threads: int) -> ort.InferenceSession:
         """
         Args:
             tree: whether the last blocks hold a tree.
@@ -201,7 +207,7 @@ class OnnxAttention:
         if tree:
             inputs |= {"parts": (np.int64, [2]), "chosen": (np.float32, ["positions", 1, 1, "tail"])}
             inputs |= {"tail_ones": (np.float32, ["tail", _ONES])}
-        return graph.session(inputs, {"mixed": (np.float32, ["n", kv * per_kv * size])}, self._options())
+        return graph.session(inputs, {"mixed": (np.float32, ["n", kv * per_kv * size])}, session_options(threads))
 
     def _tree(self, graph: GraphBuilder, weights: str, values: str, ones: str) -> tuple[str, str]:
         """Products of each block before the tree, and of the tree's blocks with the keys of each block of positions."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from moa_decoder.weights import DecoderWeights
 from moa_runtime.options import available_cpus
 from moa_runtime.session.tree import depths
 from moa_server.engine.base import Float32
-from moa_server.engine.onnx_attention import AttentionKind, BoundAttention, OnnxAttention, tiles
+from moa_server.engine.onnx_attention import AttentionKind, BoundAttention, OnnxAttention, Tile, tiles
 from moa_server.engine.onnx_cache import CacheShape, OnnxCache, handle
 from moa_server.engine.onnx_sessions import session_options
 from moa_server.engine.target_pass import Piece, rounded_up
@@ -60,6 +61,7 @@ class OnnxPass:
         self.spec, self._embed = spec, weights.embed
         bits = weights.matrix(0, "gate").bits  # others may have more
         self.dtype = {4: "int4", 8: "int8", 32: "float32"}[bits]
+        self._helpers = ThreadPoolExecutor(self.threads - 1, "attention") if self.threads > 1 else None
         self.batch_invariant, self.row_multiple = False, 2
         kept = np.float32 if bits == 32 else np.float16
         last = spec.hidden_size if keep_last else 0
@@ -71,7 +73,7 @@ class OnnxPass:
         self._segments = [self._segment(weights, index) for index in range(len(spec.layers) + 1)]
         self._head = self._logits(weights)
         self._kinds = [AttentionKind.of(layer) for layer in spec.layers]
-        self._attention = {kind: OnnxAttention(kind, kept, self._options) for kind in self._kinds}
+        self._attention = {kind: OnnxAttention(kind, kept) for kind in self._kinds}
         self._buffers = self._new_buffers(_FIRST_ROWS)
 
     def first_layers(self, count: int) -> OnnxPass:
@@ -115,8 +117,7 @@ class OnnxPass:
             for keys, new_keys, values, new_values in writes:
                 np.copyto(keys[layer], new_keys)
                 np.copyto(values[layer], new_values)
-            for attention in attentions[self._kinds[layer]]:
-                attention.attend(layer)
+            self._attend(attentions[self._kinds[layer]], layer)
         session, binding = runs[-1]
         session.run_with_iobinding(binding)
         hidden = buffers.hidden[:count].copy()
@@ -148,17 +149,31 @@ class OnnxPass:
         """What is written to caches after each layer's segment, and the attention of each kind."""
         buffers, row = self._buffers, 0
         writes: list[Any] = []
-        attentions: dict[AttentionKind, list[BoundAttention]] = {kind: [] for kind in self._attention}
+        tiled: dict[AttentionKind, list[Tile]] = {kind: [] for kind in self._attention}
         for piece in pieces:
             own = slice(row, row + len(piece))
             writes += piece.cache.writes(piece.cached, buffers.keys[own], buffers.values[own])
-            for kind, bound in attentions.items():
-                attention = self._attention[kind]
-                bound += [
-                    attention.bound(tile, buffers.queries, buffers.mixed) for tile in tiles(piece, row, kind.window)
-                ]
+            for kind, planned in tiled.items():
+                planned += tiles(piece, row, kind.window)
             row += len(piece)
+        attentions = {}
+        for kind, planned in tiled.items():
+            threads = self.threads if len(planned) == 1 else 1
+            attentions[kind] = [
+                self._attention[kind].bound(tile, buffers.queries, buffers.mixed, threads) for tile in planned
+            ]
         return writes, attentions
+
+    def _attend(self, attentions: Sequence[BoundAttention], layer: int) -> None:
+        """Compute a layer's attention; several tiles are shared out among the threads."""
+        waiting = []
+        if len(attentions) > 1 and self._helpers is not None:
+            shares = [attentions[start :: self.threads] for start in range(self.threads)]
+            waiting = [self._helpers.submit(_attend_all, share, layer) for share in shares[1:] if share]
+            attentions = shares[0]
+        _attend_all(attentions, layer)
+        for each in waiting:
+            each.result()
 
     def _bound(self, rows: int) -> list[tuple[ort.InferenceSession, Any]]:
         """The segments, each with its inputs and outputs bound to the first rows of the buffers."""
@@ -260,3 +275,8 @@ class _Buffers:
         for number, rotation in enumerate(self.rotations):
             arrays |= zip([f"{name}_{number}" for name in ("cosines", "sines", "growth")], rotation, strict=True)
         return arrays
+
+
+def _attend_all(attentions: Sequence[BoundAttention], layer: int) -> None:
+    for attention in attentions:
+        attention.attend(layer)

@@ -28,7 +28,7 @@ _WEIGHTS = [(4, True, "grouped"), (4, False, "window"), (8, False, "single query
 def onnx_pass(request) -> OnnxPass:
     bits, offsets, layers = request.param
     spec = DecoderSpec(64, 128, 1e-5, _LAYERS[layers], 512)
-    return OnnxPass(RandomWeights(spec, bits, offsets), threads=1, keep_last=True)
+    return OnnxPass(RandomWeights(spec, bits, offsets), threads=2, keep_last=True)
 
 
 def test_rows_do_not_depend_on_pieces_and_neighbours(onnx_pass: OnnxPass) -> None:
