@@ -94,7 +94,6 @@ class Accept(Benchmark):
     purpose = "How many tokens a round commits, on one machine."
     summary = "tokens committed per round (tau), on one machine"
     description = _DESCRIPTION.format(names=" ".join(offered_names()))
-    extra = "server"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add = options.adder(parser)

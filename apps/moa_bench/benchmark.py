@@ -54,14 +54,12 @@ class Benchmark(ABC):
         purpose: a sentence for the page.
         summary: a line for ``moa-bench --help``.
         description: for the command's own ``--help``; it keeps its lines.
-        extra: the optional install that measuring needs.
     """
 
     name: ClassVar[str]
     purpose: ClassVar[str]
     summary: ClassVar[str]
     description: ClassVar[str]
-    extra: ClassVar[str] = "bench"
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:

@@ -93,7 +93,6 @@ the length, even below 1.
 Device and verifier run in this one process and talk over the real protocol, without sockets or waiting. Going
 offline is no special case there: the session is told that the connection is gone, and its tentative text grows.
 """
-    extra = "server"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add = options.adder(parser)

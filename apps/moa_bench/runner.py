@@ -42,9 +42,7 @@ def run(benchmark: Benchmark, args: argparse.Namespace) -> int:
         KeyboardInterrupt: before everything was loaded.
     """
     check_outputs(args)
-    require_extra(benchmark.extra, f"moa-bench {benchmark.name}")
-    if args.plot is not None or args.html is not None:
-        require_extra("bench", "moa-bench --plot and --html")
+    require_extra("bench", f"moa-bench {benchmark.name}")
     result = _measured(benchmark, args)
     print(json.dumps(result) if args.json else "\n\n".join(table.text() for table in benchmark.tables(result)))
     if args.plot is not None:

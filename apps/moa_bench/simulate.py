@@ -68,7 +68,6 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
   fleet      tokens a second and milliseconds a token of many sessions at once on one verifier, streamed, or drafted
              for by the server, the devices, or either (auto); figures as of moa-bench server
 """
-    extra = "bench"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add = options.adder(parser)

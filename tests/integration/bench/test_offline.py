@@ -268,14 +268,13 @@ def test_an_interrupted_run_keeps_whole_questions(command, monkeypatch, tmp_path
     assert (status, "questions: 0" in out) == (130, True) and (tmp_path / "empty.png").stat().st_size > 0
 
 
-def test_progress_shows_before_all_is_loaded_and_only_the_servers_packages_are_needed(command, monkeypatch):
+def test_progress_shows_before_all_is_loaded_and_packages_are_checked(command, monkeypatch):
     def broken(bundle, name):
         raise MoaError("no luck", code="no_luck")
 
-    monkeypatch.setitem(extras.MODULES, "bench", ("no_such_package",))
     monkeypatch.setattr(harness, "load_backend", broken)
     run = command("--limit", "1")
     refusal(run, "no_luck")
     assert run[2].startswith("offline: 0 of 1 questions")
-    monkeypatch.setitem(extras.MODULES, "server", ("no_such_package",))
+    monkeypatch.setitem(extras.MODULES, "bench", ("no_such_package",))
     assert "no_such_package" in refusal(command())
