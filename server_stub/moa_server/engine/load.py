@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: The release of vLLM whose scheduler and model runner this package builds on.
 TESTED_VLLM = "0.32.0"
 #: Tokens of a piece of prefill and of a draft in the warm-up.
-_PREFILL, _DRAFT = 64, 15
+_PREFILL, _DRAFT = 32, 15
 #: Synthetic tokens are ``(7919 * position + sequence) % vocab_size``. They differ between sequences, for an engine may
 #: share common prefixes.
 _STRIDE = 7919
@@ -271,7 +271,7 @@ class TimedSteps:
 async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
     """Run the first steps, which take longer than others, and teach ``cost`` the duration of later ones.
 
-    About a second for the default target on one core. An engine that schedules itself needs no StepCost.
+    About half a second for the default target on two cores. An engine that schedules itself needs no StepCost.
 
     Raises:
         WarmUpError: the engine failed on a step.
@@ -286,8 +286,7 @@ async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = t
     with TimedSteps(engine, cost, clock) as trial:
         sequence = trial.open()
         for _ in range(2):  # after a short context, then after a longer one
-            for _ in range(2 if room >= 4 * piece else 1):
-                await trial.prefill(sequence, piece)
+            await trial.prefill(sequence, piece)
             for _ in range(2):
                 await trial.verify([sequence])
             await trial.verify([sequence], drafted)

