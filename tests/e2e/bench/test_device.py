@@ -224,10 +224,3 @@ def test_answers_that_end_early_count_as_far_as_they_came(command, requests, tin
     assert (status, energy["answers"], energy["cpu_s_per_committed_token"]) == (0, 1, 0.05)
     assert energy["not_run"] == "the verifier fell asleep"
     assert [asked.target for asked in requests if asked.work == "answers"] == ["onnx"]
-
-
-def test_a_result_without_any_step_can_be_shown(command, requests, tmp_path, monkeypatch):
-    monkeypatch.setattr(device_module, "run_probe", lambda work, request: (part for part in [{"not_run": "no luck"}]))
-    status, out, _ = command("--plot", str(tmp_path / "device.png"))
-    assert (status, (tmp_path / "device.png").stat().st_size > 0) == (0, True)
-    assert "no luck" in out

@@ -139,21 +139,6 @@ def toy_measurement(tiny, engine: ToyEngine, right: int, settings: OfflineSettin
     return results, results.trials
 
 
-def test_figures_of_a_writer_that_is_right_for_five_tokens(tiny):
-    results, trials = toy_measurement(tiny, ToyEngine(), 5, OfflineSettings(10, (3, 8)), "Why?", "And how?")
-    found = results.as_dict()
-    assert found["questions"] == 2 and [len(trial.answer.tokens) for trial in trials] == [10, 10]
-    short, long = (found["writers"]["moa"][length] for length in ("3", "8"))
-    assert (short["written"], short["agreement"], short["kept"], short["share_kept"]) == (3.0, 3.0, 3.0, 1.0)
-    assert (long["written"], long["agreement"], long["kept"], long["share_kept"]) == (8.0, 5.0, 5.0, 0.625)
-    assert short["perplexity_ratio"] == 1.0
-    first_wrong = [trial.written["moa"].text.log_probabilities.tolist()[5] for trial in trials]
-    assert first_wrong == [-3.0, -3.0]
-    assert long["perplexity_ratio"] == pytest.approx(math.exp(2 * 3 / 8), abs=1e-3)
-    nothing = found["writers"]["nothing"]["8"]
-    assert (nothing["written"], nothing["kept"], nothing["perplexity"]) == (0.0, 0.0, None)
-
-
 def test_a_drafter_with_a_stopping_rule_writes_the_beginning_of_what_it_writes_without(tiny):
     class Stopping(ToyDrafter):
         stopping_rule = StoppingRule(0.0, 1000, 4)

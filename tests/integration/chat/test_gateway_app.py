@@ -61,33 +61,6 @@ def test_models_are_listed():
     assert client().get("/v1/models/other").status_code == 404
 
 
-def test_a_stream_is_a_series_of_events():
-    lines: list[str] = []
-    answered = ask(client([update("a\n"), finished("a\nb")], lines=lines), stream=True)
-    assert answered.headers["content-type"].startswith("text/event-stream")
-    chunks = events_of(answered)
-    assert len({chunk["id"] for chunk in chunks}) == 1
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas == [{"role": "assistant", "content": ""}, {"content": "a\n"}, {"content": "b"}, {}]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
-    assert not any("usage" in chunk for chunk in chunks) and chunks[-1]["moa"] == {"offline": False}
-    (line,) = lines
-    assert line.startswith("POST /v1/chat/completions 200 in ") and "stop, 3 tokens | tau" in line
-
-
-def test_a_text_is_continued():
-    whole = ask(client([finished("b c")]), path="/v1/completions").json()
-    [choice] = whole["choices"]
-    assert whole["object"] == "text_completion" and whole["id"].startswith("cmpl-")
-    assert choice == {"index": 0, "text": "b c", "logprobs": None, "finish_reason": "stop"}
-    assert whole["usage"]["completion_tokens"] == 3 and whole["usage"]["moa"]["offline"] is False
-    body = {"path": "/v1/completions", "prompt": ["a"], "stream": True, "stream_options": {"include_usage": True}}
-    *chunks, figures = events_of(ask(client([update("b"), finished("b c")]), **body))
-    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["b", " c", ""]
-    assert {chunk["object"] for chunk in chunks} == {"text_completion"} and figures["choices"] == []
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop" and figures["usage"]["total_tokens"] == 8
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_several_answers_have_an_index_and_seeds_of_their_own(path):
     texts, chats, lines = ["a", "bc", "def"], [], []

@@ -39,14 +39,6 @@ def test_the_mean_of_weights_and_sharpness(sisters: list[Path], tmp_path: Path) 
     torch.testing.assert_close(mean.draft_to_target, parts[0].draft_to_target)
 
 
-def test_equal_checkpoints_stay_what_they_are(sisters: list[Path], tmp_path: Path) -> None:
-    again = tmp_path / "again"
-    save_checkpoint(load_checkpoint(sisters[0]), again)
-    assert main([str(again), str(again), "--out", str(tmp_path / "mean")]) == 0
-    for file in again.iterdir():
-        assert (tmp_path / "mean" / file.name).read_bytes() == file.read_bytes()
-
-
 def test_what_cannot_be_blended(sisters: list[Path], tiny_target: Path, tmp_path: Path, capsys) -> None:
     def refusal(*folders: Path) -> str:
         assert main([*map(str, folders), "--out", str(tmp_path / "mean")]) == 2

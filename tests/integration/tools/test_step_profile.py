@@ -51,16 +51,3 @@ def test_operators_of_a_step_are_shown(onnx_bundle, capsys):
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "between operators" in shown and "most expensive nodes" in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--context", "600"], "a context of 600 and 1 tokens are more than the target holds"),
-        (["--target", "stranger"], "there is no profiler for stranger; there is one for onnx, executorch"),
-    ],
-)
-def test_bad_input_is_one_sentence(onnx_bundle, words, said, capsys):
-    assert main(["--bundle", str(onnx_bundle), *words]) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1

@@ -5,37 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from moa_runtime.drafters.base import Budget, DraftToken, Prices
-from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.session.tree import DraftTree, check_parents
 from support.drafted import path_of
 
 
 def guesses(*shares: tuple[int, float]) -> list[DraftToken]:
     return [DraftToken(token, math.log(share)) for token, share in shares]
-
-
-def test_the_likeliest_nodes_are_kept_with_their_ancestors() -> None:
-    tree = GrowingTree(Budget.tree(nodes=4, levels=3, width=2), stop_tokens=[9])
-    tree.add_level([guesses((5, 0.6), (6, 0.3), (9, 0.1))])
-    paths, mask = tree.expand()
-    assert paths == [[5], [6]] and mask.tolist() == [[True, False], [False, True]]
-    tree.add_level([guesses((7, 0.5), (8, 0.4)), guesses((7, 0.9), (8, 0.1))])  # after 5, and after 6
-    best = tree.best()  # paths: 5 0.6, 6 0.3, 5-7 0.3, 6-7 0.27, 5-8 0.24, 9 0.1, 6-8 0.03
-    assert (best.tokens, best.parents) == ((5, 6, 7, 7), (0, 0, 1, 2))
-    assert np.exp(best.scores) == pytest.approx([0.6, 0.3, 0.3, 0.27])
-    assert path_of(best) == [5, 7] and best.depth == 2
-
-
-def test_the_likeliest_path_takes_the_likeliest_child_each_time() -> None:
-    """``5(8(9), 7), 6(4)``: 6 and 4 are likelier than 5 and 7, but 5 is likelier than 6. Of equals the first."""
-    tree = DraftTree((5, 6, 8, 7, 4, 9), (0, 0, 1, 1, 2, 3), (-0.6, -1.0, -2.5, -2.0, -1.0, -2.5))
-    assert tree.likeliest_path() == [0, 3] and path_of(tree) == [5, 7]
-    even = DraftTree((5, 6), (0, 0), (-1.0, -1.0))
-    assert even.likeliest_path() == [0]
 
 
 def test_a_tree_follows_a_chain() -> None:

@@ -13,7 +13,6 @@ from moa_runtime.datastore import Datastore, write_datastore
 from moa_runtime.drafters import ngram
 from moa_runtime.drafters.base import Budget, DraftToken, Prices
 from moa_runtime.drafters.ngram import WEIGHTS, WORTH_COPYING, Match, NgramDrafter, NgramIndex, NgramMixture
-from support.drafted import draft_of
 
 
 def index_of(text: list[int], stop_tokens=()) -> NgramIndex:
@@ -51,23 +50,6 @@ def looked_up(text: list[int], asked: list[int], stop_tokens: list[int]) -> Matc
 
 
 # -- drafting with it alone ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("tokens", "count", "stop_tokens", "following"),
-    [
-        ([1, 2, 3, 1, 2, 4, 1, 2], 1, [], [4]),  # the later of two
-        ([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 1, [], [3]),  # but not of three
-        ([9, 2, 3, 8, 2, 4, 9, 2], 1, [], [3]),  # the longer suffix, although a shorter one is more recent
-        ([0, *range(20, 36), 6, 1, *range(20, 36), 7, 0, *range(20, 36)], 1, [], [7]),  # beyond sixteen nothing counts
-        ([1, 2, 3], 5, [], []),
-        ([1, 2, 3, 1], 7, [], [2, 3, 1, 2, 3, 1, 2]),
-        ([5, 8, 5, 0, 6, 5], 2, [0], [8, 5]),
-        ([5, 0, 6, 5], 2, [0], []),
-    ],
-)
-def test_the_longest_suffix_that_occurred_is_continued(tokens, count, stop_tokens, following) -> None:
-    assert [drafted.token for drafted in draft_of(NgramDrafter(stop_tokens), tokens, count)] == following
 
 
 def test_copies_take_no_step_and_need_no_level() -> None:
@@ -116,17 +98,6 @@ def test_probabilities_are_interpolated() -> None:
         {7: 0.6 * (1 - weight), 8: 0.3 * (1 - weight) + weight / 1.7, 5: 0.7 * weight / 1.7}
     )
     assert [candidate.logprob for candidate in mixed] == sorted((c.logprob for c in mixed), reverse=True)
-
-
-def test_longer_matches_weigh_more() -> None:
-    lengths = list(WEIGHTS)
-    assert lengths == sorted(lengths) and list(WEIGHTS.values()) == sorted(WEIGHTS.values())
-    text = list(range(1, 20))
-    for length in (*lengths, lengths[-1] + 1):
-        share = shares(mixture_of(text).mix(CANDIDATES, [99, *text[18 - length : 18]]))[19]
-        assert share == pytest.approx(WEIGHTS[min(length, lengths[-1])])
-    between = shares(mixture_of(text).mix(CANDIDATES, [99, *text[11:18]]))[19]
-    assert between == pytest.approx(WEIGHTS[5])
 
 
 def test_a_candidate_of_probability_0_is_dropped() -> None:

@@ -18,9 +18,9 @@ from moa_runtime.session.events import Cause, Decided, Faulted, Origin, RowsRece
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import RowsWork, ServerSession, Verify
-from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, chain, check_parents, depths
+from moa_runtime.session.tree import TreeError, accepted_path, chain, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from support.session.fixtures_pair import LIMITS, VOCAB, Pair, choice, decode, rows_of, wrong
+from support.session.fixtures_pair import LIMITS, VOCAB, Pair, choice, decode, rows_of
 
 PROMPT = [5, 6, 7]
 
@@ -46,16 +46,6 @@ def answered() -> Pair:
     return pair
 
 
-def pushing(position: int) -> Pair:
-    """A pair whose server has received the prompt and a credit up to ``position``."""
-    pair = asked(40)
-    pair.client.grant_credit(position)
-    pair.flush()
-    pair.deliver_up()
-    pair.deliver_up()
-    return pair
-
-
 def server_session() -> ServerSession:
     return ServerSession(LIMITS, VOCAB, [0])
 
@@ -70,19 +60,6 @@ def fault_of(answer: Verify | wire.ServerMessage | None) -> wire.Fault:
 
 
 # -- prompts, drafts and verdicts ------------------------------------------------------------------
-
-
-def test_a_tree_may_be_accepted_on_another_branch() -> None:
-    pair = answered()
-    right = decode(PROMPT, len(PROMPT) + 4)[-3:]
-    others = [wrong(token) for token in right]
-    tree = DraftTree((others[0], right[0], others[1], right[1]), (0, 0, 1, 2), (-0.1, -0.9, -0.2, -1.0))
-    pair.client.extend(others[:2], Origin.DRAFTED)
-    assert pair.client.propose(tree=tree)
-    pair.settle()
-    rolled_back, committed = pair.told[-2:]
-    assert rolled_back.tokens == tuple(others[:2])  # type: ignore[union-attr]
-    assert committed.origins == (Origin.DRAFTED, Origin.DRAFTED, Origin.CORRECTED)  # type: ignore[union-attr]
 
 
 def test_offline_text_is_verified_in_one_pass() -> None:
@@ -109,23 +86,6 @@ def test_a_restarted_server_gets_the_tokens_and_sends_no_row_twice() -> None:
     assert prompt.base_len == 0 and list(prompt.tokens) == pair.client.committed and prompt.rows_from == rows
     pair.settle()
     assert pair.client.rows == len(pair.client.committed) - 1
-
-
-def test_tokens_decided_while_disconnected_follow_the_welcome() -> None:
-    pair = answered()
-    pair.write(2, right=True)
-    pair.client.propose()
-    pair.flush()
-    pair.deliver_up()
-    pair.cut()  # the verdict is lost
-    pair.write(2, right=False, origin=Origin.OFFLINE)
-    passes = pair.server.passes
-    pair.connect()
-    pair.deliver_up()
-    assert len(pair.down) == 2
-    while pair.down:
-        pair.deliver_down()
-    assert pair.client.committed == decode(PROMPT, 7) and pair.server.passes == passes
 
 
 def test_a_late_fault_does_not_apply_to_the_next_prompt() -> None:
@@ -214,38 +174,6 @@ def test_credit_sent_with_the_prompt_costs_no_round_trip() -> None:
     assert not pair.client.answering and pair.client.credit == 0 and not pair.server.session.pushes
     causes = [event.cause for event in pair.events if isinstance(event, Decided)]
     assert causes == [Cause.ASKED] + [Cause.PUSHED] * 7 and pair.server.passes == 8
-
-
-def test_credit_survives_a_lost_connection() -> None:
-    pair = pushing(30)
-    pair.push(drafted=5)
-    pair.cut()
-    assert not pair.client.credit_open and pair.client.credit == 30
-    pair.connect()
-    pair.settle()
-    assert len(pair.client.committed) == 30
-
-
-def test_a_new_epoch_ends_the_credit() -> None:
-    for stop in (lambda pair: pair.client.cancel(), lambda pair: pair.client.keep(len(PROMPT), [3, 4])):
-        pair = pushing(30)
-        pair.push()
-        while pair.down:
-            pair.deliver_down()
-        stop(pair)
-        assert pair.client.credit == 0 and not pair.client.credit_open
-        pair.settle()
-        assert not pair.server.session.pushes
-
-
-def test_credit_is_granted_again_after_an_engine_failure() -> None:
-    pair = pushing(20)
-    pair.server.session.engine_failed()
-    pair.settle()
-    assert len(pair.client.committed) == len(PROMPT) + 1 and pair.client.credit_open
-    assert pair.client.resend()
-    pair.settle()
-    assert len(pair.client.committed) == 20
 
 
 # -- memory rows -----------------------------------------------------------------------------------

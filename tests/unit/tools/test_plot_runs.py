@@ -63,12 +63,6 @@ def test_what_cannot_be_read(make, expected: str, tmp_path: Path, capsys: pytest
     assert expected in message and "Traceback" not in message and message.count("\n") == 1
 
 
-def test_two_runs_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(write_log(tmp_path / "run", [1.5]))
-    assert main([run, run]) == 2
-    assert "two runs are called 'run'" in capsys.readouterr().err
-
-
 def _broken(folder: Path, text: str) -> Path:
     (folder / "log.jsonl").write_text(text)
     return folder
