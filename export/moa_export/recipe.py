@@ -6,9 +6,9 @@ A recipe says nothing about packing or runtimes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from moa_drafter.config import DrafterConfig, RivalConfig
 from moa_drafter.training.settings import read_mapping
@@ -198,12 +198,32 @@ def _with_part(recipe: Recipe, part: str, changed: Mapping[str, Any]) -> Recipe:
 
 def _from_config(config: Mapping[str, Any]) -> Recipe:
     recipe = preset(str(config.get("preset", DEFAULT_PRESET)))
-    try:
-        for part in _PARTS:
-            recipe = _with_part(recipe, part, config.get(part, {}))
-        recipe = replace(recipe, **{name: int(config[name]) for name in ("activation_bits", "top_k") if name in config})
-        if not config.keys().isdisjoint((*_PARTS, "activation_bits")):
-            recipe = replace(recipe, tolerance=default_tolerance(recipe))
-        return replace(recipe, tolerance=replace(recipe.tolerance, **config.get("tolerance", {})))
-    except (TypeError, ValueError) as error:
-        raise ExportError(f"the --config file describes no recipe: {error}", code="bad_recipe") from error
+    recipe = replace(recipe, **{part: _changed(getattr(recipe, part), part, config.get(part, {})) for part in _PARTS})
+    given = {name: config[name] for name in ("activation_bits", "top_k") if name in config}
+    recipe = _changed(recipe, "the recipe", given)
+    if recipe.activation_bits not in (8, 32):
+        raise ExportError(f"activation_bits must be 8 or 32, not {recipe.activation_bits}", code="unsupported_bits")
+    if recipe.top_k < 1:
+        raise ExportError(f"top_k must be at least 1, not {recipe.top_k}", code="bad_recipe")
+    if not config.keys().isdisjoint((*_PARTS, "activation_bits")):
+        recipe = replace(recipe, tolerance=default_tolerance(recipe))
+    return replace(recipe, tolerance=_changed(recipe.tolerance, "tolerance", config.get("tolerance", {})))
+
+
+_Part = TypeVar("_Part", Weights, Tolerance, Recipe)
+
+
+def _changed(part: _Part, name: str, given: Any) -> _Part:
+    """Return a part of a recipe with the values that a file gives; raise an ExportError if one is unusable."""
+    if not isinstance(given, Mapping):
+        raise ExportError(f"{name} in the --config file must hold keys and values, not {given!r}", code="bad_recipe")
+    known = [each.name for each in fields(part)]
+    for key, value in given.items():
+        if key not in known:
+            text = f"{name} in the --config file has an unknown key {key!r}: known are {', '.join(known)}"
+            raise ExportError(text, code="bad_recipe")
+        usual = getattr(part, key)
+        if type(value) is not type(usual) and not (type(value) is int and type(usual) is float):
+            kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(usual)]
+            raise ExportError(f"{key} in the --config file must be {kind}, not {value!r}", code="bad_recipe")
+    return replace(part, **given)

@@ -50,6 +50,9 @@ def test_a_file_may_set_the_tolerance(tmp_path: Path) -> None:
         ("linear: {widht: 5}", "bad_recipe"),
         ("linear: 5", "bad_recipe"),
         ("top_k: many", "bad_recipe"),
+        ("top_k: -1", "bad_recipe"),
+        ("activation_bits: 3", "unsupported_bits"),
+        ("tolerance: {tau_loss: some}", "bad_recipe"),
         ("preset: watch", "unknown_preset"),
     ],
 )
