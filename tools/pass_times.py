@@ -214,6 +214,7 @@ def load(name: str, file: Path, *, threads: int) -> Timed:
 
         torch.set_num_threads(threads)
         return OurPass(FusedLlama(load_target(str(file)), torch.float32))
+    from moa_server.engine.invariance import settle
     from moa_server.engine.onnx_pass import OnnxPass
 
     weights = GgufWeights(parts_of(file))
@@ -223,7 +224,9 @@ def load(name: str, file: Path, *, threads: int) -> Timed:
     if bits < weights.bits:
         raise MoaError(f"{file} has {weights.bits} bits: leave {name} out of --engines", code="no_engine")
     own = weights if bits == weights.bits else GgufWeights(parts_of(file), bits)
-    return OurPass(OnnxPass(own, threads=threads))
+    target_pass = OnnxPass(own, threads=threads)
+    settle(target_pass, f"{file.name}, {file.stat().st_size} bytes")  # and so whether single rows are padded
+    return OurPass(target_pass)
 
 
 class PartTimes:
