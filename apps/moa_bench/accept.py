@@ -35,6 +35,7 @@ from moa_bench.simulated_clock import Clock, Pace
 from moa_bench.target_answers import AnswerFile, Answers, ReplayEngine, rows_of, turn_messages, write_answers
 from moa_bench.transcript import show_answer
 from moa_drafter.config import CHECKPOINT_FOLDER
+from moa_drafter.drafter_weights import parameters_of
 from moa_drafter.pretrained import checkpoint_of, offered_names
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Budget
@@ -150,7 +151,7 @@ class Accept(Benchmark):
             ]
             return {**found[0], "skipped": results[0].skipped, "rivals": found[1:]}
 
-        measured = Measured(figures, _settings_for_json(args, settings, first.target), first.device.fingerprints)
+        measured = Measured(figures, _settings_for_json(args, settings, first), first.device.fingerprints)
         yield measured
         with options.recording(args, "device and verifier") as (timeline, _):
             for candidate, each in zip(candidates, results, strict=True):
@@ -282,10 +283,11 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     return AcceptSettings(draft_length, **rest, adaptive=adaptive, pace=pace)
 
 
-def _settings_for_json(args: argparse.Namespace, settings: AcceptSettings, target: str) -> dict[str, Any]:
+def _settings_for_json(args: argparse.Namespace, settings: AcceptSettings, first: Candidate) -> dict[str, Any]:
     return {
         **options.question_settings(args),
-        "target": target,
+        "target": first.target,
+        "dtype": first.engine.facts.dtype,
         "draft": args.draft,
         "pace_ms": settings.pace.in_ms() if settings.pace else None,
         "draft_length": None if settings.adaptive else settings.draft_length,
@@ -572,12 +574,13 @@ class Candidate:
         too, ``row_bytes`` the size of a token's memory row on the wire (int8).
         """
         drafter = self.engine.drafter
+        parameters, frozen = (0, 0) if drafter is None else parameters_of(drafter.config)
         return {
             "name": self.name,
             "architecture": drafter.config.architecture if drafter else self.name,
             "weights": self.weights,
-            "parameters": sum(tensor.numel() for tensor in drafter.parameters()) if drafter else 0,
-            "frozen_parameters": drafter.frozen_parameters if drafter else 0,
+            "parameters": parameters,
+            "frozen_parameters": frozen,
             "row_bytes": row_bytes(self.engine),
         }
 
@@ -603,10 +606,13 @@ def candidates_of(args: argparse.Namespace) -> list[Candidate]:
         device = device_of(bundle, args.backend, ngrams=args.ngrams, datastore=datastore)
         engine = engine_of(args)
         found = [Candidate("bundle", "bundle", bundle.manifest.target, device, engine)]
-        target, places = engine.target, against
+        target, places = load_target(model) if against else None, against
     else:
         if args.backend is not None:
             raise MoaError("--backend chooses among the graphs of a bundle: add --bundle", code="contradiction")
+        if args.dtype not in (None, "float32"):
+            text = "the target of a checkpoint computes in float32: add --bundle, or leave out --dtype"
+            raise MoaError(text, code="contradiction")
         first = place_of(args.drafter)
         if args.drafter is None:  # the default drafter is not measured twice
             against = [place for place in against if place != first]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_bench.simulated_clock import Clock, Pace
-from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.backends.load import load_backend, load_writer
@@ -35,6 +34,7 @@ from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine, new_sequence
 from moa_server.engine.baseline import BlockingEngine
+from moa_server.engine.dtypes import DTYPES
 from moa_server.sessions import job_of, take_rows, verdict_of
 
 if TYPE_CHECKING:  # these bring torch
@@ -73,13 +73,13 @@ def device_of(
 
 
 def engine_of(args: argparse.Namespace) -> LocalEngine:
-    """Load the engine that ``--model`` and ``--drafter`` name. Raises MoaError: a target or checkpoint that cannot be
-    found or read, or that do not fit together."""
-    # Imported late: this brings torch, and --help should answer at once.
+    """Load the engine that ``--model``, ``--drafter`` and ``--dtype`` name. Raises MoaError: a target or checkpoint
+    that cannot be found or read, or that do not fit together."""
+    # Imported late: --help should answer at once.
     from moa_drafter.target_source import DEFAULT_TARGET
-    from moa_server.engine.torch_engine import load_torch_engine
+    from moa_server.engine.load import load_local
 
-    return load_torch_engine(args.model or DEFAULT_TARGET, checkpoint_of(args.drafter))
+    return load_local(args.model or DEFAULT_TARGET, checkpoint_of(args.drafter), dtype=args.dtype or DTYPES[0])
 
 
 # -- drafters without a bundle ---------------------------------------------------------------------------
@@ -139,6 +139,7 @@ def drafting(
 ) -> Callable[[], MoaDrafter]:
     """Return a function that makes runtime drafters of a bound checkpoint; they share weights, not caches. ``ngrams``:
     mix with n-grams of the conversation and the datastore, see :class:`moa_runtime.drafters.ngram.NgramMixture`."""
+    from moa_drafter.architectures.registry import torch_backend_of
     from moa_export.recipe import Recipe
 
     backend = torch_backend_of(drafter, top_k=Recipe().top_k)  # candidates for each node of a tree, as in a bundle

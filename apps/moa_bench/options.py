@@ -80,7 +80,7 @@ def bundle_of(args: argparse.Namespace) -> Bundle:
 def add_target_options(
     parser: argparse.ArgumentParser, *, without_bundle: str = "a name also chooses the bundle, as in moa-chat"
 ) -> None:
-    """Add ``--model`` and ``--drafter``; ``without_bundle`` explains the latter if there is no ``--bundle``."""
+    """Add ``--model``, ``--drafter`` and ``--dtype``; ``without_bundle`` explains the second without ``--bundle``."""
     add = adder(parser)
     add("--model", "target: the built-in default, a folder, a GGUF file, or a Hub id")
     add(
@@ -88,13 +88,13 @@ def add_target_options(
         f"checkpoint of the server half: {', '.join(shipped_names())}, or a folder; without --bundle "
         f"{without_bundle} (default: {DEFAULT_DRAFTER})",
     )
+    add("--dtype", f"numbers of the target (default {DTYPES[0]}, see moa-serve)", choices=DTYPES)
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a verifier of the user's own, and the number type of one that is started here."""
+    """Add the options of a verifier of the user's own."""
     add = adder(parser)
     add("--server URL", "measure this verifier instead of starting one")
-    add("--dtype", f"numbers of the target (default {DTYPES[0]}, see moa-serve)", choices=DTYPES)
     add("--token", "its bearer token; safer in the variable MOA_TOKEN")
 
 

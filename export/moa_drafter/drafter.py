@@ -46,11 +46,6 @@ class Drafter(nn.Module):
         """The states that :meth:`rows` needs; an empty set if no rows are sent to the device."""
         return self.config.row_reads
 
-    @property
-    def frozen_parameters(self) -> int:
-        """Parameters of the target's layers that a drafting step runs, without embedding and head."""
-        return 0
-
     def bind_target(
         self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = (), logits: TargetLogits | None = None
     ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,17 @@ def shapes_of(config: DrafterConfig | RivalConfig) -> dict[str, Shape]:
     elif isinstance(config, IndependentConfig):
         layers = {f"layers.{n}": config.decoder for n in range(config.layers)}
     return shapes | {f"{name}.{part}": shape for name, dims in layers.items() for part, shape in _layer(dims).items()}
+
+
+def parameters_of(config: DrafterConfig | RivalConfig) -> tuple[int, int]:
+    """Return the numbers of parameters of a checkpoint, and of the target's layers that a drafting step runs."""
+    own = sum(math.prod(shape) for name, shape in shapes_of(config).items() if name != "draft_to_target")
+    frozen = 0
+    if isinstance(config, DrafterConfig) and not config.trained_target_layers:
+        frozen = config.target_layers
+    elif isinstance(config, EarlyExitConfig):
+        frozen = config.exit_layer
+    return own, frozen * sum(math.prod(shape) for shape in _layer(config.decoder).values())
 
 
 def _layer(dims: LayerDims) -> dict[str, Shape]:

@@ -60,11 +60,6 @@ class MoADrafter(Drafter):
         """Whether all layers of a step exist, frozen ones included."""
         return len(self.device_layers) == self.config.step_layers
 
-    @property
-    def frozen_parameters(self) -> int:
-        """See :attr:`Drafter.frozen_parameters`; 0 if the copies are trained."""
-        return sum(tensor.numel() for tensor in self.tail.buffers())
-
     def bind_target(
         self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = (), logits: TargetLogits | None = None
     ) -> None:

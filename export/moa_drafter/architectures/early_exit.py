@@ -52,11 +52,6 @@ class EarlyExitDrafter(TokenDrafter):
         self.below = frozen_layers(layers[:count], self.config.decoder, self.config.rms_norm_eps).to(self.embedding)
 
     @property
-    def frozen_parameters(self) -> int:
-        """See :attr:`Drafter.frozen_parameters`."""
-        return sum(tensor.numel() for tensor in self.below.buffers())
-
-    @property
     def device_layers(self) -> Sequence[DecoderLayer]:
         return [*self.below, self.exit]  # type: ignore[list-item]
 

@@ -457,6 +457,7 @@ def test_a_name_chooses_the_bundle_if_none_is_given(
         (["--drafter", "no-such-folder"], "no-such-folder"),
         (["--model", "no-such-model"], "no-such-model"),
         (["--backend", "onnx"], "[contradiction]"),
+        (["--dtype", "int4"], "[contradiction]"),
         (["--datastore", "no-such-file"], "no-such-file"),
         (["--against", str(shipped_checkpoint())], "target"),
     ],

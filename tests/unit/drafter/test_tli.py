@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound, load_checkpoint
 from moa_drafter.config import ConfigError, FitError, LayerDims, Reads, config_for_target
+from moa_drafter.drafter_weights import parameters_of
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
@@ -168,7 +169,8 @@ def test_a_row_grows_by_the_keys_and_values_of_each_layer(drafter):
     config = drafter.config
     assert config.kv_heads == 2 * (1 + config.target_layers)
     assert drafter.reads.kv_layers == (*config.lsa_layers, *range(4 - config.target_layers, 4))
-    assert drafter.frozen_parameters == sum(p.numel() for layer in drafter.tail for p in layer.buffers())
+    trained, frozen = (sum(each.numel() for each in parts) for parts in (drafter.parameters(), drafter.tail.buffers()))
+    assert parameters_of(config) == (trained, frozen)
 
 
 def test_what_an_older_version_wrote_opens_unless_it_has_first_layers(tiny_drafter, tmp_path):
