@@ -318,10 +318,11 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     title = f"ms, least of many unless it says median; processor threads: {found['threads']}"
     parts = [list(each.values()) for each in found["parts"]]
     memory = [[name, *map(held.get, _MEMORY)] for name, held in found["memory"].items()]
+    memory_title = "resident memory, MB; later engines may take what earlier ones have freed"
     return [
         Table(header, times, title=title),
         *([Table(["pass", *_TIMES], parts, title=f"parts of {first}, median ms")] if parts else []),
-        Table(["engine", "loaded", "longest context filled", "1,000 tokens"], memory, title="resident memory, MB"),
+        Table(["engine", "loaded", "longest context filled", "1,000 tokens"], memory, title=memory_title),
     ]
 
 
