@@ -209,3 +209,15 @@ def test_packed_rows_are_those_of_the_server_half(drafter, scaled, count, layers
         assert rows.start == span.start
         for half, wanted in zip((rows.keys, rows.values), expected, strict=True):
             np.testing.assert_allclose(half, wanted.numpy()[span.start - 40 :], atol=1e-4)
+
+
+def test_rows_of_other_architectures_need_no_graph(tiny_target, tmp_path):
+    eagle, alone = (
+        read_weights(make_tiny_rival(name, tiny_target, tmp_path / name)) for name in ("eagle", "independent")
+    )
+    last = np.arange(6 * 64, dtype=np.float32).reshape(6, 64)
+    [rows] = onnx_rows.onnx_rows(eagle).of([Span(SimpleNamespace(last=last), 2, 5)])
+    assert rows.start == 2 and rows.keys.shape == rows.values.shape == (3, *eagle.config.row_shape)
+    both = np.concatenate([half.reshape(3, -1) for half in (rows.keys, rows.values)], axis=1)
+    np.testing.assert_array_equal(both, last[2:5])
+    assert onnx_rows.onnx_rows(alone) is None
