@@ -1,4 +1,4 @@
-"""Reading GGUF files: metadata, and the blocks of their tensors (format: ggml, docs/gguf.md; versions 2 and 3)."""
+"""Reading GGUF files: metadata, and the blocks of their tensors (the format of ggml, versions 2 and 3)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_options_of_a_replica_are_those_of_moa_serve():
     [
         ({"modle": "x"}, "bad_option", "--modle=x"),
         ({"threads": "two"}, "bad_option", "'two'"),
-        ({"dtype": "int4"}, "bad_option", "'int4'"),
+        ({"dtype": "int3"}, "bad_option", "'int3'"),
         ({"port": 1}, "not_for_replicas", "port"),
         ({"tls-cert": "c.pem"}, "not_for_replicas", "tls-cert"),
         ({"web": True}, "not_for_replicas", "web"),
