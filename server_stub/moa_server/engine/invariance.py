@@ -33,7 +33,8 @@ _TOKENS, _CHUNK = 620, 512
 #: Sizes of pieces, over and over, and where trees hang: at both sides of a block's edge.
 _PIECES = (1, 2, 3, 4, 5, 7, 1, 8, 12, 16, 30, 64, 1, 100)
 _TREES = (5, 60, 64, 127, 190, 560)
-_TREE_SIZE = 62
+#: Nodes of a tree, and of the largest ones that our attention computes equally.
+_TREE_SIZE, _WIDE_TREE_SIZE = 62, 400
 #: Rows that products may have to be padded to a multiple of.
 _PADDINGS = (1, 2, 4, 8)
 
@@ -74,7 +75,7 @@ def settle(target: OnnxPass, fingerprint: str) -> None:
 
 def _holds(target: OnnxPass, multiple: int) -> bool:
     target.row_multiple = multiple
-    return is_invariant(target, target.spec.vocab_size, target.spec.max_context)
+    return is_invariant(target, target.spec.vocab_size, target.spec.max_context, (_TREE_SIZE, _WIDE_TREE_SIZE))
 
 
 def _processor() -> str:
@@ -119,12 +120,13 @@ def products_are_exact(bits: int) -> bool:
     return bool(np.allclose(session.run(None, {"x": rows})[0], rows @ matrix.dense().T, rtol=1e-3))
 
 
-def is_invariant(whole: Any, vocab_size: int, context: int) -> bool:
+def is_invariant(whole: Any, vocab_size: int, context: int, tree_sizes: Sequence[int] = (_TREE_SIZE,)) -> bool:
     """Run a text in large chunks, in small pieces beside another sequence, and in trees: are all states equal?
 
     Args:
         whole: a :class:`moa_server.engine.target_pass.TargetPass` with ``first_layers``, which are tried.
         context: positions that the target was made for.
+        tree_sizes: nodes of the trees.
     """
     short = whole.first_layers(_LAYERS)
     rng = random.Random(4)
@@ -135,7 +137,12 @@ def is_invariant(whole: Any, vocab_size: int, context: int) -> bool:
     logits = _logits(short, chunks[0][:70])
     return (
         _same_in_pieces(short, text, cache, states)
-        and all(_same_in_tree(short, text, at, cache, states, rng) for at in _TREES if at < len(text))
+        and all(
+            _same_in_tree(short, text, at, size, cache, states, rng)
+            for at in _TREES
+            for size in tree_sizes
+            if at < len(text)
+        )
         and all(np.array_equal(_logits(short, chunks[0][at:end]), logits[at:end]) for at, end in _cut(len(logits)))
     )
 
@@ -168,14 +175,14 @@ def _cut(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _same_in_tree(
-    short: TargetPass, text: Sequence[int], at: int, cache: Cache, states: Float32, rng: random.Random
+    short: TargetPass, text: Sequence[int], at: int, size: int, cache: Cache, states: Float32, rng: random.Random
 ) -> bool:
     """Compare a tree after the first ``at`` tokens that has the text itself as a path."""
-    cache = cache.resized(at + _TREE_SIZE, at)
+    cache = cache.resized(at + size, at)
     right = text[at : at + 20]
-    spine = sorted(rng.sample(range(_TREE_SIZE), len(right)))
-    tokens = [rng.choice(text) for _ in range(_TREE_SIZE)]
-    parents = [rng.randint(0, index) for index in range(_TREE_SIZE)]
+    spine = sorted(rng.sample(range(size), len(right)))
+    tokens = [rng.choice(text) for _ in range(size)]
+    parents = [rng.randint(0, index) for index in range(size)]
     node = 0
     for index, token in zip(spine, right, strict=True):
         tokens[index], parents[index], node = token, node, index + 1

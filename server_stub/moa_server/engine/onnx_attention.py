@@ -8,6 +8,8 @@ are given, so the same token would get other bits in a larger draft, another chu
 * The nodes of a tree lie in the slots after the prefix in the order they were sent, so that siblings push one another
   away from the slot that equals their position. Their block is therefore multiplied in one piece as wide as the tree,
   once for each block of positions, with the keys of other positions masked.
+* Libraries add one key after the other up to some width only, which is larger for narrow products. Wide trees are
+  therefore multiplied with a few columns of the values at a time.
 * The normaliser is a product of the weights with ones, and so is added in the same order.
 
 Products of a single row take another way in libraries, so there are at least two. That all this holds on a given
@@ -36,8 +38,10 @@ from moa_server.engine.target_pass import BLOCK, Piece, rounded_up
 TILE = 64
 #: From this many blocks of keys times rows (and 16 for reading the keys) on, several threads are quicker for one tile.
 _WORTH_THREADS = 1024
-#: Columns of the ones; a product with a single column takes another way.
-_ONES = 16
+#: Columns of the ones, and of the values of wide trees; a product with a single column takes another way.
+_COLUMNS = 16
+#: Blocks of a tree that is not wide: 128 keys are added one after the other for any columns, 1,024 for 16 columns.
+_NARROW = 2
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class OnnxAttention:
 
     def __init__(self, kind: AttentionKind, dtype: type[np.floating[Any]]) -> None:
         self._kind, self._dtype = kind, dtype
-        self._sessions: dict[tuple[bool, bool, int], ort.InferenceSession] = {}
+        self._sessions: dict[tuple[int, bool, int], ort.InferenceSession] = {}
 
     def bound(self, tile: Tile, queries: Float32, mixed: Float32, threads: int) -> BoundAttention:
         """Prepare a tile for all layers of a pass.
@@ -161,16 +165,16 @@ class OnnxAttention:
         kind = self._kind
         work = len(tile.blocks) * kind.kv_heads * (tile.count * kind.per_kv + 16)
         threads = threads if work >= _WORTH_THREADS else 1
-        form = tile.chosen is not None, tile.count * kind.per_kv == 1, threads
+        form = min(tile.tail, _NARROW + 1), tile.count * kind.per_kv == 1, threads
         if form not in self._sessions:
             self._sessions[form] = self._session(*form)
         bias = np.tile(tile.bias, (1, 1, kind.per_kv, 1))
         return BoundAttention(self._sessions[form], tile, bias, queries, mixed)
 
-    def _session(self, tree: bool, single: bool, threads: int) -> ort.InferenceSession:
+    def _session(self, tail: int, single: bool, threads: int) -> ort.InferenceSession:
         """
         Args:
-            tree: whether the last blocks hold a tree.
+            tail: last blocks that hold a tree, if any.
             single: whether products would have a single row, which is then taken twice.
         """
         kind, graph = self._kind, GraphBuilder()
@@ -186,9 +190,9 @@ class OnnxAttention:
         scores = graph.op("Add", scores, "bias")
         peak = graph.op("ReduceMax", scores, integers(0, 3), keepdims=1)
         weights = graph.op("Exp", graph.op("Sub", scores, peak))
-        ones = graph.constant(np.ones((BLOCK, _ONES), np.float32))
-        if tree:
-            mixed, total = self._tree(graph, weights, values, ones)
+        ones = graph.constant(np.ones((BLOCK, _COLUMNS), np.float32))
+        if tail:
+            mixed, total = self._tree(graph, weights, values, ones, wide=tail > _NARROW)
         else:
             mixed, total = graph.op("MatMul", weights, values), graph.op("MatMul", weights, ones)
         mixed, total = (graph.op("ReduceSum", each, integers(0), keepdims=0) for each in (mixed, total))
@@ -204,12 +208,12 @@ class OnnxAttention:
             "values": (self._dtype, ["blocks", kv, BLOCK, size]),
             "bias": (np.float32, ["blocks", 1, "rows", BLOCK]),
         }
-        if tree:
+        if tail:
             inputs |= {"parts": (np.int64, [2]), "chosen": (np.float32, ["positions", 1, 1, "tail"])}
-            inputs |= {"tail_ones": (np.float32, ["tail", _ONES])}
+            inputs |= {"tail_ones": (np.float32, ["tail", _COLUMNS])}
         return graph.session(inputs, {"mixed": (np.float32, ["n", kv * per_kv * size])}, session_options(threads))
 
-    def _tree(self, graph: GraphBuilder, weights: str, values: str, ones: str) -> tuple[str, str]:
+    def _tree(self, graph: GraphBuilder, weights: str, values: str, ones: str, *, wide: bool) -> tuple[str, str]:
         """Products of each block before the tree, and of the tree's blocks with the keys of each block of positions."""
         kv, size, integers = self._kind.kv_heads, self._kind.head_dim, graph.integers
         before, tail = graph.ops("Split", weights, "parts", outputs=2, axis=0)
@@ -218,7 +222,15 @@ class OnnxAttention:
         tail = graph.op("Mul", graph.op("Reshape", tail, integers(0, 0, -1)), "chosen")
         values_tail = graph.op("Transpose", values_tail, perm=[1, 0, 2, 3])
         values_tail = graph.op("Reshape", values_tail, integers(1, kv, -1, size))
-        mixed = graph.op("MatMul", before, values_before), graph.op("MatMul", tail, values_tail)
+        if wide and size % _COLUMNS == 0:
+            values_tail = graph.op("Reshape", values_tail, integers(kv, -1, size // _COLUMNS, _COLUMNS))
+            values_tail = graph.op("Transpose", values_tail, perm=[0, 2, 1, 3])
+            columns = graph.op("MatMul", graph.op("Unsqueeze", tail, integers(2)), values_tail)
+            columns = graph.op("Transpose", columns, perm=[0, 1, 3, 2, 4])
+            mixed_tail = graph.op("Reshape", columns, integers(0, kv, -1, size))
+        else:
+            mixed_tail = graph.op("MatMul", tail, values_tail)
+        mixed = graph.op("MatMul", before, values_before), mixed_tail
         total = graph.op("MatMul", before, ones), graph.op("MatMul", tail, "tail_ones")
         return graph.op("Concat", *mixed, axis=0), graph.op("Concat", *total, axis=0)
 
@@ -234,7 +246,7 @@ class BoundAttention:
         if tile.chosen is not None:
             given["parts"] = np.array([len(tile.blocks) - tile.tail, tile.tail])
             given["chosen"] = tile.chosen
-            given["tail_ones"] = np.ones((tile.tail * BLOCK, _ONES), np.float32)
+            given["tail_ones"] = np.ones((tile.tail * BLOCK, _COLUMNS), np.float32)
         self._binding, self._run, self._given = session.io_binding(), session.run_with_iobinding, given
         for name, array in given.items():
             self._binding.bind_ortvalue_input(name, handle(array))

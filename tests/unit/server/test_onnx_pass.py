@@ -19,7 +19,7 @@ _TEXT = [(7919 * index) % 61 for index in range(200)]
 _LAYERS = {
     "grouped": (_LAYER, _LAYER),
     "window": (replace(_LAYER, window=70), replace(_LAYER, attention_cap=5.0)),
-    "single query head": (replace(_LAYER, heads=2), replace(_LAYER, heads=2, rotary=None)),
+    "single query head": (replace(_LAYER, heads=2, head_dim=128), replace(_LAYER, heads=2, head_dim=128, rotary=None)),
 }
 _WEIGHTS = [(4, True, "grouped"), (4, False, "window"), (8, False, "single query head"), (32, False, "grouped")]
 
@@ -28,7 +28,7 @@ _WEIGHTS = [(4, True, "grouped"), (4, False, "window"), (8, False, "single query
 def onnx_pass(request) -> OnnxPass:
     bits, offsets, layers = request.param
     spec = DecoderSpec(64, 128, 1e-5, _LAYERS[layers], 512)
-    return OnnxPass(RandomWeights(spec, bits, offsets), threads=2, keep_last=True)
+    return OnnxPass(RandomWeights(spec, bits, offsets), threads=1 + (bits == 8), keep_last=True)
 
 
 def test_rows_do_not_depend_on_pieces_and_neighbours(onnx_pass: OnnxPass) -> None:
@@ -47,16 +47,18 @@ def test_rows_do_not_depend_on_pieces_and_neighbours(onnx_pass: OnnxPass) -> Non
     assert np.array_equal(np.concatenate([onnx_pass.logits([row[None]]) for row in expected[:5]]), logits[:5])
 
 
-@pytest.mark.parametrize("at", [3, 62, 100])
-def test_the_right_path_of_a_tree_is_that_of_a_chain(onnx_pass: OnnxPass, at: int) -> None:
+@pytest.mark.parametrize(("at", "more"), [(3, 0), (62, 0), (100, 0), (62, 150)])
+def test_the_right_path_of_a_tree_is_that_of_a_chain(onnx_pass: OnnxPass, at: int, more: int) -> None:
     whole = onnx_pass.new_cache(len(_TEXT))
     expected, _ = onnx_pass.forward([Piece(whole, 0, _TEXT)])
-    tree = whole.resized(at + 8, at)
+    tree = whole.resized(at + more + 8, at)
     wrong, right = _TEXT[0], _TEXT[at : at + 5]
-    nodes, parents = [wrong, right[0], wrong, right[1], right[2], wrong], [0, 0, 1, 2, 4, 4]
+    nodes = [wrong, right[0], *[wrong] * more, wrong, right[1], right[2], wrong]
+    parents, last = [0, 0, *[2] * more, 1, 2, 4 + more, 4 + more], 4 + more
     hidden, _ = onnx_pass.forward([Piece(tree, at, (), nodes, parents)])
-    assert np.array_equal(hidden[[1, 3, 4]], expected[at : at + 3])
-    tree.keep(at, [1, 3, 4])
+    path = [1, last - 1, last]
+    assert np.array_equal(hidden[path], expected[at : at + 3])
+    tree.keep(at, path)
     assert np.array_equal(tree.read([0, 1], 0, at + 3), whole.read([0, 1], 0, at + 3))
     assert np.array_equal(onnx_pass.forward([Piece(tree, at + 3, right[3:])])[0], expected[at + 3 : at + 5])
 
