@@ -16,6 +16,7 @@ from moa_bench.html_page import render
 from moa_bench.result import result_of
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.paths import resolved
 
 INTERRUPTED = "interrupted before everything was measured"
 #: Options that name a file to write, as far as a command has them.
@@ -91,7 +92,7 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def _check_output(option: str, path: Path, args: argparse.Namespace) -> None:
-    place = path.resolve()  # keeps a link to a file that is not there yet
+    place = resolved(path)  # keeps a link to a file that is not there yet
     fresh = not place.exists()
     place.open("ab").close()
     try:

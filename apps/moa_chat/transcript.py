@@ -55,11 +55,11 @@ def save_conversation(
     question = next((message["content"] for message in messages if message["role"] == "user"), None)
     if question is None:
         raise MoaError("there is nothing to save yet", code="empty")
-    if path.exists() and not may_overwrite(path):
-        return None
     title = " ".join(question.split())
     text = FORMATS[path.suffix](title if len(title) <= _TITLE_LENGTH else f"{title[:_TITLE_LENGTH]}...", messages)
     try:
+        if path.exists() and not may_overwrite(path):
+            return None
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise MoaError(f"cannot write {path}: {error.strerror}", code="cannot_write") from error

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from moa_runtime.paths import resolved
+
 if sys.platform == "win32":
     import msvcrt
 else:
@@ -44,7 +46,7 @@ def lock(file: IO[bytes]) -> None:
 def replace_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Replace the content of a file with ``parts`` and sync it to disk. Programs that do so at once wait for each
     other, up to ten seconds. A link is followed. If it raises OSError, the old content stays, and nothing else."""
-    path = path.resolve()
+    path = resolved(path)
     unfinished = _unfinished(path)
     with _alone(unfinished) as file:
         try:

@@ -19,7 +19,7 @@ from moa_runtime.bundle import Fingerprints, checked_count
 from moa_runtime.conversation import Unconfirmed, checked_marks, checked_turn, mark_from_json
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.events import FinishReason, Origin, Statistics
-from moa_runtime.paths import expanded, free_name
+from moa_runtime.paths import expanded, free_name, resolved
 from moa_runtime.session.client import ClientSession
 from moa_runtime.transport import checked_session_id, new_session_id
 
@@ -278,7 +278,7 @@ class ChatStore:
 
     def __init__(self, path: str | Path) -> None:
         try:
-            self.path = expanded(path).resolve()  # through links, so that a chat has one lock
+            self.path = resolved(expanded(path))  # through links, so that a chat has one lock
             if self.path.is_dir():
                 text = f"a chat is kept in a file, and {self.path} is a folder: name a file in it"
                 raise StoreError(text, code="not_a_file")

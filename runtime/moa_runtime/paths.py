@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from datetime import datetime
@@ -13,6 +14,14 @@ from moa_runtime.options import DrafterName, drafter_option
 def expanded(path: Path | str) -> Path:
     """Expand ``~``; that of an unknown user stays as it is, as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises there
+
+
+def resolved(path: Path) -> Path:
+    """Return the absolute path without links; raise OSError if the links form a circle."""
+    try:
+        return path.resolve()
+    except RuntimeError as error:  # before Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
 
 
 def cache_dir() -> Path:

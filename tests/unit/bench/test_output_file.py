@@ -22,10 +22,11 @@ def check(*argv: object) -> None:
 
 
 @pytest.mark.parametrize("option", ["--timeline", "--plot", "--html"])
-@pytest.mark.parametrize("name", ["nowhere/out.svg", "file/out.svg", "folder.svg", "x" * 300 + ".svg"])
+@pytest.mark.parametrize("name", ["nowhere/out.svg", "file/out.svg", "folder.svg", "x" * 300 + ".svg", "circle.svg"])
 def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path, option: str, name: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.svg").mkdir()
+    (tmp_path / "circle.svg").symlink_to(tmp_path / "circle.svg")
     with refused("not_writable") as caught:
         check(option, tmp_path / name)
     assert f"{option} {tmp_path / name}" in str(caught.value)

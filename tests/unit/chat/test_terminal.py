@@ -243,15 +243,26 @@ def test_an_answer_is_written_again_and_earlier_marks_stay():
 def test_a_conversation_is_saved(tmp_path):
     chat = FakeChat([finished("Paris.")])
     markdown, data = tmp_path / "talk.md", tmp_path / "talk.json"
-    saves = (markdown, data, data, "n", markdown, "yes", tmp_path / "talk.txt", "", tmp_path / "nowhere" / "talk.md")
+    saves = (
+        markdown,
+        data,
+        data,
+        "n",
+        markdown,
+        "yes",
+        tmp_path / "talk.txt",
+        "",
+        tmp_path / "nowhere" / "talk.md",
+        "x" * 300 + ".md",
+    )
     typed = [name if name in ("n", "yes") else f"/save {name}" for name in saves]
     lines = Lines(f"/save {markdown}", "France?", *typed)
     out = talk(chat, lines)
     assert out.count(strings.SAVED.format(markdown)) == 2 and "Paris." in markdown.read_text()
     assert json.loads(data.read_text())["title"] == "France?"
     assert lines.prompts[5] == strings.MAY_OVERWRITE.format(data) and strings.NOT_SAVED in out
-    # Nothing to save yet, another ending, no name, and no such folder.
-    assert out.count("error: ") == 4 and all(name in out for name in (".md or .json", "/save FILE", "No such file"))
+    # Nothing to save yet, another ending, no name, no such folder, and too long a name.
+    assert out.count("error: ") == 5 and all(name in out for name in (".md or .json", "/save FILE", "No such file"))
 
 
 @pytest.mark.parametrize("keeps", [True, False])

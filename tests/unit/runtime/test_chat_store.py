@@ -106,6 +106,9 @@ def test_a_path_that_can_be_no_file_is_refused(tmp_path: Path) -> None:
     with refused("path_refused", StoreError):
         ChatStore(tmp_path / "file" / "chat.json")
     if os.name != "nt":
+        (tmp_path / "circle").symlink_to(tmp_path / "circle")
+        with refused("path_refused", StoreError):
+            ChatStore(tmp_path / "circle" / "chat.json")
         os.mkfifo(tmp_path / "pipe.json")
         with refused("not_a_file", StoreError):
             ChatStore(tmp_path / "pipe.json")
