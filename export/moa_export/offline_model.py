@@ -177,7 +177,11 @@ def _source(model: str, target: Target, recordings: Sequence[Recording], progres
                 "a model of the target's family, or none",
                 code="other_tokenizer",
             )
-        return source, loss_of(source, recordings) if recordings else 0.0
+        if not recordings:
+            return source, 0.0
+        if source is target:
+            return source, float(np.mean([loss for recording in recordings for loss in recording.losses]))
+        return source, loss_of(source, recordings)
 
 
 def _prove(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from moa_drafter.checkpoint import DeviceDrafter
+from moa_drafter.config import Reads
 from moa_drafter.drafter import TokenDrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
@@ -35,25 +36,29 @@ class Recording:
         tokens: prompt and answer.
         prompt: how many of them come before the answer.
         keys, values: memory rows of all tokens, ``[n, kv_heads, head_dim]``; of none where the drafter reads none.
+        losses: the target's, of each token of the answer (nats).
     """
 
     tokens: list[int]
     prompt: int
     keys: Float32
     values: Float32
+    losses: Sequence[float] = ()
 
 
 @torch.no_grad()
 def record(target: Target, drafter: DeviceDrafter, questions: Sequence[str]) -> list[Recording]:
     """Let the target answer, and make memory rows of the conversations."""
-    recordings = []
+    recordings, logits_of = [], target.logits
     keys = values = np.zeros((0, drafter.config.kv_heads, drafter.config.decoder.head_dim), np.float32)
     for prompt, answer in _conversations(target, questions):
         tokens = prompt + answer
+        states = target_states(target, tokens, Reads() if isinstance(drafter, TokenDrafter) else drafter.row_reads)
+        logits = logits_of(states.last[len(prompt) - 1 : -1]).float()
+        losses = torch.nn.functional.cross_entropy(logits, torch.tensor(answer, device=logits.device), reduction="none")
         if not isinstance(drafter, TokenDrafter):
-            states = target_states(target, tokens, drafter.row_reads)
             keys, values = (rows.numpy() for rows in drafter.memory_rows(states.kv.float(), torch.arange(len(tokens))))
-        recordings.append(Recording(tokens, len(prompt), keys, values))
+        recordings.append(Recording(tokens, len(prompt), keys, values, losses.tolist()))
     return recordings
 
 

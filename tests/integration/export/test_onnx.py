@@ -23,10 +23,10 @@ from moa_drafter.config import LayerDims
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, load_target
 from moa_export.cli import main
-from moa_export.offline_model import NONE, TARGET, WRITER, WriterSettings, make_writer, model_of
+from moa_export.offline_model import NONE, TARGET, WRITER, WriterSettings, loss_of, make_writer, model_of
 from moa_export.progress import Progress
 from moa_export.recipe import PRESETS, Recipe, Weights
-from moa_export.recordings import Recording
+from moa_export.recordings import Recording, record
 from moa_export.targets import target_of
 from moa_export.targets.base import TargetOptions
 from moa_export.targets.onnx import GRAPH_FILE, WRITER_FILE, OnnxTarget, capture, export_writer
@@ -311,6 +311,13 @@ def test_a_writer_that_no_file_or_operator_holds_is_refused(tiny_target, tmp_pat
     weights.weights._spec = dataclasses.replace(weights.spec, **change, **size)
     with refused(code):
         export_writer(weights, tmp_path)
+
+
+def test_what_is_recorded_has_the_loss_of_the_target(target, drafter):
+    recordings = record(target, drafter, ["Who are you?"])
+    (recording,) = recordings
+    assert len(recording.losses) == len(recording.tokens) - recording.prompt
+    assert np.mean(recording.losses) == pytest.approx(loss_of(target, recordings), rel=1e-5)
 
 
 def test_a_model_with_another_tokenizer_is_refused(tiny_target, tiny_drafter, tmp_path, capsys):
