@@ -77,6 +77,8 @@ def _question(raw: Any) -> Question:
         raise ValueError("'category' must be a text")
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ValueError("'turns' must be a list of texts, at least one")
+    if any("\ud800" <= character <= "\udfff" for character in "".join([str(identity), category, *turns])):
+        raise ValueError("it has half of a character (a surrogate)")
     return Question(identity, MT_BENCH if category in MT_BENCH_CATEGORIES else category, tuple(turns))
 
 

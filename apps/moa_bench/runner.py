@@ -49,7 +49,8 @@ def run(benchmark: Benchmark, args: argparse.Namespace) -> int:
     if args.plot is not None:
         figure_of(benchmark, result).savefig(args.plot, dpi=150)
     if args.html is not None:
-        args.html.write_text(render(benchmark, result), encoding="utf-8")
+        page = render(benchmark, result)
+        args.html.write_text(page, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
     if not result["partial"]:
         return 0
     print(f"moa-bench: partial result: {result['problem']}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
@@ -157,7 +158,8 @@ def test_values_are_shown_as_they_were_given():
 def test_every_command_writes_the_page(tiny, questions, tmp_path):
     target, drafter, bundle, *_ = tiny
     page = tmp_path / "page.html"
-    where = ["--questions", questions, "--bundle", bundle, "--model", target, "--drafter", drafter, "--limit", "1"]
+    named = questions.rename(tmp_path / os.fsdecode(b"caf\xe9.jsonl"))
+    where = ["--questions", named, "--bundle", bundle, "--model", target, "--drafter", drafter, "--limit", "1"]
     words = ["offline", *where, "--after", "4", "--lengths", "4", "--html", page]
     assert main(list(map(str, words))) == 0
     shown = Page(page.read_text(encoding="utf-8"))

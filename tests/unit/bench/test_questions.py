@@ -42,6 +42,7 @@ def test_turns_and_tasks_are_read_up_to_the_limit(tmp_path):
         (line(turns=["a", 3]), "no_question", "'turns'"),
         (line(category=""), "no_question", "'category'"),
         ("[" * 100_000, "no_question", ""),
+        (line(turns=["\ud800"]), "no_question", ""),
         ('{"question_id": null, "category": "qa", "turns": ["a"]}', "no_question", "'question_id'"),
     ],
 )
