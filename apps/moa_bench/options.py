@@ -20,7 +20,7 @@ from moa_runtime.options import DEFAULT_DRAFTER, draft_length_of
 from moa_runtime.session.events import Sampling
 from moa_runtime.timeline import NO_TIMELINE, Timeline, read_sink, write_timeline
 from moa_runtime.transport import Endpoint
-from moa_server.settings import DTYPES
+from moa_server.engine.dtypes import DTYPES
 
 #: Types of options' values by their names in the help.
 _TYPES = {"N": int, "S": float, "MS": float, "FILE": Path, "DIR": Path}

@@ -67,7 +67,7 @@ class VerifierProgram:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._context = multiprocessing.get_context("forkserver")
-        preload = ["moa_server.cli", "moa_server.engine.torch_engine", "support.system.killed"]
+        preload = ["moa_server.cli", "moa_server.engine.onnx_engine", "support.system.killed"]
         self._context.set_forkserver_preload(preload)
         self.verifier = self._start(serve)
         self._decoded: dict[str, list[int]] = {}
