@@ -31,6 +31,8 @@ from moa_server.engine.target_pass import Piece, rounded_up
 
 #: Rows that the buffers of a pass hold at first.
 _FIRST_ROWS = 64
+#: Above that, rows are padded to a multiple of this: bindings are kept for each number of rows.
+_MANY = 8
 #: Threads that build the segments.
 _BUILDERS = 2
 
@@ -108,7 +110,7 @@ class OnnxPass:
             positions += [after - 1 + depth for depth in depths(piece.parents)]
             tokens += [*piece.chain, *piece.tree]
         count = len(tokens)
-        rows = rounded_up(count, self.row_multiple)
+        rows = rounded_up(count, self.row_multiple if count <= _FIRST_ROWS else max(self.row_multiple, _MANY))
         if rows > self._buffers.rows:
             self._buffers = self._new_buffers(rounded_up(rows, 256))
         buffers = self._buffers
