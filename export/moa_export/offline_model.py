@@ -88,7 +88,7 @@ def make_writer(
     """Write the graphs into ``folder``, and compare their perplexity of the target's answers with PyTorch's.
 
     Args:
-        recordings: the answers; none, and nothing is compared, and None for the bits is never 8 for what 4 lose.
+        recordings: the answers; none, and nothing is compared, and 4 bits are never found too few.
         web: whether the model is written for onnxruntime-web too, and ``npm`` may install that.
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 
@@ -29,11 +30,7 @@ class OnnxBackend(Backend):
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
         check_threads(threads)
         try:
-            self._session = ort.InferenceSession(
-                str(graph), session_options(threads), providers=["CPUExecutionProvider"]
-            )
-            inputs = {tensor.name: tensor.shape for tensor in self._session.get_inputs()}
-            outputs = {tensor.name: tensor.shape for tensor in self._session.get_outputs()}
+            self._session, inputs, outputs = load_session(graph, threads)
             _, heads, size = inputs["self_keys"]
             self.kv_shape, self.top_k = (int(heads), int(size)), int(outputs["top_tokens"][1])
             self.needs_a_row = "memory_keys" in inputs
@@ -47,6 +44,13 @@ class OnnxBackend(Backend):
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
         given = inputs.by_name() if self.needs_a_row else inputs.of_tokens()
         return StepResult(*self._session.run(_OUTPUTS, given))
+
+
+def load_session(graph: Path, threads: int) -> tuple[ort.InferenceSession, dict[str, Any], dict[str, Any]]:
+    """Load a graph; return its session, and the shapes of its inputs and outputs. Raises onnxruntime's errors."""
+    session = ort.InferenceSession(str(graph), session_options(threads), providers=["CPUExecutionProvider"])
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    return session, *({tensor.name: tensor.shape for tensor in tensors} for tensors in (inputs, outputs))
 
 
 def session_options(threads: int) -> ort.SessionOptions:

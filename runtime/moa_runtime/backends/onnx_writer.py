@@ -12,7 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult, check_threads
-from moa_runtime.backends.onnx import session_options
+from moa_runtime.backends.onnx import load_session
 from moa_runtime.errors import MoaError
 
 _CPU = "cpu", 0
@@ -35,13 +35,10 @@ class OnnxWriter(Backend):
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
         check_threads(threads)
         try:
-            self._session = ort.InferenceSession(
-                str(graph), session_options(threads), providers=["CPUExecutionProvider"]
-            )
-            inputs = {tensor.name: tensor.shape for tensor in self._session.get_inputs()}
-            outputs = {tensor.name: tensor.shape for tensor in self._session.get_outputs()}
+            self._session, inputs, outputs = load_session(graph, threads)
+            layers = sum(name.startswith("self_keys.") for name in inputs)
             #: Heads of each layer.
-            self._heads = [int(inputs[f"self_keys.{number}"][1]) for number in range(cached_layers(inputs))]
+            self._heads = [int(inputs[f"self_keys.{number}"][1]) for number in range(layers)]
             self.kv_shape = sum(self._heads), int(inputs["self_keys.0"][3])
             self.top_k = int(outputs["top_tokens"][1])
         except Exception as error:  # onnxruntime's errors share no public base class
@@ -82,11 +79,6 @@ class OnnxWriter(Backend):
                 start += heads
             self._bound = ref(keys), ref(values), binding
         return self._bound[2]
-
-
-def cached_layers(names: Any) -> int:
-    """Return how many layers have a cache of their own among a graph's inputs; 0 if all have one together."""
-    return sum(name.startswith("self_keys.") for name in names)
 
 
 def _bind(bind: Any, name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
