@@ -92,7 +92,7 @@ class GraphBuilder:
 
     # -- values
 
-    def constant(self, array: NDArray[Any], name: str | None = None) -> str:
+    def constant(self, array: NDArray[Any] | np.generic, name: str | None = None) -> str:
         """Add a constant; small equal ones are one, and so are large ones of the same memory."""
         array = np.ascontiguousarray(array)
         content = array.tobytes() if array.nbytes < _LARGE else array.ctypes.data.to_bytes(8, "little")
@@ -171,7 +171,7 @@ class GraphBuilder:
     def products(self, x: str, matrices: Sequence[Matrix], biases: Sequence[Float32] | None = None) -> list[str]:
         """Products with several matrices, as one if they have the same bits and groups."""
         if len({(matrix.bits, matrix.group) for matrix in matrices}) != 1:
-            each = biases or [None] * len(matrices)
+            each: Sequence[Float32 | None] = biases or [None] * len(matrices)
             return [self.product(x, matrix, bias) for matrix, bias in zip(matrices, each, strict=True)]
         whole = self.product(x, stacked(matrices), None if biases is None else np.concatenate(biases))
         return self.split(whole, *(matrix.outputs for matrix in matrices))
@@ -245,7 +245,7 @@ class GraphBuilder:
         """Rotate the heads of ``[rows, heads * size]``."""
         inputs = self.op("Unsqueeze", x, self.integers(0)), positions.indices, positions.cosines, positions.sines
         rotated = 2 * len(rotary.frequencies)
-        part = {} if rotated == size else {"rotary_embedding_dim": rotated}
+        part: dict[str, Any] = {} if rotated == size else {"rotary_embedding_dim": rotated}
         batch = self.op("RotaryEmbedding", *inputs, domain=CONTRIB, num_heads=heads, **part)
         return self.op("Squeeze", batch, self.integers(0))
 
@@ -356,7 +356,7 @@ class GraphBuilder:
         else:
             queries, keys, values = self.products(x, matrices, biases)
             both = self.op("Concat", queries, keys, axis=-1)
-        both = self.rotary(both, spec.heads + spec.kv_heads, spec.head_dim, spec.rotary, positions)
+        both = self.rotary(both, spec.heads + spec.kv_heads, spec.head_dim, rotary, positions)
         queries, keys = self.split(both, q.outputs, k.outputs)
         return queries, keys, values
 

@@ -23,9 +23,9 @@ class StoredBuilder(GraphBuilder):
         #: Values of large constants by place, shape and strides, and the constants, which keep their places.
         self._wide: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[str, NDArray[Any]]] = {}
 
-    def constant(self, array: NDArray[Any], name: str | None = None) -> str:
+    def constant(self, array: NDArray[Any] | np.generic, name: str | None = None) -> str:
         """See :meth:`moa_decoder.graph_builder.GraphBuilder.constant`."""
-        if array.dtype != np.float32 or array.size < _LARGE:
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.size < _LARGE:
             return super().constant(array, name)
         key = array.ctypes.data, array.shape, array.strides
         if key not in self._wide:
