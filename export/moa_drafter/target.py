@@ -18,7 +18,7 @@ from moa_decoder.checkpoint_weights import read_config
 from moa_decoder.errors import TargetError
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import longest_context, original_contexts
-from moa_drafter.target_facts import TargetFacts, recommended_sampling, target_fingerprint
+from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of, recommended_sampling, target_fingerprint
 from moa_drafter.target_folder import write_tensors
 from moa_drafter.target_source import DEFAULT_TARGET, quiet_transformers, reason_of, resolve_target
 from moa_runtime.bundle import RecommendedSampling
@@ -140,13 +140,24 @@ class TargetLogits:
         return 1.0 if abs(scale - 1) < 1e-3 else float(f"{scale:.4g}")
 
 
-def facts_of_transformers(folder: Path) -> TargetFacts:
-    """Read the facts of a target of any family that transformers knows, as
-    :func:`moa_drafter.target_facts.target_facts` does.
+def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
+    """Find a target, and check names and shapes of its weights without loading them; those of quantised checkpoints
+    are not checked, because an engine may read formats that transformers cannot.
 
     Raises:
-        TargetError: see :func:`load_target`.
+        TargetError: see :func:`moa_drafter.target_source.resolve_target`, :func:`moa_drafter.target_facts.facts_of` and
+            :func:`load_target`.
     """
+    folder = resolve_target(name)
+    try:
+        return facts_of(folder)
+    except TargetError as error:
+        if error.code not in UNDESCRIBED:
+            raise
+    return _facts_of_transformers(folder)
+
+
+def _facts_of_transformers(folder: Path) -> TargetFacts:
     quiet_transformers()
     from transformers import AutoTokenizer, GenerationConfig
 

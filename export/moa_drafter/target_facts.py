@@ -16,7 +16,7 @@ from moa_decoder.errors import TargetError
 from moa_decoder.gguf_weights import GgufWeights
 from moa_decoder.spec import DecoderSpec
 from moa_drafter.target_folder import gguf_of, weights_of
-from moa_drafter.target_source import DEFAULT_TARGET, builtin_of, resolve_target
+from moa_drafter.target_source import builtin_of
 from moa_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, RecommendedSampling
 
 _GENERATION = "generation_config.json"
@@ -58,27 +58,6 @@ class TargetFacts:
     def special_tokens(self) -> dict[str, str]:
         """Texts of special tokens by name, such as ``bos_token``, for the chat template."""
         return special_texts(self.folder)
-
-
-def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
-    """Find a target, and check names and shapes of its weights without loading them; those of quantised checkpoints
-    are not checked, because an engine may read formats that transformers cannot.
-
-    Raises:
-        TargetError: see :func:`moa_drafter.target_source.resolve_target`, :func:`facts_of` and
-            :func:`moa_drafter.target.load_target`.
-    """
-    folder = resolve_target(name)
-    try:
-        return facts_of(folder)
-    except TargetError as error:
-        if error.code not in UNDESCRIBED:
-            raise
-        try:
-            from moa_drafter.target import facts_of_transformers
-        except ImportError:
-            raise error from None
-    return facts_of_transformers(folder)
 
 
 def facts_of(folder: Path) -> TargetFacts:

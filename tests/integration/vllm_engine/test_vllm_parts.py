@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moa_drafter.target_facts import target_facts
+from moa_drafter.target import target_facts
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import EngineError, Outcome, StepRequest
 from moa_server.engine.vllm.engine import HeldSequence, Move, VllmEngine

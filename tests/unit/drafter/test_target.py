@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 from moa_decoder.errors import TargetError
 from moa_decoder.weight_faults import WEIGHTS_DIFFER
 from moa_drafter import target_source as module
-from moa_drafter.target import Target, load_target
-from moa_drafter.target_facts import facts_of, target_facts, target_fingerprint
+from moa_drafter.target import Target, load_target, target_facts
+from moa_drafter.target_facts import facts_of, target_fingerprint
 from moa_drafter.target_folder import gguf_of, weights_of
 from moa_drafter.target_source import (
     DEFAULT_TARGET,
@@ -487,9 +487,10 @@ def test_facts_need_neither_torch_nor_transformers(target, tiny_target, tmp_path
     (file,) = write_gguf(tiny_target, tmp_path / "tiny.gguf")
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'gguf', 'huggingface_hub')))\n"
-        "from moa_drafter.target_facts import target_facts\n"
+        "from moa_drafter.target_facts import facts_of\n"
+        "from moa_drafter.target_source import resolve_target\n"
         "for name in sys.argv[1:]:\n"
-        "    f = target_facts(name); config = f.config\n"
+        "    f = facts_of(resolve_target(name)); config = f.config\n"
         "    print([f.fingerprint, f.stop_tokens, f.recommended_sampling, f.chat_template, config.vocab_size,\n"
         "        config.max_position_embeddings, config.head_dim, config.num_key_value_heads, f.special_tokens])"
     )

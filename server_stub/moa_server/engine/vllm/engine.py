@@ -13,7 +13,8 @@ import torch
 
 from moa_drafter.config import Reads
 from moa_drafter.drafter import Drafter
-from moa_drafter.target_facts import TargetFacts, target_facts
+from moa_drafter.target import target_facts
+from moa_drafter.target_facts import TargetFacts
 from moa_drafter.target_folder import write_tensors
 from moa_runtime.session.tree import chain
 from moa_runtime.tokens import common_length
