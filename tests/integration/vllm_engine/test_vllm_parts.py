@@ -125,7 +125,11 @@ class ToyCore:
 
     def __init__(self, target, dtype, max_context, blocks, sequences) -> None:
         self.blocks, self.held, self.preempted = blocks, {}, random.Random(2)
-        self.lost, self.begin, self.close = (lambda name: name not in self.held), self.held.__setitem__, self.held.clear
+        self.lost, self.close = (lambda name: name not in self.held), self.held.clear
+        self.salts: dict[str, str] = {}
+
+    def begin(self, name, tokens, salt):
+        self.held[name], self.salts[name] = tokens, salt
 
     def table(self, name):
         return [0] * -(-len(self.held[name]) // BLOCK)
@@ -167,6 +171,8 @@ def verdict(text, draft):
 def test_any_schedule_of_steps_gives_the_choices_of_the_toy(monkeypatch, tiny_target):
     monkeypatch.setitem(sys.modules, "moa_server.engine.vllm.core", SimpleNamespace(VllmCore=ToyCore))
     engine = VllmEngine(target_facts(str(tiny_target)), max_context=128, cache_tokens=64)
+    for number, owner in {1: "ann", 2: "ann", 3: "bob"}.items():
+        engine.share(number, owner)
     rng, texts, evicted, preempted = random.Random(1), {number: [number] for number in range(1, 6)}, 0, 0
     for _ in range(150):
         requests = []
@@ -190,3 +196,6 @@ def test_any_schedule_of_steps_gives_the_choices_of_the_toy(monkeypatch, tiny_ta
         evicted += len(engine._held) < len(texts)
     assert evicted and preempted and engine.forwards and engine.cache_use[0] > 0
     engine.close()
+    salts = [{salt for name, salt in engine._core.salts.items() if name.startswith(f"{number}.")} for number in texts]
+    assert [len(each) for each in salts[:3]] == [1, 1, 1] and salts[0] == salts[1] != salts[2]
+    assert not set.intersection(salts[3], salts[4]), "a sequence without an owner shares nothing"
