@@ -72,7 +72,8 @@ class OnnxCache:
         block, place, chosen = slots // BLOCK, slots % BLOCK, np.array(layers, np.int64)[:, None]
         # Indices beside a slice put their axes first: [layers, n, kv_heads, head_dim].
         halves = self.keys[chosen, block, :, :, place], self.values[chosen, block, :, place]
-        flat = [half.astype(np.float32).reshape(len(layers), len(slots), -1) for half in halves]
+        flat_shape = len(layers), len(slots), self.shape.kv_heads * self.shape.head_dim
+        flat = [half.astype(np.float32).reshape(flat_shape) for half in halves]
         return np.ascontiguousarray(np.concatenate(flat, -1).transpose(1, 0, 2))
 
     def keep(self, start: int, path: Sequence[int]) -> None:

@@ -8,10 +8,11 @@ from gguf import GGMLQuantizationType
 
 from moa_decoder.gguf_weights import GgufWeights
 from moa_server.engine import rounding_loss
-from moa_server.engine.base import EngineError
+from moa_server.engine.base import EngineError, StepRequest
 from moa_server.engine.load import load_local
 from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
+from support.server.stepping import step
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,8 @@ def test_numbers_of_a_quantised_file_are_not_rounded_again(kind, own, tiny_targe
         taken = engine.weights.matrix(1, "gate")
         np.testing.assert_array_equal(taken.dense(), stored.dense())
         assert dtype == "float32" or np.array_equal(taken.stored, stored.stored)
+        rows = step(engine, StepRequest(1, range(9), rows_from=9)).rows  # all are there already
+        assert rows is not None and (rows.start, len(rows.keys)) == (9, 0)
         engine.close()
 
 
