@@ -25,6 +25,7 @@ _TEXT, _LIST = 8, 9
 _MOST_ENTRIES = 1 << 24
 _MOST_DIMENSIONS = 4
 _NAMED = 3
+_BAD_TEXT = "bad text"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -83,7 +84,10 @@ class Texts:
     def read(self) -> list[str]:
         """Return the texts. Raises TargetError (``damaged``) if one is no UTF-8."""
         cursor = _Cursor(self.file, self.start)
-        return [cursor.text() for _ in range(self.count)]
+        try:
+            return [cursor.text() for _ in range(self.count)]
+        except UnicodeDecodeError as error:
+            raise self.file.damaged(_BAD_TEXT) from error
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ class GgufFile:
         try:
             self._read_header()
         except (struct.error, UnicodeDecodeError) as error:
-            raise self.damaged("its header ends early" if isinstance(error, struct.error) else "bad text") from error
+            raise self.damaged("its header ends early" if isinstance(error, struct.error) else _BAD_TEXT) from error
 
     def damaged(self, why: str) -> TargetError:
         """Return the error for a file that breaks the format."""

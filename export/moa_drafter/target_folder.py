@@ -6,12 +6,14 @@ need a checkpoint's tensors call :func:`write_tensors` first.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib.util
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,8 +46,8 @@ _TOKENS = {name.removesuffix("_token") + "_token_id": f"tokenizer.ggml.{key}" fo
 
 
 def write_folder(parts: Sequence[Path], place: Path) -> None:
-    """Make the folder of a GGUF file; its parts are linked, or copied from another file system. A tokenizer that is not
-    described here is left to transformers, if that is installed.
+    """Make the folder of a GGUF file; its parts are copied. A tokenizer that is not described here is left to
+    transformers, if that is installed.
 
     Raises:
         TargetError: see :class:`moa_decoder.gguf_weights.GgufWeights` and
@@ -62,11 +64,8 @@ def write_folder(parts: Sequence[Path], place: Path) -> None:
     shape = {"architectures": [f"{_CLASSES[config['model_type']]}ForCausalLM"], "dtype": "float32"}
     # Some families have another padding if a file names none.
     _write_json(place / "config.json", {**config, **shape, **dict.fromkeys(_TOKENS), **ids})
-    for part in parts:
-        try:
-            os.link(part, place / part.name)
-        except OSError:
-            shutil.copyfile(part, place / part.name)
+    for part in parts:  # no links: a file that is fetched again in its place would change this one
+        shutil.copyfile(part, place / part.name)
 
 
 def _write_tokenizer(file: Path, weights: GgufWeights, place: Path) -> None:
@@ -90,6 +89,18 @@ def _write_tokenizer(file: Path, weights: GgufWeights, place: Path) -> None:
     template = weights.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         (place / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def room_in(place: Path) -> Iterator[None]:
+    """Raise TargetError (``disk_full``) if there is no room for what is written into a folder of the cache."""
+    try:
+        yield
+    except Exception as error:  # those of tokenizers and safetensors are no OSErrors
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        text = f"there is no room for the target in {place}: make some, or set MOA_EDGE_CACHE to a folder with more"
+        raise TargetError(text, code="disk_full") from error
 
 
 def gguf_of(folder: Path) -> list[Path]:
@@ -116,7 +127,7 @@ def write_tensors(folder: Path) -> None:
     """Dequantise a GGUF file in its folder as model.safetensors, once, for programs that need a checkpoint.
 
     Raises:
-        TargetError: ``scales_differ`` if the file scales rotary positions as no config.json can say.
+        TargetError: ``scales_differ`` if the file scales rotary positions as no config.json can say; ``disk_full``.
     """
     parts = gguf_of(folder)
     if not parts or (folder / _TENSORS).is_file():
@@ -133,7 +144,7 @@ def write_tensors(folder: Path) -> None:
                 "take the model's folder or Hub id",
                 code="scales_differ",
             )
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".tensors-") as scratch:
+        with room_in(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".tensors-") as scratch:
             made = Path(scratch) / _TENSORS
             save_file({name: numbers for name, _, numbers in weights.checkpoint()}, made, metadata={"format": "pt"})
             made.replace(folder / _TENSORS)  # one rename, so that no other process sees half of it

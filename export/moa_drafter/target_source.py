@@ -31,7 +31,7 @@ from moa_decoder.errors import TargetError
 from moa_decoder.gguf_file import parts_of
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import ropes
-from moa_drafter.target_folder import write_folder
+from moa_drafter.target_folder import room_in, write_folder
 from moa_runtime.bundle import RecommendedSampling, sha256_of
 from moa_runtime.paths import cache_dir, expanded
 
@@ -130,7 +130,7 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
         if not (place / _MADE).is_file():
             print(f"the target {name} is made ready, once, in {place}", file=sys.stderr, flush=True)
             shutil.rmtree(place, ignore_errors=True)
-            with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch:
+            with room_in(place.parent), tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch:
                 made = Path(scratch) / "model"
                 make(made)
                 (made / _MADE).touch()

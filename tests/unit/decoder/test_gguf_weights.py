@@ -98,6 +98,10 @@ def test_weights_are_those_of_the_checkpoint(tiny_target, tmp_path):
     layer = weights.spec.layers[3]
     assert (layer.heads, layer.kv_heads, layer.head_dim, len(weights.spec.layers)) == (4, 2, 16, 4)
     assert weights.metadata["tokenizer.ggml.tokens"].read()[1] == "<|im_start|>"
+    other = tmp_path / "other.gguf"
+    other.write_bytes((tmp_path / "1.gguf").read_bytes().replace(b"<|im_start|>", b"\xff|im_start|>", 1))
+    with refused("damaged", TargetError):
+        GgufWeights([other]).metadata["tokenizer.ggml.tokens"].read()
     with refused("weights_differ", TargetError, "blk.0.attn_norm.weight"):
         GgufWeights(write_gguf(tiny_target, tmp_path / "less.gguf", change=lambda t: t.pop("blk.0.attn_norm.weight")))
 

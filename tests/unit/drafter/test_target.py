@@ -307,6 +307,20 @@ def test_a_gguf_file_gives_the_model_it_was_made_of(own_target, tmp_path, empty_
     assert capsys.readouterr().err.count(str(empty_cache)) == 1
     assert [file.name for file in gguf_of(made.folder)] == ([] if another == "field" else [part.name for part in parts])
     assert facts.fingerprint == made.fingerprint == target_fingerprint(own_target)
+    for part in parts:
+        part.write_bytes(b"another file")  # in its place, as downloads do
+    assert target_fingerprint(made.folder) == facts.fingerprint
+
+
+@pytest.mark.parametrize("writes", ["tokenizers.Tokenizer.save", "moa_drafter.target_folder.shutil.copyfile"])
+def test_a_full_disk_is_told(own_target, tmp_path, empty_cache, monkeypatch, writes):
+    def full(*arguments: object) -> None:
+        raise Exception("No space left on device (os error 28)")  # noqa: TRY002 - as tokenizers has it
+
+    monkeypatch.setattr(writes, full, raising=False)
+    with refused("disk_full", TargetError, str(empty_cache)):
+        resolve_target(str(write_gguf(own_target, tmp_path / "model.gguf")[0]))
+    assert not list((empty_cache / "targets").glob(".*"))
 
 
 def old_cache(file: Path, cache: Path) -> Path:
