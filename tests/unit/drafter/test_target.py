@@ -315,7 +315,7 @@ def test_a_gguf_file_gives_the_model_it_was_made_of(own_target, tmp_path, empty_
 @pytest.mark.parametrize("writes", ["tokenizers.Tokenizer.save", "moa_drafter.target_folder.shutil.copyfile"])
 def test_a_full_disk_is_told(own_target, tmp_path, empty_cache, monkeypatch, writes):
     def full(*arguments: object) -> None:
-        raise Exception("No space left on device (os error 28)")  # noqa: TRY002 - as tokenizers has it
+        raise Exception("No space left on device (os error 28)")  # as tokenizers has it
 
     monkeypatch.setattr(writes, full, raising=False)
     with refused("disk_full", TargetError, str(empty_cache)):
