@@ -52,13 +52,13 @@ class RequestState:
 
     def piece(self, part: list[int], draft: list[int]) -> Piece:
         """The next tokens of the prefix, and the draft or nothing, for a forward."""
-        cache, state, parents = self.state.cache, self.state, self.request.parents
+        cache, state, parents = self.state.cache, self.state, self.request.parents if draft else ()
         assert cache is not None
         if not parents or list(parents) == chain(len(draft)):
             return Piece(cache, len(state.tokens), part + draft)
         if len(part) == 1 and state.tokens:  # the tree's root: one tile of attention in the place of two
             return Piece(cache, len(state.tokens), (), part + draft, [0, *(1 + parent for parent in parents)])
-        return Piece(cache, len(state.tokens), part, draft, parents if draft else ())
+        return Piece(cache, len(state.tokens), part, draft, parents)
 
 
 #: Most tokens of prefill in one forward, and most memory rows computed at once; bounds the memory they take.

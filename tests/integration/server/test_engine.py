@@ -119,6 +119,15 @@ def test_rows_after_a_tree_path_are_those_of_the_committed_tokens(engine):
         assert_rows(engine, outcome.rows, tokens, start)
 
 
+def test_a_tree_without_room_waits_for_the_next_forward(engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "CHUNK", 6)
+    draft, parents = right_tree(engine)
+    number, before = new_sequence(), engine.forwards
+    step(engine, StepRequest(number, PROMPT[:-2]))
+    assert step(engine, StepRequest(number, PROMPT, draft, parents, Sampling())).path == (1, 3, 4)
+    assert engine.forwards == before + 4 + 2
+
+
 def test_rows_of_held_tokens_cost_no_forward_and_drop_nothing(engine):
     number = new_sequence()
     assert step(engine, StepRequest(number, PROMPT)).rows is None
