@@ -91,9 +91,9 @@ def _processor() -> str:
 def _kept(path: Path) -> int | None:
     try:
         multiple = json.loads(path.read_text(encoding="utf-8"))["row_multiple"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return multiple if multiple in (0, *_PADDINGS) else None
+    return multiple if type(multiple) is int and multiple in (0, *_PADDINGS) else None
 
 
 def _keep(path: Path, facts: dict[str, Any]) -> None:

@@ -83,9 +83,10 @@ def _measured(engine: LocalEngine, original: LocalEngine) -> float:
 
 def _kept(path: Path) -> float | None:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["perplexity_ratio"])
-    except (OSError, ValueError, KeyError, TypeError):
+        ratio = json.loads(path.read_text(encoding="utf-8"))["perplexity_ratio"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    return ratio if type(ratio) is float and 0 < ratio < math.inf else None
 
 
 def _keep(path: Path, ratio: float) -> None:

@@ -35,7 +35,7 @@ def test_numbers_of_a_quantised_file_are_not_rounded_again(kind, own, tiny_targe
         engine.close()
 
 
-def test_the_loss_by_rounding_is_measured_once_and_refused_if_large(tiny_target, monkeypatch):
+def test_the_loss_by_rounding_is_measured_once_and_refused_if_large(tiny_target, tmp_path, monkeypatch):
     measured = []
 
     def lossy(engine, original):
@@ -50,3 +50,8 @@ def test_the_loss_by_rounding_is_measured_once_and_refused_if_large(tiny_target,
             load_local(str(tiny_target), None, dtype="int4", threads=1)
     load_local(str(tiny_target), None, dtype="int4", threads=1, accept_rounding=True).close()
     assert measured == [("int4", "float32")]
+    [kept] = (tmp_path / "cache" / "rounding").glob("*-int4-*")
+    for damaged in ("[" * 100_000, '{"perplexity_ratio": -1.0}', '{"perplexity_ratio": 1' + "0" * 400 + "}"):
+        kept.write_text(damaged)
+        with refused("rounding_loss", EngineError):
+            load_local(str(tiny_target), None, dtype="int4", threads=1)

@@ -73,6 +73,12 @@ def test_equality_is_tried_once(onnx_pass: OnnxPass, tmp_path: Path, monkeypatch
     monkeypatch.setattr(invariance, "is_invariant", lambda *_: pytest.fail("it was tried again"))
     invariance.settle(onnx_pass, "a model")
     assert onnx_pass.batch_invariant
+    [kept] = (tmp_path / "invariance").iterdir()
+    for damaged in ("", "[" * 100_000, '{"row_multiple": 2.0}', '{"row_multiple": 3}'):
+        kept.write_text(damaged)
+        monkeypatch.setattr(invariance, "is_invariant", lambda target, *_: target.row_multiple == 4)
+        invariance.settle(onnx_pass, "a model")
+        assert onnx_pass.row_multiple == 4
 
 
 def test_sums_in_another_order_are_found_out(onnx_pass: OnnxPass, monkeypatch: pytest.MonkeyPatch) -> None:
