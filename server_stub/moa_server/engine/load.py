@@ -123,7 +123,11 @@ def load_local(
                 return onnx_engine(target, drafter, max_context, dtype=dtype, threads=threads, **rounding)
             what = f"moa-serve --dtype {dtype}"
         except TargetError as error:
-            if error.code not in UNDESCRIBED or dtype in ("int8", "int4"):
+            rounded = dtype in ("int8", "int4")
+            if rounded and error.code == "unsupported_target":
+                text = f"--dtype {dtype} is for families that are built in, and {model} is of another: choose auto"
+                raise EngineError(f"{text}, float32 or bfloat16", code="unsupported_type") from error
+            if rounded or error.code not in UNDESCRIBED:
                 raise
             what = f"a target of a family that is not built in ({model})"
             _log.info("the target runs in torch: %s", error)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
@@ -55,3 +59,11 @@ def test_the_loss_by_rounding_is_measured_once_and_refused_if_large(tiny_target,
         kept.write_text(damaged)
         with refused("rounding_loss", EngineError):
             load_local(str(tiny_target), None, dtype="int4", threads=1)
+
+
+def test_a_family_that_is_not_built_in_is_not_rounded(tiny_target, tmp_path):
+    other = Path(shutil.copytree(tiny_target, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with refused("unsupported_type", EngineError):
+        load_local(str(other), None, dtype="int8")
