@@ -112,7 +112,11 @@ def _config(raw: Mapping[str, Any], spec: DecoderSpec) -> SimpleNamespace:
     """Return a configuration as transformers' classes have it."""
     layer, windows = spec.layers[0], [layer.window for layer in spec.layers if layer.window]
     rope = raw.get("rope_parameters") or {**(raw.get("rope_scaling") or {}), "rope_theta": raw.get("rope_theta", 1e4)}
-    derived = {
+    derived = {  # what the weights were compared with
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": layer.heads,
         "head_dim": layer.head_dim,
         "num_key_value_heads": layer.kv_heads,
         "max_position_embeddings": spec.max_context,

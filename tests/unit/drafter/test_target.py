@@ -514,6 +514,9 @@ def test_facts_need_neither_torch_nor_transformers(target, tiny_target, tmp_path
     facts = [target.fingerprint, target.stop_tokens, None, target.chat_template, 512, 512, 16, 2]
     assert of_folder == [*facts, target.special_tokens]
     assert of_file[:-1] == facts and of_file[-1].items() <= target.special_tokens.items()
+    folder = resolve_target(str(file))
+    (folder / "config.json").write_text("{}")  # sizes are those of the weights
+    assert (facts_of(folder).config.vocab_size, facts_of(folder).config.num_hidden_layers) == (512, 4)
 
 
 @pytest.mark.parametrize(
