@@ -27,7 +27,8 @@ class WriterGraph:
         in_place: whether each layer has caches of its own ``[1, kv_heads, capacity, head_dim]``, inputs
             ``self_keys.N`` and ``self_values.N`` and outputs ``keys.N`` and ``values.N``, which are bound to the same
             memory: new entries are written after the ``S`` cached ones. Otherwise the caches of all layers are the
-            inputs and outputs of a step as :class:`moa_runtime.backends.base.StepInputs` has them.
+            inputs and outputs of a step as :class:`moa_runtime.backends.base.StepInputs` has them, and attention is
+            made of operators that every engine of a browser has: on WebGPU, onnxruntime's own needs caches in place.
         builder: of its nodes.
 
     Attributes:
@@ -60,15 +61,19 @@ class WriterGraph:
             **self._caches("values", "T"),
         }
         self._total = build.op("Shape", "self_mask", start=1, end=2)
-        total = build.op("Cast", self._total, to=TensorProto.INT32)
-        self._lengths = (
-            build.op("Sub", total, build.constant(np.array([1], np.int32))),
-            build.op("Squeeze", total, build.integers(0)),
-        )
+        self._lengths = self._of_cached() if in_place else ()
         head = weights.head()
         logprobs = build.op("LogSoftmax", self._logits(self._hidden(head), head), axis=-1)
         build.ops("TopK", logprobs, build.integers(candidates[1]), outputs=["top_logprobs", "top_tokens"])
         self.model = build.model(self.inputs, self.outputs)
+
+    def _of_cached(self) -> tuple[str, str]:
+        """Return the inputs of attention that say how many entries there are: int32, less one ``[1]``, and ``[]``."""
+        build = self._builder
+        total = build.op("Cast", self._total, to=TensorProto.INT32)
+        return build.op("Sub", total, build.constant(np.array([1], np.int32))), build.op(
+            "Squeeze", total, build.integers(0)
+        )
 
     def _caches(self, name: str, count: str) -> dict[str, Port]:
         """Return the ports of the caches of all layers, or of ``count`` entries."""
@@ -89,8 +94,15 @@ class WriterGraph:
         entries: list[tuple[str, str]] = []
         for number, layer in enumerate(spec.layers):
             positions = None if layer.rotary is None else self._rotations(layer.rotary)
-            queries, keys, values, residual = build.before_attention(residual, layer, weights, number, positions)
-            mixed = self._attention((queries, keys, values), past[number], layer, number)
+            factor = 1.0 if self._in_place else layer.attention_scale
+            queries, keys, values, residual = build.before_attention(
+                residual, layer, weights, number, positions, factor
+            )
+            new = queries, keys, values
+            if self._in_place:
+                mixed = self._attention_in_place(new, past[number], layer, number)
+            else:
+                mixed = self._attention(new, past[number], layer)
             residual = build.after_attention(mixed, residual, layer, weights, number)
             entries.append((keys, values))
         if not self._in_place:
@@ -108,18 +120,35 @@ class WriterGraph:
         return build.capped(logits, spec.logits_cap)
 
     def _past(self) -> Sequence[tuple[str, str]]:
-        """Return the layers' cached keys and values, ``[1, kv_heads, S or C, head_dim]``."""
+        """Return the layers' cached keys and values: in place ``[1, kv_heads, C, head_dim]``, else ``[kv_heads, S,
+        head_dim]``."""
         build, layers = self._builder, self._spec.layers
         if self._in_place:
             return [(f"self_keys.{number}", f"self_values.{number}") for number in range(len(layers))]
         sizes = build.integers(*(layer.kv_heads for layer in layers))
         halves = []
         for name in ("self_keys", "self_values"):
-            heads_first = build.op("Unsqueeze", build.op("Transpose", name, perm=[1, 0, 2]), build.integers(0))
-            halves.append(build.ops("Split", heads_first, sizes, outputs=len(layers), axis=1))
+            heads_first = build.op("Transpose", name, perm=[1, 0, 2])
+            halves.append(build.ops("Split", heads_first, sizes, outputs=len(layers), axis=0))
         return list(zip(*halves, strict=True))
 
-    def _attention(self, new: Sequence[str], past: tuple[str, str], layer: LayerSpec, number: int) -> str:
+    def _attention(self, new: Sequence[str], past: tuple[str, str], layer: LayerSpec) -> str:
+        build, kv, size, integers = self._builder, layer.kv_heads, layer.head_dim, self._builder.integers
+        queries, keys, values = (
+            build.op("Transpose", build.op("Reshape", each, integers(-1, heads, size)), perm=[1, 0, 2])
+            for each, heads in zip(new, (layer.heads, kv, kv), strict=True)
+        )
+        keys, values = (
+            build.op("Unsqueeze", build.op("Concat", *both, axis=1), integers(1))
+            for both in zip(past, (keys, values), strict=True)
+        )
+        queries = build.op("Reshape", queries, integers(kv, layer.heads // kv, -1, size))
+        scores = build.op("MatMul", queries, build.op("Transpose", keys, perm=[0, 1, 3, 2]))
+        scores = build.op("Add", build.capped(scores, layer.attention_cap), self._mask(layer.window))
+        mixed = build.op("MatMul", build.op("Softmax", scores, axis=-1), values)
+        return build.op("Reshape", build.op("Transpose", mixed, perm=[2, 0, 1, 3]), integers(-1, layer.heads * size))
+
+    def _attention_in_place(self, new: Sequence[str], past: tuple[str, str], layer: LayerSpec, number: int) -> str:
         build = self._builder
         mixed, *_ = build.ops(
             "GroupQueryAttention",

@@ -64,8 +64,8 @@ def check_token(token: str, option: str, variable: str) -> None:
     Args:
         option, variable: the two places where the user may have given it.
     """
-    if any(not 32 < ord(char) < 127 for char in token):
-        text = f"the token may only hold visible ASCII characters: check {option} or {variable}"
+    if token != token.strip() or any(not 32 <= ord(char) < 127 for char in token):
+        text = f"the token may only hold ASCII letters, digits, signs and inner spaces: check {option} or {variable}"
         raise MoaError(text, code="not_ascii")
 
 

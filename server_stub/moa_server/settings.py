@@ -163,7 +163,7 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--accept-rounding",
         action="store_true",
-        help=f"serve in int8 or int4 also if rounding raises the perplexity by more than {MOST_RATIO - 1:.0%}",
+        help=f"serve in int8 or int4 also if rounding raises the perplexity by more than {MOST_RATIO - 1:.0%}%",
     )
     engine.add_argument(
         "--cache-tokens",

@@ -112,7 +112,7 @@ def web_bundle(onnx_bundle, tmp_path_factory):
         (["--model", "{target}", "--device", "abacus"], "abacus"),
         (["--host", "0.0.0.0"], "[token_missing]"),
         (["--host", "::"], "[token_missing]"),
-        (["--token", "two words"], "[not_ascii]"),
+        (["--token", "two\nlines"], "[not_ascii]"),
         (["--host", "nowhere.invalid", "--token", "t"], "nowhere.invalid"),
         (["--port", "99999"], "[out_of_range]"),
         (["--max-sessions", "0"], "[out_of_range]"),

@@ -72,6 +72,7 @@ def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(
     for again in range(2):
         said = page.ask(todo)
         assert said["opfs"], said
+        assert "draft" in said, said
         assert said["draft"]["tokens"] == list(expected.tokens)
         assert said["draft"]["scores"] == pytest.approx(expected.scores, abs=0.001)
         assert said["written"]["tokens"] == list(written.tokens)
@@ -106,5 +107,6 @@ def test_on_a_gpu_without_float16_it_drafts_the_same(opened: Callable[..., Brows
         gpu = {"ort": "/ort/ort.webgpu.bundle.min.mjs", "providers": ["webgpu"]}
         todo = {"do": "drafts", "store": "best", "worker": True, "rows": ROWS, "prefix": TEXT, "levels": LEVELS}
         said = page.ask(todo | gpu)
+        assert "draft" in said, said
         assert said["draft"]["tokens"] == list(expected.tokens)
         assert said["draft"]["scores"] == pytest.approx(expected.scores, abs=0.001)
