@@ -112,9 +112,9 @@ identical            whether every answer is, token for token, the one that the 
 agreed               share of the tokens that come before the first other one in each answer; another engine rounds
                      otherwise, and draws otherwise when it samples
 
-Below the tables, ms a token of auto and stream by those of the fastest of their rivals, with 95 % intervals: bootstrap
-over the questions that these modes have answered. Each answer weighs the same. Beside it the time to the first token
-by that rival's.
+Below the tables, ms a token of auto and stream divided by those of the fastest of their rivals (below 1: auto or stream
+is faster), with 95 % intervals: bootstrap over the questions that these modes have answered. Each answer weighs the
+same. Beside it the time to the first token by that rival's.
 
 With --cut-after N the link is cut after N confirmed tokens of each answer and restored --cut-seconds later. Nothing
 passes meanwhile, and sockets hang, as in a tunnel. The device writes on with its bundle, and the verifier finishes the
@@ -240,9 +240,9 @@ to the whole answer  from the Hello to the last token
             for profile, found in result["compared"].items()
             for each in found
         ]
-        title = "ms a token, and to the first token, by those of the fastest rival"
+        title = "ms a token, and to the first token, divided by those of the fastest rival: below 1 is faster"
         if any("q4_0" in mode for modes in result["profiles"].values() for mode in modes):
-            title += " (q4_0: the file's numbers, rounded again by llama.cpp)"
+            title += " (q4_0: the file, rounded again by llama.cpp)"
         return [*loads, Table(["profile", "mode", "rivals", *_RATIOS_HEADER], rows, title=title)] if rows else loads
 
     def plot(self, result: Result, figure: Figure) -> None:

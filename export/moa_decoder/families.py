@@ -372,7 +372,7 @@ def _family_of(config: Mapping[str, Any]) -> _Family:
 
 def _unsupported(why: str) -> TargetError:
     return TargetError(
-        f'this target cannot be computed without torch: {why}; pip install "moa-edge[torch]"',
+        f'this target is not supported without torch, nor in int8 or int4: {why}; pip install "moa-edge[torch]"',
         code="unsupported_target",
     )
 

@@ -64,7 +64,7 @@ class Machine:
     resident_bytes: int | None  # memory of this process; None if unknown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts(EngineFacts):
     """Facts about the engine and the options, for the report."""
 
@@ -158,6 +158,8 @@ def table(found: Mapping[str, Any]) -> str:
     machine, able = found["machine"], found["sessions"]
     descriptors = found["descriptors"] or "any number of"
     native = {True: "yes", False: "no", None: "not known"}[machine["bfloat16"]]
+    lost = found["perplexity_ratio"]
+    rounding = [] if lost is None else [f"rounding        perplexity {lost:.3f} times that of the unrounded target"]
     lines = [
         f"target          {found['target']}, {found['dtype']} on {found['device']}, context {found['max_context']}",
         f"drafter         {found['drafter'] or 'none'}",
@@ -167,6 +169,7 @@ def table(found: Mapping[str, Any]) -> str:
         f"{_mebibytes(found['cache_bytes'])} more ({found['cache_tokens']} tokens)",
         f"connections     {found['connections']} (the system allows {descriptors} open files)",
         f"batch-invariant {'yes' if found['batch_invariant'] else 'no: sequences in one step may round differently'}",
+        *rounding,
         "",
         f"{'step':<26}{'context':>8}{'ms':>10}",
     ]

@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--device",
         default="cpu",
-        help="of the target; others than cpu need torch, which names them (default: %(default)s)",
+        help="of the target: cpu, or one of torch's, such as cuda, which need torch (default: %(default)s)",
     )
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     p.add_argument("--port", type=int, default=8765, help="0 for any free one (default: %(default)s)")
@@ -157,8 +157,9 @@ def parser() -> argparse.ArgumentParser:
         "--dtype",
         choices=DTYPES,
         default=DTYPES[0],
-        help="numbers of the target; auto is on a CPU a quantised file's own type, else float32, or bfloat16 if "
-        "checkpoint and processor have it, and bfloat16 on other devices (default: %(default)s)",
+        help="numbers of the target; int8 and int4 round a checkpoint, on a CPU. There auto is the type of a quantised "
+        "GGUF file, else float32, or bfloat16 if checkpoint and processor have it and torch is installed; on other "
+        "devices it is bfloat16 (default: %(default)s)",
     )
     engine.add_argument(
         "--accept-rounding",

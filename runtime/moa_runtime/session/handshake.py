@@ -91,7 +91,8 @@ def check_hello(hello: wire.Hello, own: Fingerprints) -> wire.ServerMessage | No
             found = f"the bundle was made for {name} {client or 'none'}, this verifier serves {name} {server or 'none'}"
             advice = "export a bundle with the verifier's model and drafter"
             if name == "drafter":
-                both = f"{advice}, or give moa-serve the --drafter that moa-chat has, or " if server else ""
-                advice = f"{both}draft without memory rows, as moa-chat --drafter sssd does"
+                bundle = f"{advice}, or " if server else ""
+                serve = "start moa-serve with the --drafter of the bundle"
+                advice = f"{bundle}{serve}, or draft without memory rows, as moa-chat --drafter sssd does"
             return fault(wire.FAULT_CODE_FINGERPRINT_MISMATCH, f"{found}; {advice}")
     return None

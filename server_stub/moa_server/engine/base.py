@@ -178,12 +178,14 @@ class EngineFacts:
         dtype, device: of the target.
         batch_invariant: whether results are the same to the bit whatever else is in a step.
         cache_bytes: the most that the caches may take.
+        perplexity_ratio: by how much rounding a checkpoint multiplied its perplexity; None if it was not rounded.
     """
 
     dtype: str
     device: str
     batch_invariant: bool
     cache_bytes: int
+    perplexity_ratio: float | None = None
 
 
 class Engine(Protocol):

@@ -100,6 +100,7 @@ class LocalEngine(TargetEngine):
         super().__init__(target, drafter, drafter_fingerprint, max_context, windows=target_pass.windows)
         self.target, self.target_pass, self._rows = target, target_pass, rows
         self.weights = weights
+        self.perplexity_ratio: float | None = None
         self._bound = rounded_up(max(cache_tokens, self.max_context + _DRAFT_ROOM))
         self._sequences = SequenceCaches(target_pass.new_cache, self._bound)
 
@@ -112,7 +113,8 @@ class LocalEngine(TargetEngine):
     def facts(self) -> EngineFacts:
         """Facts for :mod:`moa_server.doctor`."""
         own = self.target_pass
-        return EngineFacts(own.dtype, own.device, own.batch_invariant, own.token_bytes * self._bound)
+        cache_bytes = own.token_bytes * self._bound
+        return EngineFacts(own.dtype, own.device, own.batch_invariant, cache_bytes, self.perplexity_ratio)
 
     @property
     def cache_use(self) -> tuple[int, int]:

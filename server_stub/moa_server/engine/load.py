@@ -102,7 +102,7 @@ def load_local(
     Raises:
         MoaError: packages, target or drafter are missing, unreadable, or do not fit together.
     """
-    what = f"moa-serve --device {device}"
+    what, has_torch = f"moa-serve --device {device}", importlib.util.find_spec("torch") is not None
     if device == "cpu":
         from moa_drafter.target_facts import UNDESCRIBED, facts_of
         from moa_drafter.target_source import resolve_target
@@ -111,13 +111,7 @@ def load_local(
         try:
             target = facts_of(resolve_target(model))
             stored, quantised = own_dtype(target)
-            dtype = cpu_dtype(
-                dtype,
-                stored,
-                quantised=quantised,
-                torch=importlib.util.find_spec("torch") is not None,
-                bfloat16=has_bfloat16(),
-            )
+            dtype = cpu_dtype(dtype, stored, quantised=quantised, torch=has_torch, bfloat16=has_bfloat16())
             if dtype in BITS:
                 rounding = {"accept_rounding": accept_rounding, **settings}
                 return onnx_engine(target, drafter, max_context, dtype=dtype, threads=threads, **rounding)
@@ -129,7 +123,9 @@ def load_local(
                 raise EngineError(f"{text}, float32 or bfloat16", code="unsupported_type") from error
             if rounded or error.code not in UNDESCRIBED:
                 raise
-            what = f"a target of a family that is not built in ({model})"
+            if error.code == "unsupported_target" and not has_torch:  # the sentence names the cause, and torch
+                raise
+            what = f"the target {model}"
             _log.info("the target runs in torch: %s", error)
     require_extra("torch", what)
     import torch

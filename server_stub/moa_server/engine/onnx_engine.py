@@ -47,7 +47,7 @@ def onnx_engine(
     prints, rows = ("", None) if drafter is None else (drafter.fingerprint, onnx_rows(drafter, threads))
     engine = LocalEngine(target, target_pass, drafter, prints, rows, max_context, weights=weights, **settings)
     if dtype != "float32" and not quantised:
-        check_rounding(
+        engine.perplexity_ratio = check_rounding(
             engine, lambda: LocalEngine(target, OnnxPass(weights_of(target.folder))), accepted=accept_rounding
         )
     return engine

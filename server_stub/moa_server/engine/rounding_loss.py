@@ -47,8 +47,8 @@ ventana. 17 + 25 = 42, and 12 * 12 = 144.
 _log = logging.getLogger(__name__)
 
 
-def check_rounding(engine: LocalEngine, original: Callable[[], LocalEngine], *, accepted: bool) -> None:
-    """Check what rounding costs. The measured ratio is kept in the cache folder for later starts.
+def check_rounding(engine: LocalEngine, original: Callable[[], LocalEngine], *, accepted: bool) -> float:
+    """Check what rounding costs: the target's perplexity by that of the original, which is kept in the cache folder.
 
     Args:
         engine: of the rounded target.
@@ -66,11 +66,13 @@ def check_rounding(engine: LocalEngine, original: Callable[[], LocalEngine], *, 
         _keep(path, ratio)
     text = f"in {dtype} the target's perplexity is {ratio:.3f} times that of the original"
     if not ratio <= MOST_RATIO and not accepted:
+        other = "int8 or float32" if dtype == "int4" else "float32"
         raise EngineError(
-            f"{text}, allowed are {MOST_RATIO}: choose --dtype int8 or float32, or add --accept-rounding",
+            f"{text}, and at most {MOST_RATIO} is served: choose --dtype {other}, or add --accept-rounding",
             code="rounding_loss",
         )
     _log.info("%s", text)
+    return ratio
 
 
 def _measured(engine: LocalEngine, original: LocalEngine) -> float:

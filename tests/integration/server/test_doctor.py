@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -14,7 +15,7 @@ from moa_server.engine.load import warm_up
 from moa_server.scheduling.step_cost import StepCost
 from support.toy_engine import ToyEngine
 
-FACTS = Facts("float32", "cpu", True, 1 << 30, 1024, 896, 64)
+FACTS = Facts("float32", "cpu", True, 1 << 30, descriptors=1024, connections=896, max_sessions=64)
 MACHINE = Machine(cores=2, threads=2, gpu="", bfloat16=True, resident_bytes=1 << 30)
 
 
@@ -124,7 +125,10 @@ def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
     assert found["cache_bytes"] == 2 * 4 * 2 * 16 * 4 * found["cache_tokens"]
     assert found["sessions"]["streaming"] > 0 and len(found["steps"]) == 7
     assert main(options) == 0
-    assert "streaming" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "streaming" in out and "rounding" not in out
+    assert main([*options, "--dtype", "int8", "--accept-rounding"]) == 0
+    assert re.search(r"^rounding +perplexity \d\.\d{3} times", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_target_that_is_unknown_or_fails_at_once_is_not_served(capsys, monkeypatch, tiny_target):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
+from moa_decoder.errors import TargetError
 from moa_decoder.gguf_weights import GgufWeights
 from moa_server.engine import rounding_loss
 from moa_server.engine.base import EngineError, StepRequest
@@ -52,7 +53,9 @@ def test_the_loss_by_rounding_is_measured_once_and_refused_if_large(tiny_target,
     for _ in range(2):
         with refused("rounding_loss", EngineError):
             load_local(str(tiny_target), None, dtype="int4", threads=1)
-    load_local(str(tiny_target), None, dtype="int4", threads=1, accept_rounding=True).close()
+    engine = load_local(str(tiny_target), None, dtype="int4", threads=1, accept_rounding=True)
+    assert engine.facts.perplexity_ratio == 1.5
+    engine.close()
     assert measured == [("int4", "float32")]
     [kept] = (tmp_path / "cache" / "rounding").glob("*-int4-*")
     for damaged in ("[" * 100_000, '{"perplexity_ratio": -1.0}', '{"perplexity_ratio": 1' + "0" * 400 + "}"):
@@ -67,3 +70,12 @@ def test_a_family_that_is_not_built_in_is_not_rounded(tiny_target, tmp_path):
     (other / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
     with refused("unsupported_type", EngineError):
         load_local(str(other), None, dtype="int8")
+
+
+def test_without_torch_a_target_of_another_family_is_refused_with_the_cause(tiny_target, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(tiny_target, tmp_path / "mine"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "starcoder2"}))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with refused("unsupported_target", TargetError, "starcoder2", "moa-edge[torch]"):
+        load_local(str(folder), None, threads=1)

@@ -1,0 +1,10 @@
+"""The options of ``moa-serve``."""
+
+from __future__ import annotations
+
+from moa_server.engine.dtypes import MOST_RATIO
+from moa_server.settings import parser
+
+
+def test_the_help_can_be_printed():
+    assert f"by more than {MOST_RATIO - 1:.0%}" in " ".join(parser().format_help().split())
