@@ -37,7 +37,8 @@ from moa_runtime.session.tree import chain
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.baseline import decode, next_logits
 from moa_server.engine.engine import LocalEngine
-from moa_server.engine.fused_llama import FusedLlama, is_invariant
+from moa_server.engine.fused_llama import FusedLlama
+from moa_server.engine.invariance import is_invariant
 from moa_server.engine.torch_engine import torch_engine
 from random_target import SHAPES, random_target
 

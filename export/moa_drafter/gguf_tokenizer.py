@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -59,12 +60,13 @@ def tokenizer_of(name: str, metadata: dict[str, Any], vocab_size: int) -> Tokeni
             ``damaged``.
     """
     kind, split = metadata.get(f"{_KEY}model"), metadata.get(f"{_KEY}pre")
-    if kind != "gpt2" or split not in _SPLITS:
+    if not isinstance(kind, str) or kind != "gpt2" or not isinstance(split, str | None) or split not in _SPLITS:
         raise _unsupported(name, f"{kind!r:.40} ({split!r:.40})")
     texts, merges = _tokens(name, metadata), metadata.get(f"{_KEY}merges")
     kinds = metadata.get(f"{_KEY}token_type")
     vocab = {text: number for number, text in enumerate(texts)}
-    if not isinstance(merges, Texts) or (kinds is not None and len(kinds) != len(texts)):
+    counted = kinds is None or (isinstance(kinds, np.ndarray) and len(kinds) == len(texts))
+    if not isinstance(merges, Texts) or not counted:
         raise _damaged(name, "its list of merges or of token types is not complete")
     if len(vocab) != len(texts) or len(texts) > vocab_size:
         raise _damaged(name, f"it has {len(texts)} tokens, {len(vocab)} of them different, for {vocab_size} embeddings")

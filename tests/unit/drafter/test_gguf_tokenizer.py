@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
 
@@ -67,6 +68,9 @@ def _an_end_without_text(metadata):
         (_merges_of_others, "damaged"),
         (_an_end_without_text, "damaged"),
         (lambda metadata: metadata.pop("tokenizer.ggml.tokens"), "damaged"),
+        (lambda metadata: metadata.update({"tokenizer.ggml.model": np.arange(2)}), "unsupported_tokenizer"),
+        (lambda metadata: metadata.update({"tokenizer.ggml.pre": np.arange(2)}), "unsupported_tokenizer"),
+        (lambda metadata: metadata.update({"tokenizer.ggml.token_type": 3}), "damaged"),
     ],
 )
 def test_another_or_damaged_one_is_refused(tiny_target, tmp_path, change, code):
