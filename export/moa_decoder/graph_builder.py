@@ -117,7 +117,7 @@ class GraphBuilder:
     def ops(
         self, kind: str, *inputs: str, outputs: int | Sequence[str], domain: str = "", **attributes: Any
     ) -> list[str]:
-        """Add a node with several outputs, of these names or so many; return their names."""
+        """Add a node whose outputs have these names, or get new ones if a number is given; return the names."""
         names = [self._new(kind) for _ in range(outputs)] if isinstance(outputs, int) else list(outputs)
         self._nodes.append(helper.make_node(kind, inputs, names, domain=domain, **attributes))
         return names

@@ -1,4 +1,4 @@
-"""Weights with at most so many bits."""
+"""Weights whose matrices are rounded to 4 or 8 bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODES = 16
 
 @dataclass(frozen=True)
 class RoundedWeights:
-    """Other weights, of which matrices with more bits are rounded. Those with as few already stay as they are.
+    """Round the matrices of other weights that have more bits; the others stay as they are.
 
     Attributes:
         bits: of the layers' matrices, 4 or 8. 4 are on the grid of GGUF's Q4_1, see :func:`rounded_between`.

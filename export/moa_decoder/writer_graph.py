@@ -164,7 +164,7 @@ class WriterGraph:
         return build.op("Squeeze", mixed, build.integers(0))
 
     def _mask(self, window: int | None) -> str:
-        """What is added to the scores of a layer, ``[1, 1, T, S+T]``."""
+        """Return the mask to add to the scores of a layer, ``[1, 1, T, S+T]``."""
         if window not in self._masks:
             build, seen = self._builder, "self_mask"
             if window is not None:

@@ -1,4 +1,4 @@
-"""What is known of a target without loading its weights. Needs neither torch nor transformers for families that
+"""Facts of a target, read without loading its weights. Needs neither torch nor transformers for families that
 :mod:`moa_decoder.families` describes."""
 
 from __future__ import annotations

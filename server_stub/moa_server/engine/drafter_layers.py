@@ -46,7 +46,7 @@ class DrafterLayer:
 
 
 class PlacedLayer(NamedTuple):
-    """A layer with its weights, of which it is the layer ``number``."""
+    """The layer ``number`` of some weights, with its description."""
 
     spec: LayerSpec
     weights: LayerWeights

@@ -152,7 +152,7 @@ class OnnxPass:
                 growth[:count] = query_growth(rotary, positions)
 
     def _plan(self, pieces: Sequence[Piece]) -> tuple[list[Any], dict[AttentionKind, list[BoundAttention]]]:
-        """What is written to caches after each layer's segment, and the attention of each kind."""
+        """Return the copies into caches to make after each layer, and the attention of each kind."""
         buffers, row = self._buffers, 0
         writes: list[Any] = []
         tiled: dict[AttentionKind, list[Tile]] = {kind: [] for kind in self._attention}
