@@ -13,6 +13,7 @@ class Capability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAPABILITY_DRAFTS: _ClassVar[Capability]
     CAPABILITY_PENALTIES: _ClassVar[Capability]
     CAPABILITY_GRAMMAR: _ClassVar[Capability]
+    CAPABILITY_UNSOLICITED_DRAFTS: _ClassVar[Capability]
 
 class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -44,6 +45,7 @@ CAPABILITY_UNSPECIFIED: Capability
 CAPABILITY_DRAFTS: Capability
 CAPABILITY_PENALTIES: Capability
 CAPABILITY_GRAMMAR: Capability
+CAPABILITY_UNSOLICITED_DRAFTS: Capability
 FINISH_UNSPECIFIED: Finish
 FINISH_STOP: Finish
 FINISH_LENGTH: Finish
@@ -192,18 +194,22 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("epoch", "base_len", "tokens", "parents", "stamp")
+    __slots__ = ("epoch", "base_len", "tokens", "parents", "stamp", "unsolicited", "confidences")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
+    UNSOLICITED_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     stamp: int
-    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., stamp: _Optional[int] = ...) -> None: ...
+    unsolicited: bool
+    confidences: bytes
+    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., stamp: _Optional[int] = ..., unsolicited: bool = ..., confidences: _Optional[bytes] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("epoch", "position", "serial", "stamp", "round_trip_us")
@@ -298,7 +304,7 @@ class Limits(_message.Message):
     def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., idle_seconds: _Optional[int] = ..., chains_only: bool = ..., away_seconds: _Optional[int] = ..., keep_seconds: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "compute_us", "pushed", "drafted", "draft_us", "rows_until", "echo", "drafts_wanted", "sharing")
+    __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "compute_us", "pushed", "drafted", "draft_us", "rows_until", "echo", "drafts_wanted", "sharing", "draft_stamp")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +318,7 @@ class Verdict(_message.Message):
     ECHO_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_WANTED_FIELD_NUMBER: _ClassVar[int]
     SHARING_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STAMP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -325,7 +332,8 @@ class Verdict(_message.Message):
     echo: Echo
     drafts_wanted: bool
     sharing: int
-    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., compute_us: _Optional[int] = ..., pushed: bool = ..., drafted: _Optional[int] = ..., draft_us: _Optional[int] = ..., rows_until: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., drafts_wanted: bool = ..., sharing: _Optional[int] = ...) -> None: ...
+    draft_stamp: int
+    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., compute_us: _Optional[int] = ..., pushed: bool = ..., drafted: _Optional[int] = ..., draft_us: _Optional[int] = ..., rows_until: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., drafts_wanted: bool = ..., sharing: _Optional[int] = ..., draft_stamp: _Optional[int] = ...) -> None: ...
 
 class CreditRevoked(_message.Message):
     __slots__ = ("epoch", "serial", "echo")
