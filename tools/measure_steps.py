@@ -362,7 +362,7 @@ def _measure_threads(half: PackedDeviceModule, inputs: Sequence[StepInputs], rec
 
 def _measure_rows(target: Target, memory: MemoryRows, record: Record, context: int, sessions: Sequence[int]) -> None:
     with engine_of(target, "fused", 256) as engine:
-        new_cache = engine.target_pass.new_cache
+        new_cache = engine.target_pass.cache_shape.new_cache
     caches = [new_cache(context) for _ in range(max(sessions))]
     for half in (half for cache in caches for half in (cache.keys, cache.values)):
         half.normal_()

@@ -102,7 +102,7 @@ class OurPass:
     def _filled(self, session: int, context: int, rows: int) -> Cache:
         if (session, context) not in self._caches:
             room = rounded_up(context + max(rows, *_ROWS, *(() if context else _PROMPTS)))
-            cache = self._caches[session, context] = self.target_pass.new_cache(room)
+            cache = self._caches[session, context] = self.target_pass.cache_shape.new_cache(room)
             for start in range(0, context, _PIECE):
                 self.target_pass.forward([Piece(cache, start, tokens_of(min(_PIECE, context - start)))])
         return self._caches[session, context]
@@ -288,7 +288,7 @@ def measure(names: Sequence[str], file: Path, cases: Sequence[Case], *, threads:
         engine.prepare(longest)()
         memory[name]["filled_mb"] = round((process.memory_info().rss - before) / 1e6)
         if isinstance(engine, OurPass):
-            memory[name]["thousand_tokens_mb"] = rounded(engine.target_pass.token_bytes / 1e3, 1)
+            memory[name]["thousand_tokens_mb"] = rounded(engine.target_pass.cache_shape.token_bytes / 1e3, 1)
     passes = []
     for case in cases:
         runs = [engine.prepare(case) for engine in engines.values()]

@@ -230,7 +230,7 @@ def _text_of(target: Target, context: int) -> list[int]:
 
 def _in_pieces(run: TargetPass, text: list[int]) -> Any:
     """The hidden states of a text that is given in pieces."""
-    cache, cuts = run.new_cache(len(text)), (0, 9, 10, len(text) - 5, len(text))
+    cache, cuts = run.cache_shape.new_cache(len(text)), (0, 9, 10, len(text) - 5, len(text))
     parts = [run.forward([Piece(cache, start, text[start:end])])[0] for start, end in pairwise(cuts)]
     return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)
 

@@ -143,7 +143,7 @@ def next_logits(engine: LocalEngine, text: Sequence[int]) -> Float32:
 
 def _hidden_states(engine: LocalEngine, text: Sequence[int]) -> Iterator[tuple[int, Hidden]]:
     """The target's last hidden states of a text, chunk by chunk: position of the first one, and ``[n, hidden]``."""
-    cache = engine.target_pass.new_cache(len(text))
+    cache = engine.target_pass.cache_shape.new_cache(len(text))
     for start in range(0, len(text), SCORING_CHUNK):
         hidden, count = engine.target_pass.forward([Piece(cache, start, text[start : start + SCORING_CHUNK])])
         engine.forwards += count

@@ -102,7 +102,7 @@ class LocalEngine(TargetEngine):
         self.weights = weights
         self.perplexity_ratio: float | None = None
         self._bound = rounded_up(max(cache_tokens, self.max_context + _DRAFT_ROOM))
-        self._sequences = SequenceCaches(target_pass.new_cache, self._bound)
+        self._sequences = SequenceCaches(target_pass.cache_shape.new_cache, self._bound)
 
     @property
     def makes_rows(self) -> bool:
@@ -113,7 +113,7 @@ class LocalEngine(TargetEngine):
     def facts(self) -> EngineFacts:
         """Facts for :mod:`moa_server.doctor`."""
         own = self.target_pass
-        cache_bytes = own.token_bytes * self._bound
+        cache_bytes = own.cache_shape.token_bytes * self._bound
         return EngineFacts(own.dtype, own.device, own.batch_invariant, cache_bytes, self.perplexity_ratio)
 
     @property

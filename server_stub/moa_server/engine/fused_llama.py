@@ -20,7 +20,7 @@ from moa_drafter.config import unknown_fields
 from moa_drafter.target import Target
 from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, Tile, TileAttention, memory_needed, tiles
-from moa_server.engine.kv_cache import KVCache, KVCacheShape, fetched, keep_last
+from moa_server.engine.kv_cache import KVCacheShape, fetched, keep_last
 from moa_server.engine.packed_linear import product_of
 from moa_server.engine.target_pass import LogitRows, Piece, rounded_up
 
@@ -113,15 +113,6 @@ class FusedLlama:
         shorter._layers = self._layers[:count]
         shorter.cache_shape = dataclasses.replace(self.cache_shape, layers=len(shorter._layers))
         return shorter
-
-    @property
-    def token_bytes(self) -> int:
-        """See :attr:`moa_server.engine.target_pass.TargetPass.token_bytes`."""
-        return self.cache_shape.token_bytes
-
-    def new_cache(self, capacity: int) -> KVCache:
-        """See :meth:`moa_server.engine.target_pass.TargetPass.new_cache`."""
-        return KVCache(self.cache_shape, capacity)
 
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:

@@ -50,15 +50,6 @@ class GeneralPass:
             config.num_hidden_layers, shape[1], shape[3], dtype, target.device, blocks=False, last_size=last
         )
 
-    @property
-    def token_bytes(self) -> int:
-        """See :attr:`moa_server.engine.target_pass.TargetPass.token_bytes`."""
-        return self.cache_shape.token_bytes
-
-    def new_cache(self, capacity: int) -> KVCache:
-        """See :meth:`moa_server.engine.target_pass.TargetPass.new_cache`."""
-        return KVCache(self.cache_shape, capacity)
-
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
         """See :meth:`moa_server.engine.target_pass.TargetPass.forward`; as many forwards as pieces."""

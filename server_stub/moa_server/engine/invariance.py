@@ -131,7 +131,7 @@ def is_invariant(whole: Any, vocab_size: int, context: int, tree_sizes: Sequence
     short = whole.first_layers(_LAYERS)
     rng = random.Random(4)
     text = [rng.randrange(vocab_size) for _ in range(min(_TOKENS, context))]
-    cache = short.new_cache(len(text))
+    cache = short.cache_shape.new_cache(len(text))
     chunks = [short.forward([Piece(cache, at, text[at : at + _CHUNK])])[0] for at in range(0, len(text), _CHUNK)]
     states = np.concatenate([np.asarray(chunk) for chunk in chunks])
     logits = _logits(short, chunks[0][:70])
@@ -152,7 +152,7 @@ def _logits(short: TargetPass, hidden: Any) -> Float32:
 
 
 def _same_in_pieces(short: TargetPass, text: Sequence[int], cache: Cache, states: Float32) -> bool:
-    mine, beside = short.new_cache(len(text)), short.new_cache(len(text))
+    mine, beside = short.cache_shape.new_cache(len(text)), short.cache_shape.new_cache(len(text))
     for index, (start, stop) in enumerate(itertools.chain(_cut(len(text)), [(0, min(_CHUNK, len(text)))])):
         pieces = [Piece(mine, start, text[start:stop])]
         if index % 3:

@@ -16,7 +16,7 @@ from moa_server.engine.target_pass import BLOCK, LogitRows, Piece, rounded_up
 
 @dataclass(frozen=True)
 class KVCacheShape:
-    """Layout of the KV caches of a target.
+    """Layout of the KV caches of a target, a :class:`moa_server.engine.target_pass.CacheShape`.
 
     Attributes:
         blocks: whether tokens lie in blocks of :data:`BLOCK`, head after head in each; otherwise in one block as long
@@ -36,6 +36,10 @@ class KVCacheShape:
     def token_bytes(self) -> int:
         """Bytes of a token."""
         return (2 * self.layers * self.kv_heads * self.head_dim + self.last_size) * self.dtype.itemsize
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """Make an empty cache for at least ``capacity`` tokens."""
+        return KVCache(self, capacity)
 
 
 class KVCache:

@@ -20,8 +20,8 @@ _RANGES = 8
 
 
 @dataclass(frozen=True)
-class CacheShape:
-    """Layout of the caches of a target.
+class OnnxCacheShape:
+    """Layout of the caches of a target, a :class:`moa_server.engine.target_pass.CacheShape`.
 
     Attributes:
         dtype: of keys and values.
@@ -40,6 +40,10 @@ class CacheShape:
         numbers = 2 * self.layers * self.kv_heads * self.head_dim
         return numbers * np.dtype(self.dtype).itemsize + self.last_size * 4
 
+    def new_cache(self, capacity: int) -> OnnxCache:
+        """Make an empty cache for at least ``capacity`` tokens."""
+        return OnnxCache(self, capacity)
+
 
 class OnnxCache:
     """See :class:`moa_server.engine.target_pass.Cache`.
@@ -50,7 +54,7 @@ class OnnxCache:
         last: last hidden states, float32 ``[capacity, last_size]``.
     """
 
-    def __init__(self, shape: CacheShape, capacity: int) -> None:
+    def __init__(self, shape: OnnxCacheShape, capacity: int) -> None:
         self.shape, self.capacity = shape, rounded_up(capacity)
         outer, numbers = (shape.layers, self.capacity // BLOCK, shape.kv_heads), shape.head_dim
         self.keys = _zeros((*outer, numbers, BLOCK), shape.dtype)

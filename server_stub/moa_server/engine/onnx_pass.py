@@ -25,7 +25,7 @@ from moa_runtime.options import available_cpus
 from moa_runtime.session.tree import depths
 from moa_server.engine.base import Float32
 from moa_server.engine.onnx_attention import AttentionKind, BoundAttention, OnnxAttention, Tile, tiles
-from moa_server.engine.onnx_cache import CacheShape, OnnxCache, handle
+from moa_server.engine.onnx_cache import OnnxCacheShape, handle
 from moa_server.engine.onnx_sessions import session_options
 from moa_server.engine.target_pass import Piece, rounded_up
 
@@ -70,7 +70,7 @@ class OnnxPass:
         self.batch_invariant, self.row_multiple = False, 2
         kept = np.float32 if bits == 32 else np.float16
         last = spec.hidden_size if keep_last else 0
-        self.cache_shape = CacheShape(len(spec.layers), kv_heads, head_dim, kept, last)
+        self.cache_shape = OnnxCacheShape(len(spec.layers), kv_heads, head_dim, kept, last)
         self._rotaries: list[Rotary] = []
         for layer in spec.layers:
             if layer.rotary is not None and layer.rotary not in self._rotaries:
@@ -89,15 +89,6 @@ class OnnxPass:
         shorter.cache_shape = replace(self.cache_shape, layers=len(shorter._segments) - 1)
         shorter._buffers = self._new_buffers(_FIRST_ROWS)
         return shorter
-
-    @property
-    def token_bytes(self) -> int:
-        """See :attr:`moa_server.engine.target_pass.TargetPass.token_bytes`."""
-        return self.cache_shape.token_bytes
-
-    def new_cache(self, capacity: int) -> OnnxCache:
-        """See :meth:`moa_server.engine.target_pass.TargetPass.new_cache`."""
-        return OnnxCache(self.cache_shape, capacity)
 
     def forward(self, pieces: Sequence[Piece]) -> tuple[Float32, int]:
         """See :meth:`moa_server.engine.target_pass.TargetPass.forward`; always one forward."""

@@ -15,14 +15,16 @@ import numpy as np
 from moa_server.engine.target_pass import BLOCK
 
 
-def block_keys(owner: str, tokens: Sequence[int]) -> Iterator[bytes]:
+def block_keys(owner: str, tokens: Sequence[int], known: Sequence[bytes] = ()) -> Iterator[bytes]:
     """Yield the key of each whole block of ``tokens``.
 
     Args:
         owner: conversations of different owners share nothing, so that no answer time reveals another owner's prompts.
+        known: keys of the first blocks.
     """
-    key = hashlib.sha256(owner.encode()).digest()
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+    yield from known
+    key = known[-1] if known else hashlib.sha256(owner.encode()).digest()
+    for start in range(BLOCK * len(known), len(tokens) - BLOCK + 1, BLOCK):
         key = hashlib.sha256(key + np.array(tokens[start : start + BLOCK], np.int64).tobytes()).digest()
         yield key
 

@@ -19,12 +19,12 @@ class SequenceState:
     """One sequence: ``tokens`` are processed, their keys and values in the first slots of ``cache``.
 
     Attributes:
-        shared: leading blocks of it that were looked for or stored among those that conversations share.
+        keys: of its leading blocks that were looked for or stored among those that conversations share.
     """
 
     tokens: list[int] = field(default_factory=list)
     cache: Cache | None = None
-    shared: int = 0
+    keys: list[bytes] = field(default_factory=list)
 
     @property
     def capacity(self) -> int:
@@ -34,7 +34,7 @@ class SequenceState:
     def cut(self, length: int) -> None:
         """Drop the tokens from ``length`` on."""
         del self.tokens[length:]
-        self.shared = min(self.shared, length // BLOCK)
+        del self.keys[length // BLOCK :]
 
 
 class SequenceCaches:
@@ -132,9 +132,9 @@ class SequenceCaches:
         first = len(state.tokens) // BLOCK
         for index, key in list(enumerate(found))[first:]:
             state.cache.set_block_states(index, self._blocks.use(key))
-        self.tokens_reused += BLOCK * len(found) - len(state.tokens)
+        self.tokens_reused += min(BLOCK * len(found), len(prefix) - 1) - len(state.tokens)  # the last one is computed
         state.tokens[first * BLOCK :] = prefix[first * BLOCK : BLOCK * len(found)]
-        state.shared = len(found)
+        state.keys = found
 
     def keep_blocks(self, numbers: Iterable[int]) -> None:
         """Store copies of the whole blocks of sequences that share, after a step."""
@@ -143,22 +143,23 @@ class SequenceCaches:
         for number in numbers:
             state, owner = self._states[number], self._owners.get(number)
             count = len(state.tokens) // BLOCK
-            if owner is None or state.cache is None or state.shared >= count:
+            if owner is None or state.cache is None or len(state.keys) >= count:
                 continue
-            for index, key in enumerate(block_keys(owner, state.tokens)):
-                if index < state.shared or key in self._blocks:
+            stored, state.keys = len(state.keys), list(block_keys(owner, state.tokens, state.keys))
+            for index, key in enumerate(state.keys):
+                if index < stored or key in self._blocks:
                     continue
                 if self.tokens_taken + BLOCK > self._bound:
                     if not self._blocks.tokens:
                         break
                     self._blocks.evict()
                 self._blocks.add(owner, key, state.cache.block_states(index))
-            state.shared = count
 
     def _found(self, number: int, prefix: Sequence[int], held: int) -> list[bytes]:
         """Keys of the leading blocks of ``prefix`` that are shared with the sequence, if they reach beyond ``held``
         tokens."""
-        owner = self._owners.get(number)
+        owner, state = self._owners.get(number), self._states.get(number)
         if owner is None or not self._blocks.tokens or len(prefix) // BLOCK <= held // BLOCK:
             return []
-        return list(itertools.takewhile(self._blocks.__contains__, block_keys(owner, prefix)))
+        known = [] if state is None else state.keys[: held // BLOCK]
+        return list(itertools.takewhile(self._blocks.__contains__, block_keys(owner, prefix, known)))

@@ -47,6 +47,17 @@ class Cache(Protocol):
         """Put what :meth:`block_states` of a cache of the same pass gave into these slots."""
 
 
+class CacheShape(Protocol):
+    """Layout of the caches of a pass."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in a cache."""
+
+    def new_cache(self, capacity: int) -> Cache:
+        """Make an empty cache for at least ``capacity`` tokens."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """New tokens of one sequence after those in its cache: a chain, and a tree at the end of the chain.
@@ -100,11 +111,8 @@ class TargetPass(Protocol):
         """Whether layers with a window are computed as such; else a context ends with it."""
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of a token in a cache."""
-
-    def new_cache(self, capacity: int) -> Cache:
-        """Make an empty cache for at least ``capacity`` tokens."""
+    def cache_shape(self) -> CacheShape:
+        """Of the caches that it takes."""
 
     def forward(self, pieces: Sequence[Piece]) -> tuple[Hidden, int]:
         """Run the target over all pieces, whose caches must hold ``cached + len(piece)`` tokens; their keys and values,

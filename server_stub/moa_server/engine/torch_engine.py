@@ -88,7 +88,7 @@ def deviation(candidate: FusedLlama | GeneralPass, target: Target) -> float:
     """Return the deviation of a pass, see :func:`moa_drafter.target.deviation_from_transformers`."""
 
     def compute(text: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
-        cache = candidate.new_cache(len(text) + len(_PARENTS))
+        cache = candidate.cache_shape.new_cache(len(text) + len(_PARENTS))
         path, wrong = text[_CHAIN + 1 :], text[0]
         tree = [path[_TREE.index(index)] if index in _TREE else wrong for index in range(len(_PARENTS))]
         pieces = [

@@ -115,7 +115,7 @@ def test_a_file_of_several_types_gives_the_pass_its_numbers(tiny_target, tmp_pat
     logits, types = [], []
     for bits in (None, 32):
         target_pass = OnnxPass(GgufWeights(file, bits), threads=1)
-        hidden, _ = target_pass.forward([Piece(target_pass.new_cache(64), 0, range(40))])
+        hidden, _ = target_pass.forward([Piece(target_pass.cache_shape.new_cache(64), 0, range(40))])
         logits.append(target_pass.logits([hidden]))
         types.append(target_pass.dtype)
     assert types == ["int4", "float32"]

@@ -32,7 +32,7 @@ def onnx_pass(request) -> OnnxPass:
 
 
 def test_rows_do_not_depend_on_pieces_and_neighbours(onnx_pass: OnnxPass) -> None:
-    whole, mine, beside = (onnx_pass.new_cache(len(_TEXT)) for _ in range(3))
+    whole, mine, beside = (onnx_pass.cache_shape.new_cache(len(_TEXT)) for _ in range(3))
     expected, _ = onnx_pass.forward([Piece(whole, 0, _TEXT)])
     at = 0
     for size in (1, 2, 3, 61, 1, 70, 1, 61):
@@ -49,7 +49,7 @@ def test_rows_do_not_depend_on_pieces_and_neighbours(onnx_pass: OnnxPass) -> Non
 
 @pytest.mark.parametrize(("at", "more"), [(3, 0), (62, 0), (100, 0), (62, 150)])
 def test_the_right_path_of_a_tree_is_that_of_a_chain(onnx_pass: OnnxPass, at: int, more: int) -> None:
-    whole = onnx_pass.new_cache(len(_TEXT))
+    whole = onnx_pass.cache_shape.new_cache(len(_TEXT))
     expected, _ = onnx_pass.forward([Piece(whole, 0, _TEXT)])
     tree = whole.resized(at + more + 8, at)
     wrong, right = _TEXT[0], _TEXT[at : at + 5]
