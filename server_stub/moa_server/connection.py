@@ -225,6 +225,7 @@ class Connection:
 
     async def _next_of(self, conversation: Conversation) -> wire.ClientMessage | wire.ServerMessage:
         """Wait for the next frame; after some silence in the middle of an answer, continue it in the background."""
+        self._verifier.worker.parked(conversation.sequence)
         silence = min(_SILENCE_S, self._settings.idle_seconds) if conversation.session.continues_without_client else 0.0
         if silence and not await self._reader.wait(silence):
             self._verifier.background_answers.begin(conversation)
