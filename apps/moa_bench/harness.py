@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moa_server.scheduling.step_drafts import Calibrations, StepDrafts, take_rows
+
 from moa_bench.simulated_clock import Clock, Pace
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
@@ -35,7 +37,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine, new_sequence
 from moa_server.engine.baseline import BlockingEngine
 from moa_server.engine.dtypes import DTYPES
-from moa_server.sessions import job_of, take_rows, verdict_of
+from moa_server.scheduling.verify_job import Job
 
 if TYPE_CHECKING:  # these bring torch
     from moa_drafter.drafter import Drafter as TorchDrafter
@@ -172,7 +174,7 @@ class LoopbackVerifier:
         limits = Limits(max_context=engine.max_context, trees=engine.capabilities.trees)
         self._session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
         self._engine = BlockingEngine(engine)
-        self._sequence = new_sequence()
+        self._sequence, self._calibrations = new_sequence(), Calibrations()
         self._timeline = timeline
 
     def receive(self, frame: bytes) -> list[bytes]:
@@ -203,15 +205,17 @@ class LoopbackVerifier:
 
     def _do(self, work: Verify | RowsWork) -> list[wire.ServerMessage]:
         began, began_ns = time.perf_counter(), time.time_ns()
-        job = self._engine.run(job_of(work, self._sequence))
         if isinstance(work, RowsWork):
-            take_rows(self._session, job)
+            take_rows(self._session, self._engine.run(Job(self._sequence, work.prefix, None, rows_from=work.start)))
             return []
+        drafts = StepDrafts(self._session, self._sequence, self._calibrations, work)
+        job = self._engine.run(drafts.job(None))
         counts = {"drafted": len(work.draft), "accepted": len(job.path), "prefill": work.supplied}
         self._timeline.span("verify", began_ns, time.time_ns(), "verifier", **counts)
         tokens = 1 + len(work.draft) + max(0, work.supplied - 1)
         self.compute_s = time.perf_counter() - began if self._pace is None else self._pace.compute_s(tokens)
-        return [verdict_of(self._session, work, job, self.compute_s)]
+        job.seconds = self.compute_s
+        return [drafts.verdict(job)[0]]
 
 
 class RefusedError(MoaError):

@@ -1,17 +1,13 @@
-"""The time of a benchmark: real, or that of machines which are described by their times."""
+"""The time of a benchmark: real, or that of a device, a link and a target that are described by their times."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from moa_runtime.errors import MoaError
 from moa_runtime.session.tree import DraftTree
-
-#: Times of a fleet (ms), as of an 8B target on a GPU, phones, and links like ``lte``; see :meth:`Times.parse`.
-FLEET_MS = "8,0.8,0.6,0.005,6,0.02,70"
 
 
 @dataclass(frozen=True)
@@ -33,8 +29,11 @@ class Pace:
     @classmethod
     def parse(cls, text: str) -> Pace:
         """Parse five milliseconds with commas between them, in the order of the attributes. Raises MoaError."""
-        times = _seconds(text)
-        if len(times) != 5 or None in times:
+        try:
+            times = [float(part) / 1000 for part in text.split(",")]
+        except ValueError:
+            times = []
+        if len(times) != 5 or not all(0 <= time < math.inf for time in times):
             message = (
                 "--pace must be five times in ms, STEP,QUERY,PASS,TOKEN,ROUND_TRIP, none of them negative, such as "
                 f"3,0.3,30,0.05,40, not {text!r}"
@@ -53,49 +52,6 @@ class Pace:
     def compute_s(self, tokens: int) -> float:
         """Return the seconds of a pass over ``tokens`` tokens."""
         return self.pass_s + tokens * self.token_s
-
-
-@dataclass(frozen=True)
-class Times(Pace):
-    """Times of a device, a link and a verifier that may draft too, in seconds.
-
-    Attributes:
-        server_step_s, server_query_s: as of the device's drafter; None for a server that only decodes.
-        queue_s: wait of each pass for work that is not simulated.
-        jitter: each way of the link takes up to this part longer.
-    """
-
-    server_step_s: float | None = None
-    server_query_s: float = 0.0
-    queue_s: float = 0.0
-    jitter: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> Times:
-        """Parse seven milliseconds with commas between them: the device's step and query, the server's (``-`` for a
-        server without a drafter), pass, token and round trip. Raises MoaError."""
-        times = _seconds(text)
-        if len(times) != 7 or None in (*times[:2], *times[3:]):
-            message = f"--times must be seven times in ms, such as {FLEET_MS}, not {text!r}"
-            raise MoaError(message, code="out_of_range")
-        step, query, server_step, server_query, *rest = times
-        return cls(step, query, *rest, server_step, server_query)
-
-    def in_ms(self) -> dict[str, float | None]:
-        """Return the times in milliseconds, for JSON; the jitter is a share."""
-        ms = {name: None if each is None else round(1000 * each, 4) for name, each in asdict(self).items()}
-        names = ("step_s", "query_s", "server_step_s", "server_query_s", "pass_s", "token_s", "queue_s")
-        found = {name.removesuffix("_s"): ms[name] for name in names}
-        return {**found, "trip": ms["round_trip_s"], "jitter": self.jitter}
-
-
-def _seconds(text: str) -> list[Any]:
-    """Parse milliseconds with commas between them, ``-`` for None; empty if anything else is among them."""
-    try:
-        times = [None if part.strip() == "-" else float(part) / 1000 for part in text.split(",")]
-    except ValueError:
-        return []
-    return times if all(time is None or 0 <= time < math.inf for time in times) else []
 
 
 class Clock:

@@ -6,129 +6,165 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass
 from math import exp, log
-from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import simpy
+from moa_server.scheduling.step_drafts import Calibrations, StepDrafts, take_rows
 from numpy.typing import NDArray
 
 from moa_bench.harness import Conversation, LoopbackVerifier, Round
 from moa_bench.recording import RecordedAnswer, RecordedBackend, Recording, replayed_drafter, replayed_target
-from moa_bench.result import Burst, rounded
-from moa_bench.serving import Answer
-from moa_bench.simulated_clock import Clock, Pace, Times
-from moa_runtime.drafters.base import Budget, Drafter
+from moa_bench.result import rounded
+from moa_bench.simulated_clock import Clock, Pace
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller, FixedShape
-from moa_runtime.drafting.draft_policy import clip_budget
-from moa_runtime.drafting.events import Draft, LoopEvent, Pushed, RoundEnded
+from moa_runtime.drafting.events import Draft, LoopEvent
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.options import DRAFTINGS, Conditions, Drafting, LoopSettings
+from moa_runtime.options import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.engine.base import new_sequence
-from moa_server.scheduling.scheduler import Scheduler, Step, Waiting
+from moa_server.scheduling.scheduler import MOST_SEQUENCES, Scheduler, Step, Waiting
 from moa_server.scheduling.step_cost import StepCost
 from moa_server.scheduling.verify_job import Job
-from moa_server.sessions import asked_to_draft, job_of, take_rows, verdict_of
-from moa_server.settings import Settings
 
 #: Nothing is late here: a device that writes on alone is not simulated.
 _PATIENCE_S = 1e6
-_LEAST_S = 1e-9  # a token that costs nothing would let the scheduler divide by zero
 
 Process = Generator[simpy.Event, Any, Any]
 T = TypeVar("T")
 
 
-class _KnownCost(StepCost):
-    """The cost of steps, known to the scheduler from the start."""
+@dataclass(frozen=True)
+class StepCurve:
+    """Seconds of a target's steps.
 
-    def __init__(self, times: Times) -> None:
-        super().__init__()
-        self._weights = np.array([times.pass_s, max(times.token_s, _LEAST_S), 0.0, 0.0])
+    Attributes:
+        rows, ms: milliseconds of a step of one session without context by its tokens; beyond the last two a line.
+        sequence_ms: milliseconds of each further session.
+        context_us: microseconds of each token that the sessions hold.
+    """
 
-    def observe(self, tokens: int, products: int, contexts: int, seconds: float) -> None:
-        """Learn nothing."""
+    rows: tuple[int, ...]
+    ms: tuple[float, ...]
+    sequence_ms: float
+    context_us: float
+
+    def seconds(self, tokens: int, sequences: int, contexts: int) -> float:
+        """Return the seconds of a step."""
+        beyond = max(0, tokens - self.rows[-1]) * (self.ms[-1] - self.ms[-2]) / (self.rows[-1] - self.rows[-2])
+        ms = float(np.interp(tokens, self.rows, self.ms)) + beyond + self.sequence_ms * max(0, sequences - 1)
+        return ms / 1e3 + self.context_us * contexts / 1e6
+
+
+#: The default target on one core of an EPYC with VNNI, and a target of 8 billion parameters in 16 bits on an H100, for
+#: which a step of up to some 150 tokens takes as long as to read the weights (6 ms).
+CURVES = {
+    "cpu int4": StepCurve((1, 2, 4, 8, 16), (9.2, 10.9, 12.8, 19.9, 29.7), 0.7, 2.8),
+    "cpu float32": StepCurve((1, 2), (82.7, 87.2), 5.2, 5.6),
+    "gpu": StepCurve((1, 64, 128, 256, 512), (6.0, 6.2, 6.8, 9.6, 17.5), 0.01, 0.04),
+}
+
+
+class Fleet(NamedTuple):
+    """A scenario: so many sessions at once on a verifier, each on a device with the same times and link.
+
+    Attributes:
+        curve: of :data:`CURVES`.
+        slower: factor of its times.
+        step_s, query_s: a step of the device's drafter, and each node that it continues.
+        round_trip_s, jitter: each way of the link takes half of it, and up to this part longer.
+        first: number of the answer with which the first session begins.
+    """
+
+    seed: int
+    sessions: int
+    curve: str
+    slower: float
+    step_s: float
+    query_s: float
+    round_trip_s: float
+    jitter: float
+    first: int
+
+    def in_ms(self) -> dict[str, float]:
+        """Return the times in milliseconds, for JSON; the jitter is a share."""
+        one, full = (self.step_seconds(n, n, 0) for n in (1, min(self.sessions, MOST_SEQUENCES)))
+        times = {"step": self.step_s, "query": self.query_s, "pass": one, "full pass": full, "trip": self.round_trip_s}
+        return {**{name: round(1000 * each, 4) for name, each in times.items()}, "jitter": round(self.jitter, 4)}
+
+    def step_seconds(self, tokens: int, sequences: int, contexts: int) -> float:
+        """Return the seconds of a step of the target."""
+        return self.slower * CURVES[self.curve].seconds(tokens, sequences, contexts)
 
 
 class Target:
-    """The target of all conversations: its real scheduler over real jobs, and steps that take their simulated time. It
-    does one thing at a time: a step, or the drafts that the server wants at that moment. ``times`` returns the current
-    times, ``active`` holds the round trips of the answers under way, by sequence."""
+    """The target of all conversations: its real scheduler over real jobs, and steps that take their simulated time.
 
-    def __init__(self, env: simpy.Environment, recording: Recording, times: Callable[[], Times]) -> None:
+    Attributes:
+        own: drafts of the verifier's own, copies; None if it makes none.
+        passes, rounds: steps so far, and the sessions in them.
+    """
+
+    def __init__(self, env: simpy.Environment, recording: Recording, fleet: Fleet, *, copies: bool) -> None:
         self.engine = replayed_target(recording)
-        self.active: dict[int, float] = {}
-        self.passes = 0
-        self.env, self.recording, self.times = env, recording, times
-        self.scheduler = Scheduler(_KnownCost(times()))
+        self.passes = self.rounds = 0
+        self.env, self.recording, self.fleet = env, recording, fleet
+        self.limits = Limits(max_context=self.engine.max_context, trees=True)
+        sessions, stops = max(1, fleet.sessions), recording.stop_tokens
+        self.own = ServerDrafting(None, self.limits, stops, most=sessions, clock=lambda: env.now) if copies else None
+        self._cost = StepCost()
+        self._scheduler = Scheduler(self._cost)
         self._waiting: dict[int, simpy.Event] = {}  # by identity of the job
-        self._drafts: list[tuple[DraftTree, simpy.Event]] = []
         self._more = env.event()
         env.process(self._run())
 
     def run(self, job: Job) -> simpy.Event:
         """Hand in a job; the event occurs when it is done."""
         done = self._waiting[id(job)] = self.env.event()
-        self.scheduler.add(Waiting(job, self.env.now))
-        self._wake()
-        return done
-
-    def draft(self, tree: DraftTree) -> simpy.Event:
-        """Let the server's drafter make ``tree``; the event's value is the time that this took, seconds."""
-        done = self.env.event()
-        self._drafts.append((tree, done))
-        self._wake()
+        self._scheduler.add(Waiting(job, self.env.now))
+        if not self._more.triggered:
+            self._more.succeed()
         return done
 
     def rest(self, sequence: int) -> None:
         """End an answer."""
-        self.scheduler.rest(sequence)
-        self.active.pop(sequence, None)
-
-    def _wake(self) -> None:
-        if not self._more.triggered:
-            self._more.succeed()
+        self._scheduler.rest(sequence)
 
     def _run(self) -> Process:
         while True:
             yield self.env.timeout(0)  # conversations that were answered hand in their next work
-            if self._drafts:
-                yield from self._make_drafts()
-            elif (step := self.scheduler.plan(self.env.now, self.engine.held)).pieces:
+            for job in self._scheduler.waiting_rounds():
+                job.take_newest()
+            if (step := self._scheduler.plan(self.env.now, self.engine.held)).pieces:
                 yield from self._take(step)
             else:
                 self._more = self.env.event()
                 yield self._more
 
-    def _make_drafts(self) -> Process:
-        """Make all waiting drafts, their steps in parallel."""
-        (drafts, self._drafts), times = (self._drafts, []), self.times()
-        steps, queries = max(len(tree.steps) for tree, _ in drafts), sum(sum(tree.steps) for tree, _ in drafts)
-        seconds = steps * (times.server_step_s or 0.0) + queries * times.server_query_s
-        yield self.env.timeout(seconds)
-        for _, done in drafts:
-            done.succeed(seconds)
-
     def _take(self, step: Step) -> Process:
-        times, outcomes = self.times(), finish(self.engine.step([piece.request for piece in step.pieces]))
-        seconds = times.compute_s(step.tokens)
-        yield self.env.timeout(times.queue_s + seconds)
+        outcomes = finish(self.engine.step([piece.request for piece in step.pieces]))
+        seconds = self.fleet.step_seconds(step.tokens, len(step.pieces), step.contexts) if step.tokens else 0.0
+        yield self.env.timeout(seconds)
         for piece, outcome in zip(step.pieces, outcomes, strict=True):
             piece.waiting.job.seconds += seconds
             piece.waiting.job.take(piece.request, outcome)
-        self.passes += 1
-        self.scheduler.stepped(step, self.env.now)
+        if step.tokens:
+            self._cost.observe(step.tokens, step.products, step.contexts, len(step.pieces), seconds)
+            self.passes += 1
+            self.rounds += len(step.pieces)
+        self._scheduler.stepped(step, self.env.now)
         for piece in step.pieces:
             if piece.waiting.job.done:
                 self._waiting.pop(id(piece.waiting.job)).succeed()
@@ -153,12 +189,12 @@ class _Way:
 
     def __init__(self, target: Target, draws: random.Random) -> None:
         self.frames: deque[tuple[float, bytes]] = deque()
-        self._env, self._times, self._draws, self._last = target.env, target.times, draws, 0.0
+        self._env, self._fleet, self._draws, self._last = target.env, target.fleet, draws, 0.0
         self.arrival = self._env.event()
 
     def send(self, frame: bytes) -> None:
-        times, now = self._times(), self._env.now
-        self._last = max(self._last, now + times.round_trip_s / 2 * (1 + times.jitter * self._draws.random()))
+        fleet, now = self._fleet, self._env.now
+        self._last = max(self._last, now + fleet.round_trip_s / 2 * (1 + fleet.jitter * self._draws.random()))
         self._env.process(self._deliver(frame, self._last - now))
 
     def _deliver(self, frame: bytes, after: float) -> Process:
@@ -171,18 +207,18 @@ class _Way:
 class _ServerEnd:
     """The verifier's end of one conversation: frames that have arrived, then pushed verdicts, then memory rows."""
 
-    def __init__(self, target: Target, up: _Way, down: _Way, drafter: Drafter | None) -> None:
+    def __init__(self, target: Target, up: _Way, down: _Way) -> None:
         engine = target.engine
-        limits = Limits(max_context=engine.max_context, trees=True)
-        self.session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
+        self.session = ServerSession(target.limits, engine.vocab_size, engine.stop_tokens)
         self.sequence = new_sequence()
         self._env, self._target, self._up, self._down = target.env, target, up, down
-        self._drafter, self._controller = drafter, CostModel(shared_steps=True)
+        self._calibrations = Calibrations()
         self._stamped: tuple[int, float] | None = None
         self._env.process(self._run())
 
     def _run(self) -> Process:
         while True:
+            self._keep_drafts()
             if frames := self._up.frames:
                 if (work := self._receive(*frames.popleft())) is not None:
                     yield from self._do(work)
@@ -193,13 +229,28 @@ class _ServerEnd:
             else:
                 yield self._up.arrival
 
+    def _keep_drafts(self) -> None:
+        """Take unsolicited drafts among the frames that have arrived."""
+        others = []
+        for arrived, frame in self._up.frames:
+            message = parse_client_message(frame)
+            if isinstance(message, wire.ClientMessage) and message.draft.unsolicited:
+                self.session.keep_draft(message.draft)
+                self._stamped = (message.draft.stamp, arrived) if message.draft.stamp else self._stamped
+            else:
+                others.append((arrived, frame))
+        if len(others) < len(self._up.frames):
+            self._up.frames.clear()
+            self._up.frames.extend(others)
+
     def _receive(self, arrived: float, frame: bytes) -> Verify | None:
         message = parse_client_message(frame)
         assert isinstance(message, wire.ClientMessage)
         event = message.WhichOneof("event")
         if event == "hello":
-            capabilities = [] if self._drafter is None else [wire.CAPABILITY_DRAFTS]
-            answers = self.session.greet(message.hello, "simulated", capabilities=capabilities)
+            own = [] if self._target.own is None else [wire.CAPABILITY_DRAFTS]
+            takes = [wire.CAPABILITY_UNSOLICITED_DRAFTS, *own]
+            answers = self.session.greet(message.hello, "simulated", capabilities=takes)
         else:
             stamp = getattr(getattr(message, event), "stamp", 0)
             self._stamped = (stamp, arrived) if stamp else self._stamped
@@ -213,34 +264,16 @@ class _ServerEnd:
 
     def _do(self, work: Verify | RowsWork) -> Process:
         if isinstance(work, RowsWork):  # takes no time of the target
-            job = job_of(work, self.sequence)
+            job = Job(self.sequence, work.prefix, None, rows_from=work.start)
             while not job.done:
                 request = job.request(self._target.engine.held(self.sequence, job.prefix), len(job.prefix))
                 job.take(request, finish(self._target.engine.step([request]))[0])
             take_rows(self.session, job)
-            self._send_rows()
-            return
-        tree, draft_s = DraftTree(), 0.0
-        if work.pushed and self._drafter is not None and (room := self.session.room) is not None and room > 1:
-            budget = clip_budget(self._controller.budget(), self.session.limits, room - 1, Conditions())
-            tree = self._drafter.propose(work.prefix, budget, work.sampling)
-            if tree.steps:
-                draft_s = yield self._target.draft(tree)
-            work = replace(work, draft=tree.tokens, parents=tree.parents)
-        began, job = self._env.now, job_of(work, self.sequence)
-        yield self._target.run(job)
-        sharing = self._target.scheduler.serving
-        if work.pushed and self._drafter is not None:
-            counts = (len(tree.tokens), tree.depth, len(job.path), tree.steps)
-            waited_s = self._env.now - began
-            self._controller.observe(RoundEnded(0, *counts, draft_s, waited_s, job.seconds, sharing))
-        verdict = verdict_of(self.session, work, job, job.seconds, draft_s, sharing)
-        active = self._target.active
-        verdict.verdict.drafts_wanted = self.sequence in asked_to_draft(active, len(active), Settings().ask_from)
-        self._send(verdict)
-        self._send_rows()
-
-    def _send_rows(self) -> None:
+        else:
+            drafts = _ArrivedDrafts(self, self._calibrations, work)
+            job = drafts.job(self._target.own)
+            yield self._target.run(job)
+            self._send(drafts.verdict(job)[0])
         while (rows := self.session.take_rows()) is not None:
             self._send(rows)
             if self.session.pushes:
@@ -255,51 +288,50 @@ class _ServerEnd:
         self._down.send(message.SerializeToString())
 
 
+class _ArrivedDrafts(StepDrafts):
+    """The drafts of a piece of work, those included that arrive while it waits for its step."""
+
+    def __init__(self, end: _ServerEnd, calibrations: Calibrations, work: Verify) -> None:
+        super().__init__(end.session, end.sequence, calibrations, work)
+        self._end = end
+
+    def newest(self) -> Any:
+        self._end._keep_drafts()
+        return super().newest()
+
+
 class Client:
     """A device, its link, and the verifier's end of its conversation.
 
     Args:
-        mode: a value of ``--drafting``, or ``"stream"``: the server writes token by token.
+        mode: a value of ``--drafting``, or ``"stream"``: neither end drafts.
         seed: of the link's jitter.
 
     Attributes:
-        records: of the answers so far, in seconds of simulated time.
         text: tokens of all answers.
-        pushed: tokens that the server wrote without being asked.
     """
 
     def __init__(self, target: Target, mode: str, seed: int) -> None:
-        self.records: list[Answer] = []
         self.text: list[int] = []
-        self.pushed = 0
-        self._env, self._target, self._times = target.env, target, target.times
+        self._env, self._target = target.env, target
         recording, draws = target.recording, random.Random(seed)
         self._up, self._down = _Way(target, draws), _Way(target, draws)
-        self._backends = [RecordedBackend(recording.answers[0]) for _ in range(2)]
-        mine, servers = (replayed_drafter(recording, backend) for backend in self._backends)
-        self._drafts = drafts = mode != "stream"
-        server_drafts = drafts and self._times().server_step_s is not None
-        self._server = _ServerEnd(target, self._up, self._down, servers if server_drafts else None)
-        session = ClientSession(recording.fingerprints, stop_tokens=recording.stop_tokens)
+        self._backend = RecordedBackend(recording.answers[0])
+        drafts = mode in ("auto", "device")
+        drafter = replayed_drafter(recording, self._backend) if drafts else None
+        self._server = _ServerEnd(target, self._up, self._down)
+        rows = wire.ROW_ENCODING_INT8 if drafts else wire.ROW_ENCODING_UNSPECIFIED
+        session = ClientSession(recording.fingerprints, stop_tokens=recording.stop_tokens, row_encoding=rows)
         drafting = mode if drafts else "server"
         settings = LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting)
-        self._loop = DraftingLoop(session, mine if drafts else None, CostModel(), settings)
+        self._loop = DraftingLoop(session, drafter, CostModel(), settings)
         self._loop.listen(self._hear)
         self._loop.opened()
-
-    @property
-    def seconds(self) -> float:
-        """Sum of the times from an answer's first token to its last."""
-        return sum(record.bursts[-1].at - record.bursts[0].at for record in self.records)
 
     def answer(self, answers: Iterable[RecordedAnswer]) -> Process:
         """Have the answers written one after the other, each in a new conversation over one connection."""
         for answer in answers:
-            self.records.append(Answer(self._env.now))
-            for backend in self._backends:
-                backend.replay(answer)
-            if self._drafts:
-                self._target.active[self._server.sequence] = self._times().round_trip_s
+            self._backend.replay(answer)
             self._loop.ask(0, answer.prompt, Sampling(), len(answer.answer))
             while self._loop.answering:
                 yield from self._act()
@@ -313,7 +345,7 @@ class Client:
         todo = loop.next(env.now) if loop.answering else None
         if isinstance(todo, Draft):
             tree = todo.by.propose(todo.prefix, todo.budget, todo.sampling)
-            seconds = self._times().draft_s(tree)
+            seconds = self._draft_s(tree)
             yield env.timeout(seconds)
             loop.drafted(todo, tree, seconds, env.now)
         for frame in loop.frames_to_send(env.now):
@@ -323,48 +355,25 @@ class Client:
         alarm = [] if todo.until is None else [env.timeout(max(0.0, todo.until - env.now))]
         yield simpy.AnyOf(env, [self._down.arrival, *alarm])
 
+    def _draft_s(self, tree: DraftTree) -> float:
+        fleet = self._target.fleet
+        return len(tree.steps) * fleet.step_s + sum(tree.steps) * fleet.query_s
+
     def _hear(self, event: LoopEvent) -> None:
         if isinstance(event, Committed):
             self.text.extend(event.tokens)
-            self.records[-1].bursts.append(Burst(self._env.now, len(event.tokens)))
-        elif isinstance(event, Pushed):
-            self.pushed += event.accepted + 1
 
 
-def simulate_window(
-    recording: Recording, times: Times, mode: str, sessions: int, seconds: float
-) -> tuple[list[Answer], int]:
-    """Let clients ask without a pause for ``seconds`` of simulated time, each beginning with another answer.
-
-    Returns:
-        the answers, with the tokens that arrived in time, and the passes of the target.
-    """
-    env = simpy.Environment()
-    target = Target(env, recording, lambda: times)
-    clients = [Client(target, mode, number) for number in range(sessions)]
-    for number, client in enumerate(clients):
-        first = number % len(recording.answers)
-        order = [*recording.answers[first:], *recording.answers[:first]]
-        env.process(client.answer(itertools.cycle(order)))
-    env.run(seconds)
-    return [record.until(seconds) for client in clients for record in client.records], target.passes
-
-
-#: Tokens of the answers of a scenario.
-TOKENS = {"shapes": 400, "placement": 600}
-#: Changes that may happen to a scenario half-way.
-CHANGES = ("none", "link slower", "link faster", "verifier busy", "verifier free")
+#: Tokens of the answers of a scenario of shapes.
+TOKENS = 400
+#: Tokens of all sessions of a fleet by streaming, at least and at most for each.
+FLEET_TOKENS, _LEAST_TOKENS, _MOST_TOKENS = 2400, 40, 400
+#: Ways in which a fleet is served.
+MODES = ("auto", "device", "server", "stream")
 
 
 def _log_uniform(rng: random.Random, least: float, most: float) -> float:
     return exp(rng.uniform(log(least), log(most)))
-
-
-def _some_answers(rng: random.Random, lengths: Sequence[int], tokens: int) -> tuple[int, ...]:
-    """Draw numbers of answers until they have ``tokens`` tokens together, or all of them."""
-    order = rng.sample(range(len(lengths)), len(lengths))
-    taken = next((n for n in range(len(order)) if sum(lengths[at] for at in order[:n]) >= tokens), len(order))
-    return tuple(order[:taken])
 
 
 # -- shapes ----------------------------------------------------------------------------------------------
@@ -451,6 +460,13 @@ class Field:
         return {**found, "means": {"tau": means.pop("tokens"), **means}}
 
 
+def _some_answers(rng: random.Random, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Draw numbers of answers until they have :data:`TOKENS` tokens together, or all of them."""
+    order = rng.sample(range(len(lengths)), len(lengths))
+    taken = next((n for n in range(len(order)) if sum(lengths[at] for at in order[:n]) >= TOKENS), len(order))
+    return tuple(order[:taken])
+
+
 def draw_shapes(count: int, seed: int, lengths: Sequence[int]) -> Iterator[tuple[Pace, tuple[int, ...]]]:
     """Draw paces and answers: a device's step takes 1 to 40 ms and each node that it continues 0.03 to 0.5 of that, a
     pass of the target 5 to 300 ms and each token 0.0002 to 0.15 of that, a round trip up to 400 ms. All are
@@ -460,85 +476,70 @@ def draw_shapes(count: int, seed: int, lengths: Sequence[int]) -> Iterator[tuple
         step_s, pass_s = _log_uniform(rng, 0.001, 0.04), _log_uniform(rng, 0.005, 0.3)
         query_s, token_s = step_s * _log_uniform(rng, 0.03, 0.5), pass_s * _log_uniform(rng, 0.0002, 0.15)
         pace = Pace(step_s, query_s, pass_s, token_s, _log_uniform(rng, 0.001, 0.401) - 0.001)
-        yield pace, _some_answers(rng, lengths, TOKENS["shapes"])
+        yield pace, _some_answers(rng, lengths)
 
 
-# -- placement -------------------------------------------------------------------------------------------
+# -- a fleet ---------------------------------------------------------------------------------------------
 
 
-class Placement(NamedTuple):
-    """A scenario: times before and after ``change``, which happens half-way, and numbers of answers."""
-
-    seed: int
-    before: Times
-    after: Times
-    change: str
-    answers: tuple[int, ...]
-
-
-def draw_placements(count: int, seed: int, lengths: Sequence[int]) -> Iterator[Placement]:
-    """Draw scenarios; all times are log-uniform. A device's step takes 0.5 to 20 ms and each node that it continues
-    0.03 to 0.3 of that; a pass of the target 3 to 60 ms, each token 0.0002 to 0.1 of that; the server's own step 0.03
-    to 0.4 of a pass, in two of three scenarios; a round trip 1 to 300 ms. One of three verifiers is busy, and lets
-    every pass wait for one to four others; in two of five scenarios link or verifier change."""
+def draw_fleets(count: int, seed: int, lengths: Sequence[int]) -> Iterator[Fleet]:
+    """Draw scenarios; times are log-uniform. 1 to 256 sessions; the target is that of a curve, or up to 3 times as
+    slow; a device's step takes 0.5 to 20 ms and each node that it continues 0.03 to 0.3 of that; a round trip 1 to 300
+    ms."""
     rng = random.Random(seed)
     for number in range(count):
-        step_s, pass_s = _log_uniform(rng, 0.0005, 0.02), _log_uniform(rng, 0.003, 0.06)
-        server_step_s = pass_s * _log_uniform(rng, 0.03, 0.4) if rng.random() < 2 / 3 else None
-        times = Times(
+        step_s = _log_uniform(rng, 0.0005, 0.02)
+        yield Fleet(
+            seed + number,
+            sessions=2 ** rng.randrange(9),
+            curve=rng.choice(list(CURVES)),
+            slower=_log_uniform(rng, 1, 3),
             step_s=step_s,
             query_s=step_s * _log_uniform(rng, 0.03, 0.3),
-            server_step_s=server_step_s,
-            server_query_s=(server_step_s or 0.0) * _log_uniform(rng, 0.03, 0.3),
-            pass_s=pass_s,
-            token_s=pass_s * _log_uniform(rng, 0.0002, 0.1),
-            queue_s=pass_s * rng.uniform(1, 4) if rng.random() < 1 / 3 else 0.0,
             round_trip_s=_log_uniform(rng, 0.001, 0.3),
             jitter=rng.uniform(0, 0.5),
+            first=rng.randrange(len(lengths)),
         )
-        change = rng.choice(CHANGES[1:]) if rng.random() < 0.4 else CHANGES[0]
-        factor = _log_uniform(rng, 2, 20)
-        after = {
-            "none": times,
-            "link slower": replace(times, round_trip_s=min(0.3, times.round_trip_s * factor)),
-            "link faster": replace(times, round_trip_s=max(0.001, times.round_trip_s / factor)),
-            "verifier busy": replace(times, queue_s=times.queue_s + pass_s * rng.uniform(1, 4)),
-            "verifier free": replace(times, queue_s=0.0),
-        }[change]
-        yield Placement(number + seed, times, after, change, _some_answers(rng, lengths, TOKENS["placement"]))
 
 
-def hold_placement(recording: Recording, scenario: Placement, drafting: Drafting) -> Client:
-    """Have a scenario's answers written, one conversation after the other over one connection."""
-    answers = [recording.answers[at] for at in scenario.answers]
-    half = sum(len(answer.answer) for answer in answers) // 2
+def hold_fleet(recording: Recording, fleet: Fleet, mode: str, seconds: float) -> tuple[list[list[int]], Target]:
+    """Let all sessions ask without a pause for ``seconds`` of simulated time, each beginning with another answer;
+    returns their texts, and the target."""
     env = simpy.Environment()
+    target = Target(env, recording, fleet, copies=mode in ("auto", "server"))
+    clients = [Client(target, mode, fleet.seed + number) for number in range(fleet.sessions)]
+    for number, client in enumerate(clients):
+        first = (fleet.first + number) % len(recording.answers)
+        env.process(client.answer(itertools.cycle([*recording.answers[first:], *recording.answers[:first]])))
+    env.run(seconds)
+    return [client.text for client in clients], target
 
-    def times() -> Times:
-        return scenario.before if len(client.text) < half else scenario.after
 
-    client: Any = SimpleNamespace(text=[])  # until there is one
-    client = Client(Target(env, recording, times), drafting, scenario.seed)
-    env.run(env.process(client.answer(answers)))
-    return client
+def window_of(recording: Recording, fleet: Fleet) -> float:
+    """Return the seconds in which streaming writes the tokens of a scenario."""
+    count, together = fleet.sessions, min(fleet.sessions, MOST_SEQUENCES)
+    tokens = min(_MOST_TOKENS, max(_LEAST_TOKENS, FLEET_TOKENS // count))
+    context = sum(len(answer.prompt) + len(answer.answer) // 2 for answer in recording.answers) / len(recording.answers)
+    pass_s = fleet.step_seconds(together, together, int(context * together))
+    return 2 * fleet.round_trip_s + tokens * pass_s * count / together
 
 
-def compare_placements(recording: Recording, scenario: Placement) -> dict[str, Any]:
-    """Hold a scenario with auto, the device alone and the server alone; plain figures for JSON. Raises AssertionError:
-    they wrote different texts."""
-    clients = {drafting: hold_placement(recording, scenario, drafting) for drafting in DRAFTINGS}
-    auto, tokens = clients["auto"], len(clients["auto"].text) - len(scenario.answers)
-    assert all(each.text == auto.text for each in clients.values()), "the text is the target's, whatever drafts"
-    seconds = {drafting: each.seconds for drafting, each in clients.items()}
-    best = min(("device", "server"), key=seconds.__getitem__)
+def compare_fleets(recording: Recording, fleet: Fleet) -> dict[str, Any]:
+    """Hold a scenario in all modes; plain figures for JSON. Raises AssertionError: they wrote different texts."""
+    seconds = window_of(recording, fleet)
+    texts, targets = zip(*(hold_fleet(recording, fleet, mode, seconds) for mode in MODES), strict=True)
+    for written in zip(*texts, strict=True):
+        longest = max(written, key=len)
+        assert all(text == longest[: len(text)] for text in written), "the text is the target's, whatever drafts"
+    rates = {mode: sum(map(len, each)) / seconds for mode, each in zip(MODES, texts, strict=True)}
+    best, auto = max(MODES[1:], key=rates.__getitem__), targets[0]
+    by_stream = rates["auto"] / max(rates["stream"], 1e-9)
     return {
-        "change": scenario.change,
-        "answers": scenario.answers,
-        "ms": scenario.before.in_ms(),
-        "later_ms": scenario.after.in_ms(),
-        "ms_per_token": {drafting: rounded(1000 * each / tokens) for drafting, each in seconds.items()},
+        "kind": fleet.curve,
+        "sessions": fleet.sessions,
+        "ms": fleet.in_ms(),
+        "tokens_per_s": {mode: rounded(each) for mode, each in rates.items()},
         "best": best,
-        "kind": best if scenario.change == "none" else f"{best}, {scenario.change}",
-        "ratio": rounded(seconds["auto"] / seconds[best]),
-        "means": {"by the server": rounded(auto.pushed / max(1, tokens))},
+        "ratio": rounded(rates["auto"] / max(rates[best], 1e-9)),
+        "means": {"by stream": rounded(by_stream), "sessions/pass": rounded(auto.rounds / max(1, auto.passes))},
     }

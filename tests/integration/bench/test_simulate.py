@@ -16,16 +16,14 @@ from moa_bench import simulation
 from moa_bench.cli import main
 from moa_bench.harness import Conversation, LoopbackVerifier, Round
 from moa_bench.recording import RecordedAnswer, RecordedBackend, Recording, replayed_drafter
-from moa_bench.result import token_latencies
 from moa_bench.simulate import Simulate
-from moa_bench.simulated_clock import Pace, Times
-from moa_bench.simulation import SHAPES, TOKENS, Client, Field, Placement, hold, name_of, work_of
+from moa_bench.simulated_clock import Pace
+from moa_bench.simulation import CURVES, MODES, SHAPES, TOKENS, Field, Fleet, StepCurve, hold, name_of, work_of
 from moa_bench.target_answers import ReplayEngine
 from moa_runtime import optional_deps
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.drafting.draft_controllers import FixedShape
-from moa_runtime.options import DRAFTINGS
 from moa_runtime.session.events import Sampling
 from support.bench.commands import Run, refusal
 from support.bench.toys import MANIFEST, KnowingBackend, recorded, toy_recording
@@ -110,21 +108,15 @@ def test_scenarios_are_drawn_within_their_bounds_and_alike_for_the_same_seed() -
         assert 0.005 <= pace.pass_s <= 0.3 and 0.0002 <= pace.token_s / pace.pass_s <= 0.15
         assert 0 <= pace.round_trip_s <= 0.4
         taken = [lengths[at] for at in answers]
-        assert len(set(answers)) == len(taken) and sum(taken[:-1]) < TOKENS["shapes"] <= sum(taken)
+        assert len(set(answers)) == len(taken) and sum(taken[:-1]) < TOKENS <= sum(taken)
     [(_, few)] = simulation.draw_shapes(1, 0, [10, 10])
     assert sorted(few) == [0, 1]
-    lengths = [150, 90, 400]
-    placements = list(simulation.draw_placements(300, 7, lengths))
-    assert (
-        placements
-        == list(simulation.draw_placements(300, 7, lengths))
-        != list(simulation.draw_placements(300, 8, lengths))
-    )
-    assert {each.change for each in placements} == set(simulation.CHANGES)
-    for each in placements:
-        assert (each.before == each.after) == (each.change == "none") or "free" in each.change
-        assert 0.001 <= each.after.round_trip_s <= 0.3
-        assert sum(lengths[at] for at in each.answers) >= TOKENS["placement"] or len(each.answers) == 3
+    fleets = list(simulation.draw_fleets(300, 7, [150, 90, 400]))
+    assert fleets == list(simulation.draw_fleets(300, 7, [150, 90, 400])) != list(simulation.draw_fleets(300, 8, [9]))
+    assert {each.sessions for each in fleets} == {1, 2, 4, 8, 16, 32, 64, 128, 256}
+    assert {each.curve for each in fleets} == set(CURVES)
+    for each in fleets:
+        assert 0.001 <= each.round_trip_s <= 0.3 and 0.0005 <= each.step_s <= 0.02 and 1 <= each.slower <= 3
 
 
 @pytest.mark.parametrize(
@@ -145,79 +137,42 @@ def test_drafts_at_their_price_come_near_the_best_fixed_shape(field: Field, pace
     assert found["ms"]["pass"] == 1000 * pace.pass_s and found["ms"]["trip"] == 1000 * pace.round_trip_s
 
 
-# -- which end drafts ------------------------------------------------------------------------------
-
-TIMES = Times(step_s=0.001, query_s=0.0001, pass_s=0.03, token_s=0.0001, round_trip_s=0.002)
-FAR = replace(TIMES, round_trip_s=0.3)
-DRAFTING = replace(TIMES, server_step_s=0.001, server_query_s=0.0001)
-
-
-@pytest.fixture(scope="module")
-def long() -> Recording:
-    return toy_recording(150)
-
-
-def scenario(before: Times, after: Times | None = None) -> Placement:
-    return Placement(0, before, after or before, "none", (0, 1))
-
-
-def a_token(client: Client) -> float:
-    return client.seconds / (len(client.text) - 2)
-
-
-@pytest.mark.parametrize("queue_s", [0.0, 0.05])
-def test_a_server_that_decodes_alone_takes_a_pass_a_token_and_waits_in_the_queue(long, queue_s: float) -> None:
-    client = simulation.hold_placement(long, scenario(replace(TIMES, queue_s=queue_s)), "server")
-    assert client.pushed == len(client.text) - 2
-    assert a_token(client) == pytest.approx(queue_s + TIMES.pass_s + TIMES.token_s, rel=0.01)
-
-
-def test_a_device_pays_the_round_trip_and_a_server_its_own_drafts(long: Recording) -> None:
-    near, far = (simulation.hold_placement(long, scenario(times), "device") for times in (TIMES, FAR))
-    assert near.text == far.text and near.pushed == far.pushed == 0
-    assert a_token(near) < TIMES.pass_s < a_token(far)
-    alone, drafts = (simulation.hold_placement(long, scenario(times), "server") for times in (TIMES, DRAFTING))
-    assert drafts.text == alone.text and drafts.seconds < 0.8 * alone.seconds
-
-
-@pytest.mark.parametrize(("times", "best"), [(TIMES, "device"), (FAR, "server")])
-def test_auto_finds_the_faster_end(long: Recording, times: Times, best: str) -> None:
-    found = simulation.compare_placements(long, scenario(times))
-    assert found["best"] == found["kind"] == best
-    assert found["ratio"] < 1.25
-    assert (next(iter(found["means"].values())) > 0.5) == (best == "server")
-
-
-def test_auto_follows_a_link_that_changes(long: Recording) -> None:
-    found = simulation.compare_placements(long, scenario(TIMES, FAR)._replace(change="link slower"))
-    assert found["ms_per_token"]["auto"] < found["ms_per_token"]["device"]
-    assert 0 < next(iter(found["means"].values())) < 1
-    assert found["kind"] == f"{found['best']}, link slower"
-
-
 # -- a fleet ---------------------------------------------------------------------------------------
 
-
-def tokens_per_s(recording: Recording, mode: str, sessions: int, times: Times = DRAFTING) -> float:
-    answers, passes = simulation.simulate_window(recording, times, mode, sessions, 10.0)
-    bursts = [burst for answer in answers for burst in answer.bursts]
-    assert passes > 0 and all(0 <= answer.sent <= burst.at <= 10 for answer in answers for burst in answer.bursts)
-    return sum(burst.tokens for burst in bursts) / 10
+NEAR = Fleet(0, 1, "cpu float32", 1.0, step_s=0.001, query_s=0.0001, round_trip_s=0.002, jitter=0.0, first=0)
 
 
-def test_a_stream_of_one_session_takes_a_pass_a_token(recording: Recording) -> None:
-    answers, passes = simulation.simulate_window(recording, TIMES, "stream", 1, 10.0)
-    latencies = [latency for answer in answers for latency in token_latencies(answer.bursts)]
-    assert np.mean(latencies) == pytest.approx(TIMES.pass_s + TIMES.token_s, rel=0.01)
-    assert passes == pytest.approx(sum(len(answer.bursts) for answer in answers), abs=1)
+def speed(recording: Recording, fleet: Fleet, mode: str, seconds: float = 20.0) -> float:
+    texts, _ = simulation.hold_fleet(recording, fleet, mode, seconds)
+    return sum(map(len, texts)) / seconds
 
 
-def test_sessions_share_passes_until_the_target_is_full(recording: Recording) -> None:
-    full = replace(DRAFTING, token_s=0.01)
-    one, eight, many = (tokens_per_s(recording, "stream", sessions, full) for sessions in (1, 8, 32))
-    assert one < eight < many < 1 / full.token_s
-    rates = {mode: tokens_per_s(recording, mode, 4) for mode in ("stream", *DRAFTINGS)}
-    assert rates["auto"] > 0 and min(rates["server"], rates["device"]) > 1.2 * rates["stream"] > 0
+def test_a_step_costs_what_its_curve_says() -> None:
+    curve = StepCurve((1, 2, 4), (10.0, 11.0, 15.0), 2.0, 100.0)
+    assert [curve.seconds(tokens, 1, 0) for tokens in (1, 3, 6)] == pytest.approx([0.010, 0.013, 0.019])
+    assert curve.seconds(4, 3, 50) == pytest.approx(0.015 + 2 * 0.002 + 0.005)
+
+
+def test_a_stream_takes_a_pass_a_token_and_sessions_share_passes(recording: Recording) -> None:
+    one = speed(recording, NEAR, "stream")
+    assert one == pytest.approx(1 / NEAR.step_seconds(1, 1, 40), rel=0.1)
+    eight = NEAR._replace(sessions=8)
+    assert 2 * one < speed(recording, eight, "stream") < 8 / NEAR.step_seconds(8, 8, 0)
+    _, target = simulation.hold_fleet(recording, eight, "stream", 20.0)
+    assert target.rounds / target.passes > 6
+
+
+def test_a_device_pays_the_round_trip(recording: Recording) -> None:
+    near, far = (speed(recording, NEAR._replace(round_trip_s=trip), "device") for trip in (0.002, 0.3))
+    assert far < speed(recording, NEAR, "stream") < near
+
+
+@pytest.mark.parametrize(("sessions", "trip"), [(1, 0.002), (1, 0.3), (4, 0.05)])
+def test_auto_is_near_the_best_of_the_others_and_writes_the_same(recording, sessions: int, trip: float) -> None:
+    found = simulation.compare_fleets(recording, NEAR._replace(sessions=sessions, round_trip_s=trip))
+    rates = found["tokens_per_s"]
+    assert found["best"] == max(MODES[1:], key=rates.__getitem__)
+    assert found["ratio"] == pytest.approx(rates["auto"] / rates[found["best"]], rel=1e-3) and found["ratio"] > 0.75
 
 
 # -- on the command line ---------------------------------------------------------------------------
@@ -320,36 +275,21 @@ def test_probabilities_above_one_and_a_file_cut_short_are_refused(kept: Path, re
         Recording.read(kept)
 
 
-def test_the_command_compares_placements(simulate) -> None:
-    found = json.loads(simulate("placement", "--scenarios", "4", "--json")[1])
-    assert (found["benchmark"], found["partial"], len(found["scenarios"])) == ("simulate", False, 4)
-    for each in found["scenarios"]:
-        assert set(each["ms_per_token"]) == set(DRAFTINGS) and each["best"] in ("device", "server")
-        ratio = each["ms_per_token"]["auto"] / each["ms_per_token"][each["best"]]
-        assert math.isclose(each["ratio"], ratio, rel_tol=0.01)
+def test_the_command_compares_fleets(simulate, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(simulation, "draw_fleets", lambda *_: [NEAR, NEAR._replace(sessions=2, curve="gpu")])
+    status, out, _ = simulate("fleet", "--scenarios", "2", "--json", "--plot", str(tmp_path / "plot.png"))
+    found = json.loads(out)
+    assert (status, found["partial"], len(found["scenarios"])) == (0, False, 2)
+    assert all(set(each["tokens_per_s"]) == set(MODES) for each in found["scenarios"])
     summary, worst = Simulate().tables(found)
-    assert summary.rows[-1][:2] == ["all", 4] and len(worst.rows) == 4
-    assert [row[1] for row in worst.rows] == sorted((each["ratio"] for each in found["scenarios"]), reverse=True)
-    assert summary.rows[-1][4] == worst.rows[0][1]
-    figure = Figure()
-    Simulate().plot(found, figure)
-    assert len(figure.axes) == 2
+    assert [row[0] for row in summary.rows] == ["cpu float32", "gpu", "all"] and len(worst.rows) == 2
+    ratios = sorted(each["ratio"] for each in found["scenarios"])
+    assert [row[3] for row in worst.rows] == ratios and summary.rows[-1][4] == ratios[0]
     summary, worst = Simulate().tables(found | {"scenarios": []})  # nothing yet
     assert summary.rows == [["all", 0, None, None, None, None]] and worst.rows == []
-    Simulate().plot(found | {"scenarios": []}, Figure())
-
-
-def test_the_command_simulates_a_fleet(simulate, tmp_path: Path) -> None:
-    words = ("--sessions", "4,1", "--seconds", "2")
-    status, out, _ = simulate("fleet", *words, "--json", "--plot", str(tmp_path / "plot.png"))
-    found = json.loads(out)
-    assert status == 0 and [list(modes) for modes in found["sessions"].values()] == [["stream", *DRAFTINGS]] * 2
-    assert list(found["sessions"]) == ["1", "4"] and found["settings"]["ms"]["pass"] == 6
-    assert set(found["speedup"]["4"]) == set(DRAFTINGS)
-    (table,) = Simulate().tables(found)
-    assert len(table.rows) == 8 and "step 8" in table.note
-    status, out, _ = simulate("fleet", "--sessions", "1", "--seconds", "1", "--times", "8,0.8,-,0,6,0.02,70")
-    assert status == 0 and "step None" in out
+    figure = Figure()
+    Simulate().plot(found | {"scenarios": []}, figure)
+    assert len(figure.axes) == 2
 
 
 def test_a_package_that_is_missing_is_named(simulate, monkeypatch) -> None:
