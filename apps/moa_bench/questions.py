@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.errors import MoaError
+from moa_runtime.checked_file import open_checked
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.tokenizer import ChatTokenizer
 
 MT_BENCH = "mt_bench"
 MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
+_LARGEST_FILE = 1 << 28
 
 
 class QuestionsError(MoaError):
@@ -36,10 +39,10 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     """Read the first ``limit`` questions, or all of them; empty lines are skipped, later lines are not read. Raises
     QuestionsError: no such file, no questions in it, or a line that is no question."""
     try:
-        with path.open(encoding="utf-8-sig") as lines:
+        with io.TextIOWrapper(open_checked(path, _LARGEST_FILE), encoding="utf-8-sig") as lines:
             found = list(islice(_questions(path, lines), limit))
     except OSError as error:
-        text = f"cannot read the questions file {path}: {error.strerror}"
+        text = f"cannot read the questions file {path}: {reason_of(error)}"
         raise QuestionsError(text, code="not_readable") from error
     except UnicodeDecodeError as error:
         text = f"cannot read the questions file {path}: it is no UTF-8 text"

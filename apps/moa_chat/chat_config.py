@@ -12,6 +12,7 @@ from typing import Any
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.checked_file import read_checked
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.errors import MoaError, reason_of
@@ -144,6 +145,7 @@ def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
         if not Endpoint(server).address.startswith("wss:"):
             raise MoaError(f"--tls-ca needs an encrypted address (wss://HOST:PORT), not {server}", code="not_encrypted")
         try:
+            read_checked(tls_ca)  # OpenSSL would wait for a pipe
             tls = ssl.create_default_context(cafile=tls_ca)
         except ssl.SSLError as error:  # a kind of OSError
             text = f"--tls-ca {tls_ca} is not a certificate authority in PEM format"

@@ -18,6 +18,7 @@ from moa_decoder.spec import DecoderSpec
 from moa_decoder.tensor_layout import TensorLayout
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_decoder.weights import LayerMatrix, LayerVector
+from moa_runtime.checked_file import read_checked
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 #: Ends of names of tensors that are computed from the configuration, and that some checkpoints hold.
@@ -92,7 +93,7 @@ class CheckpointWeights:
 def read_config(folder: Path) -> dict[str, Any]:
     """Read a folder's config.json. Raises TargetError (``unreadable``)."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_checked(folder / "config.json"))
         if not isinstance(config, dict):
             raise ValueError("no object")
     except (OSError, ValueError, RecursionError) as error:
@@ -108,7 +109,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if (folder / _INDEX).is_file():
         try:
-            listed: Mapping[str, str] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            listed: Mapping[str, str] = json.loads(read_checked(folder / _INDEX))["weight_map"]
             files = [folder / Path(name).name for name in sorted(set(listed.values()))]
         except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
             raise TargetError(f"{folder / _INDEX} is unreadable: fetch it again", code="unreadable") from error

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_decoder.errors import TargetError
+from moa_runtime.checked_file import open_checked
 from moa_runtime.errors import reason_of
 
 #: A scalar, a text, a list of numbers (a numpy array) or of texts.
@@ -137,7 +138,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_checked(path) as file:
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # an empty file cannot be mapped
             raise self.damaged("it is empty") from error

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moa_decoder.errors import TargetError
 from moa_decoder.matrix import Float32
+from moa_runtime.checked_file import open_checked
 from moa_runtime.errors import reason_of
 
 _LARGEST_HEADER = 100_000_000
@@ -67,7 +68,7 @@ class SafetensorsFile:
         self.path = path
         self.tensors: dict[str, StoredTensor] = {}
         try:
-            with path.open("rb") as file:
+            with open_checked(path) as file:
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             for name, entry in self._header().items():
                 if name != "__metadata__":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 #: Folder of a training run's checkpoint.
 CHECKPOINT_FOLDER = "drafter"
+#: Bytes of a drafter's weights.
+LARGEST_WEIGHTS = 1 << 34
 #: Largest width accepted for a layer; no model has a wider one.
 _WIDEST = 1 << 17
 #: Why a checkpoint, training run or configuration of version 0.1.0 cannot be used (code ``unsupported``).
@@ -401,7 +404,7 @@ def drafter_fingerprint(folder: Path) -> str:
     """Return the identity of a checkpoint: SHA-256 over its configuration and weights, 32 hexadecimal digits."""
     digest = hashlib.sha256()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
-        digest.update((folder / name).read_bytes())
+        digest.update(read_checked(folder / name, LARGEST_WEIGHTS))
     return digest.hexdigest()[:32]
 
 

@@ -23,6 +23,7 @@ from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import (
     CHECKPOINT_FOLDER,
     CONFIG_FILE,
+    LARGEST_WEIGHTS,
     WEIGHTS_FILE,
     CheckpointError,
     ConfigError,
@@ -34,6 +35,7 @@ from moa_drafter.config import (
     RivalConfig,
     config_of,
 )
+from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import reason_of
 
 Shape = tuple[int, ...]
@@ -90,7 +92,7 @@ def read_weights(folder: Path) -> DrafterWeights:
         raw, text = _read_config(folder / CONFIG_FILE)
         published = is_published(raw)
         config = None if published else config_of(raw)
-        content = weights.read_bytes()
+        content = read_checked(weights, LARGEST_WEIGHTS)
         stored: dict[str, Any] = dict(deserialize(content))
         if config is None:
             config = published_config(raw, {name: tuple(each["shape"]) for name, each in stored.items()})
@@ -191,7 +193,7 @@ def _layer(dims: LayerDims) -> dict[str, Shape]:
 def _read_config(path: Path) -> tuple[dict[str, Any], bytes]:
     """Read a ``config.json`` of either layout; return it with its bytes. Raises ConfigError."""
     try:
-        content = path.read_bytes()
+        content = read_checked(path)
         raw = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path.name}: {reason_of(error)}", code="unreadable") from error

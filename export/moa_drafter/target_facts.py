@@ -18,8 +18,10 @@ from moa_decoder.spec import DecoderSpec
 from moa_drafter.target_folder import gguf_of, weights_of
 from moa_drafter.target_source import builtin_of
 from moa_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, RecommendedSampling
+from moa_runtime.checked_file import read_checked, read_checked_text
 
 _GENERATION = "generation_config.json"
+_LARGEST_JSON = 1 << 27
 #: Codes of the errors after which transformers may still know the model.
 UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type", "missing_field", "wrong_type"})
 
@@ -47,7 +49,7 @@ class TargetFacts:
     def chat_template(self) -> str:
         """The source of the default chat template, Jinja. Raises TargetError if there is none."""
         file = self.folder / CHAT_TEMPLATE_FILE
-        template = file.read_text(encoding="utf-8") if file.is_file() else _tokenizer(self.folder).get("chat_template")
+        template = read_checked_text(file) if file.is_file() else _tokenizer(self.folder).get("chat_template")
         if isinstance(template, list):  # several with names
             template = {each.get("name"): each.get("template") for each in template}.get("default")
         if not isinstance(template, str) or not template:
@@ -160,7 +162,7 @@ def _tokenizer(folder: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Read a JSON object; empty if there is no such file. Raises TargetError (``unreadable``)."""
     try:
-        read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        read = json.loads(read_checked(path, _LARGEST_JSON)) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path) from error
     if not isinstance(read, dict):

@@ -8,15 +8,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
+from moa_runtime.checked_file import open_checked, read_checked_text
 from moa_runtime.cli_main import own_program
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DrafterName, drafter_option
@@ -26,6 +28,7 @@ SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+_LARGEST_MANIFEST = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -292,11 +295,16 @@ class Bundle:
         folder = expanded(folder)
         manifest = read_manifest(folder)
         for name, entry in manifest.files.items():
-            path = folder / name
-            if not path.is_file():
+            try:
+                with open_checked(folder / name, inside=folder) as file:
+                    same = os.fstat(file.fileno()).st_size == entry.bytes and _sha256(file) == entry.sha256
+            except FileNotFoundError as error:
                 text = f"the bundle {folder} lacks its file {name}: export or copy it again"
-                raise BundleError(text, code="file_missing")
-            if path.stat().st_size != entry.bytes or sha256_of(path) != entry.sha256:
+                raise BundleError(text, code="file_missing") from error
+            except OSError as error:
+                text = f"{name} in the bundle {folder} cannot be used: {reason_of(error)}; export or copy it again"
+                raise BundleError(text, code="unreadable") from error
+            if not same:
                 raise BundleError(
                     f"{name} in the bundle {folder} was changed: its SHA-256 is not the one in {MANIFEST_FILE}; "
                     "export or copy the bundle again",
@@ -324,11 +332,13 @@ class Bundle:
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a bundle without checking its files; raise BundleError if it cannot be read."""
     try:
-        text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
+        text = read_checked_text(folder / MANIFEST_FILE, _LARGEST_MANIFEST, folder)
     except (OSError, UnicodeDecodeError) as error:
         reason = f"it has no {MANIFEST_FILE}" if folder.is_dir() else "there is no such folder"
-        if isinstance(error, (PermissionError, UnicodeDecodeError)):
+        if isinstance(error, UnicodeDecodeError):
             reason = f"its {MANIFEST_FILE} cannot be read"
+        elif folder.is_dir() and not isinstance(error, FileNotFoundError):
+            reason = f"its {MANIFEST_FILE} cannot be read ({reason_of(error)})"
         raise BundleError(f"{folder} is no bundle: {reason}; make one with moa-export", code="no_bundle") from error
     return Manifest.from_json(text)
 
@@ -354,11 +364,15 @@ def tokenizer_fingerprint(path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal, read in blocks."""
+    """Return the SHA-256 of a regular file, hexadecimal, read in blocks; raise OSError."""
+    with open_checked(path) as file:
+        return _sha256(file)
+
+
+def _sha256(file: IO[bytes]) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+    while block := file.read(1 << 20):
+        digest.update(block)
     return digest.hexdigest()
 
 

@@ -14,21 +14,21 @@ bytes     content
 from __future__ import annotations
 
 import json
+import os
 import struct
-import sys
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moa_runtime.atomic_file import replace_private
+from moa_runtime.checked_file import open_checked
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.tokenizer import ChatTokenizer
 
@@ -43,7 +43,7 @@ MOST_TOKENS = 1 << 24
 #: 2411.05894, by its authors' program). Nothing of the question is stored: only the target's text is drafted.
 LEAD_TOKENS = 3
 _MAGIC, _LENGTH, _ALIGNED = b"MOADATA1", struct.Struct("<I"), 64
-_LONGEST_HEADER = 4096
+_LONGEST_HEADER, _LARGEST = 4096, 1 << 32
 _FILE_TOKEN = np.dtype("<i4")
 _RANGES_KEPT = 1 << 14
 
@@ -142,32 +142,27 @@ def _crc32(parts: Iterable[memoryview]) -> int:
 
 
 def _read(path: Path) -> tuple[Header, Int32, Int32]:
-    """Read the header, and map tokens and positions, ``[n]`` each, into memory. Raises DatastoreError if it is no
+    """Read the header, and tokens and positions, ``[n]`` each, into memory. Raises DatastoreError if it is no
     datastore, OSError, and other errors (see :meth:`Datastore.open`) if it is damaged."""
-    regular = path.is_file() or not path.exists()
-    with path.open("rb") if regular else BytesIO() as file:  # reading a pipe would block
+    with open_checked(path, _LARGEST) as file:
         begin = file.read(len(_MAGIC) + _LENGTH.size)
         if not begin.startswith(_MAGIC):
             raise DatastoreError(f"{path} is no datastore: moa-export datastore makes one", code="no_datastore")
         (length,) = _LENGTH.unpack(begin[len(_MAGIC) :])
         header = Header(**json.loads(file.read(min(length, _LONGEST_HEADER))))
-    start, count = len(_MAGIC) + _LENGTH.size + length, header.tokens
-    if not all(type(each) is int and each >= 0 for each in (header.documents, count)):
-        raise ValueError("no counts")
-    if path.stat().st_size != start + 2 * count * _FILE_TOKEN.itemsize:
-        raise ValueError("another size")
-    if not count:
-        return header, np.empty(0, np.int32), np.empty(0, np.int32)
-    if sys.platform == "win32":  # which cannot replace a file that is mapped
-        held = np.fromfile(path, _FILE_TOKEN, offset=start).reshape(2, count)
-    else:
-        held = np.memmap(path, _FILE_TOKEN, "r", start, (2, count))
-    tokens, places = np.asarray(held)  # a view: indexing a memmap is several times as slow
+        start, count = len(_MAGIC) + _LENGTH.size + length, header.tokens
+        if not all(type(each) is int and each >= 0 for each in (header.documents, count)):
+            raise ValueError("no counts")
+        if os.fstat(file.fileno()).st_size != start + 2 * count * _FILE_TOKEN.itemsize:
+            raise ValueError("another size")
+        # Not mapped: a file that is cut while it is mapped ends the process.
+        file.seek(start)
+        tokens, places = np.fromfile(file, _FILE_TOKEN, 2 * count).reshape(2, count)
     return header, tokens, places
 
 
 class Datastore:
-    """Earlier texts, mapped into memory. Several conversations and threads may share one.
+    """Earlier texts in memory. Several conversations and threads may share one.
 
     Args:
         tokens: ``[n]``, with :data:`BOUNDARY` after each document.
@@ -181,7 +176,7 @@ class Datastore:
 
     @classmethod
     def open(cls, path: Path, tokenizer: str) -> Datastore:
-        """Map a file after checking it as a whole.
+        """Read a file and check it as a whole.
 
         Args:
             tokenizer: fingerprint of the tokenizer that it must have been made with.
@@ -203,7 +198,9 @@ class Datastore:
             text = f"there is no datastore {path}: moa-export datastore makes one"
             raise DatastoreError(text, code="file_missing") from None
         except OSError as error:
-            raise DatastoreError(f"the datastore {path} cannot be read: {error.strerror}", code="unreadable") from error
+            raise DatastoreError(
+                f"the datastore {path} cannot be read: {reason_of(error)}", code="unreadable"
+            ) from error
         except (ValueError, TypeError, RecursionError, struct.error) as error:
             text = f"the datastore {path} is damaged: delete it, and make it again"
             raise DatastoreError(text, code="damaged") from error

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message
-from moa_runtime.errors import MoaError
+from moa_runtime.checked_file import read_checked, read_checked_text
+from moa_runtime.errors import MoaError, reason_of
 
+_LARGEST_TOKENIZER = 1 << 27
+#: Characters of all replacements of a tokenizer, multiplied.
+_MOST_GROWTH = 64
 #: Instead of a chat template: the messages' texts one after the other.
 _RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -76,12 +84,14 @@ class ChatTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         # As a batch it lets other threads run meanwhile, and computes no offsets.
-        [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with self._failures():
+            [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ``tokens``; bytes that are no UTF-8 become replacement characters."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        with self._failures():
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation, see :meth:`moa_runtime.chat_template.ChatTemplate.render`."""
@@ -133,7 +143,8 @@ class ChatTokenizer:
     @cached_property
     def _text_beginning(self) -> list[int]:
         """Tokens that the tokenizer itself puts before a text."""
-        encoded = self._tokenizer.encode("a", add_special_tokens=True)
+        with self._failures():
+            encoded = self._tokenizer.encode("a", add_special_tokens=True)
         marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
         return [token for token, _ in takewhile(lambda each: each[1], marked)]
 
@@ -185,15 +196,24 @@ class ChatTokenizer:
             if restored == piece:
                 ordinary += piece
                 continue
-            tokens += [*self.encode(ordinary), *self._plain.encode(restored, add_special_tokens=False).ids]
+            tokens += self.encode(ordinary)
+            with self._failures():
+                tokens += self._plain.encode(restored, add_special_tokens=False).ids
             ordinary = ""
         return tokens + self.encode(ordinary)
 
     def _read(self) -> Tokenizer:
+        return read_tokenizer(self._file)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turn errors of the tokenizers library into a MoaError; those of its Rust code are no Exception."""
         try:
-            return Tokenizer.from_file(str(self._file))
-        except Exception as error:  # the library raises bare Exception
-            raise MoaError(f"cannot read the tokenizer {self._file}: {error}", code="unreadable") from error
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise MoaError(f"the tokenizer {self._file} fails: {error}", code="tokenizer_failed") from error
 
     def _last_stop(self, text: str) -> tuple[str, int]:
         """Return the last end-of-turn token in ``text`` and the offset after it; without one, the end of the text."""
@@ -203,9 +223,59 @@ class ChatTokenizer:
         return piece, start + len(piece)
 
 
+def read_tokenizer(file: Path) -> Tokenizer:
+    """Read a ``tokenizer.json``, which neither pads nor truncates then. Raises MoaError (``unreadable``)."""
+    try:
+        content = read_checked(file, _LARGEST_TOKENIZER)
+        _check_tables(content)
+        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer.no_padding()  # to any length
+        tokenizer.no_truncation()
+        _check_growth(tokenizer)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and its Rust code what is none
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise MoaError(f"cannot read the tokenizer {file}: {reason}", code="unreadable") from error
+    return tokenizer
+
+
+def _check_tables(content: bytes) -> None:
+    """Raise ValueError for tables of a normalizer (``Precompiled``) whose length is wrong: the library would end the
+    process, as it cannot allocate it."""
+    # Letters are not escaped in files of the library: those that are may spell the name.
+    if b"precompiled_charsmap" not in content and not re.search(rb"\\u00[4-7]", content):
+        return
+    for part in _parts_of(json.loads(content)):
+        if (table := part.get("precompiled_charsmap")) is not None:
+            data = base64.b64decode(table, validate=True)
+            if int.from_bytes(data[:4], "little") > len(data) - 4:
+                raise ValueError("its precompiled_charsmap is cut")
+
+
+def _check_growth(tokenizer: Tokenizer) -> None:
+    """Raise ValueError if the replacements of a tokenizer, one after the other, could make a text much longer."""
+    growth = 1
+    for step in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
+        for part in _parts_of(json.loads(step.__getstate__())) if step is not None else ():
+            growth *= max(1, len(str(part.get("content", ""))), len(str(part.get("prepend", ""))))
+            if growth > _MOST_GROWTH:
+                raise ValueError("its replacements are too long")
+
+
+def _parts_of(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects in parsed JSON."""
+    found = [value]
+    while found:
+        each = found.pop()
+        if isinstance(each, dict):
+            yield each
+        found += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+
+
 def _source_of(template: Path) -> str:
     try:
-        return template.read_text(encoding="utf-8")
+        return read_checked_text(template)
     except (OSError, UnicodeDecodeError) as error:
         text = f"the chat template {template} cannot be read: export the bundle again"
         raise ChatTemplateError(text, code="unreadable") from error

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.errors import MoaError
+from moa_runtime.checked_file import read_checked
+from moa_runtime.errors import MoaError, reason_of
 from moa_server.edge.rate_limits import Budget, Budgets, Clock
 
 _log = logging.getLogger(__name__)
@@ -156,10 +157,10 @@ def read_tokens(file: Path) -> list[Bearer]:
         TokenFileError: the file is unreadable or invalid; the message names file, entry and error.
     """
     try:
-        raw = json.loads(file.read_bytes())
+        raw = json.loads(read_checked(file))
         mode = file.stat().st_mode
     except OSError as error:
-        text = f"cannot read the token file {file}: {error.strerror or error}"
+        text = f"cannot read the token file {file}: {reason_of(error)}"
         raise TokenFileError(text, code="unreadable") from error
     except (ValueError, RecursionError) as error:
         raise TokenFileError(f"the token file {file} is no JSON: {error}", code="not_json") from error

@@ -11,6 +11,7 @@ import socket
 import ssl
 from pathlib import Path
 
+from moa_runtime.checked_file import open_checked
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.sockets import is_loopback, listen, url_of
@@ -82,6 +83,8 @@ def _check_tls(options: argparse.Namespace) -> tuple[Path, Path] | None:
     if not (options.tls_cert and options.tls_key):
         raise ServeError("--tls-cert and --tls-key belong together; pass both", code="incomplete")
     try:
+        for file in (options.tls_cert, options.tls_key):
+            open_checked(file).close()  # OpenSSL would wait for a pipe
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
     except (OSError, ssl.SSLError) as error:
         format_error = isinstance(error, ssl.SSLError)  # its own text is for programmers

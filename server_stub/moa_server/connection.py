@@ -56,7 +56,7 @@ class Connection:
         self._work = SessionWork(verifier, self._budgets)
         self._epoch = 0  # of the frame that is being answered
         self._stamped: tuple[int, float] | None = None  # a client's stamp to echo, and its arrival time
-        self._greeted = False
+        self._greeted: tuple[Conversation, asyncio.Event] | None = None  # with this connection's claim to it
         self._pings = PingResponder(self._send)
         # A track for each connection: the last send of one that hangs may last into the next one's work.
         self._track = self._work.track = "no session"
@@ -114,7 +114,15 @@ class Connection:
         """Handle the arrival of a frame; return whether it needs no further handling."""
         if self._overrules(message):
             self._work.abandon()
-        return self._greeted and self._pings.take(message)
+        return self._greeted is not None and (self._pings.take(message) or self._keep_draft(message, *self._greeted))
+
+    def _keep_draft(self, message: wire.ClientMessage, conversation: Conversation, claim: asyncio.Event) -> bool:
+        """Keep an unsolicited draft, or drop it if many frames arrive; return whether it is one."""
+        if not message.draft.unsolicited:
+            return False
+        if not self._ended(claim) and self._budgets.take_spare(Kind.FRAMES, 1):
+            conversation.session.keep_draft(message.draft)
+        return True
 
     def _overrules(self, message: wire.ClientMessage) -> bool:
         """Whether a frame ends the answer or begins another, so that work for the present one is wasted."""
@@ -159,7 +167,10 @@ class Connection:
                     hello,
                     conversation.token,
                     rows=bool(fingerprints.drafter),
-                    capabilities=[] if self._verifier.drafts is None else [wire.CAPABILITY_DRAFTS],
+                    capabilities=[
+                        wire.CAPABILITY_UNSOLICITED_DRAFTS,
+                        *([] if self._verifier.drafts is None else [wire.CAPABILITY_DRAFTS]),
+                    ],
                     load=self._verifier.worker.load,
                     dtype=self._verifier.engine.facts.dtype,
                 )
@@ -168,7 +179,7 @@ class Connection:
         except BaseException:
             store.detach(conversation, claim)
             raise
-        self._greeted = True
+        self._greeted = attached
         held = greeting[0].welcome.committed_length
         _log.info("session opened, %d tokens held", held, extra={"data": {"tokens_held": held}})
         return conversation, claim
@@ -213,11 +224,15 @@ class Connection:
         if owed_s and session.rows_due and work is None:
             await self._reader.wait(max(owed_s, 0.001))  # what is left of a debt may be less than a clock's tick
             return True
-        rows = None if owed_s or self._ended(claim) else session.take_rows()  # those are the next connection's then
-        if rows is not None:
+        sent = False
+        # Those of an ended claim are the next connection's.
+        while not (owed_s or self._ended(claim)) and (rows := session.take_rows()) is not None:
             self._budgets.wait_s(Kind.ROW_BYTES, len(rows.rows.data) + len(rows.rows.scales))
             await self._send(rows)
-        return work is not None or rows is not None
+            sent = True
+            if not session.pushes:  # else all that may follow the verdict
+                break
+        return work is not None or sent
 
     def _ended(self, claim: asyncio.Event) -> bool:
         """Whether another connection took over, or the token was withdrawn; the next receive says so."""
@@ -225,6 +240,7 @@ class Connection:
 
     async def _next_of(self, conversation: Conversation) -> wire.ClientMessage | wire.ServerMessage:
         """Wait for the next frame; after some silence in the middle of an answer, continue it in the background."""
+        self._verifier.worker.parked(conversation.sequence)
         silence = min(_SILENCE_S, self._settings.idle_seconds) if conversation.session.continues_without_client else 0.0
         if silence and not await self._reader.wait(silence):
             self._verifier.background_answers.begin(conversation)
@@ -274,7 +290,7 @@ class Connection:
             await self._websocket.close(code)
 
     def _log_end(self, why: str) -> None:
-        if not self._greeted:
+        if self._greeted is None:
             _log.info("a session was refused: %s", why)
             return
         tokens, verdicts = self._work.committed, self._work.verdicts
@@ -496,9 +512,11 @@ class FrameReader:
         else:
             message = self._parse(data)
             self._most_bytes = self._settings.max_frame_bytes
-            if not (isinstance(message, wire.ClientMessage) and self._on_message(message)):
-                self._frames.append((message, len(data or b""), time.monotonic()))
-                self._changed.set()
+            if isinstance(message, wire.ClientMessage) and self._on_message(message):
+                await asyncio.sleep(0)  # others come between: no limit of waiting frames ends a flood of these
+                return
+            self._frames.append((message, len(data or b""), time.monotonic()))
+            self._changed.set()
 
     def _parse(self, frame: bytes | None) -> wire.ClientMessage | wire.ServerMessage:
         if frame is None:

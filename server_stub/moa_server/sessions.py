@@ -274,7 +274,7 @@ class SessionWork:
         if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
             return work, None
         start = drafts.rows_from(sequence, work.prefix)
-        with self._verifier.worker.coming():
+        with self._verifier.worker.coming(sequence):
             proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=conversation.session.room)
         tree = proposal.tree
         return replace(work, draft=tree.tokens, parents=tree.parents, rows_from=start), proposal

@@ -33,6 +33,7 @@ _LIVE = (
     "awaiting_verdict",
     "awaiting_prefill",
     "may_propose",
+    "may_send_unsolicited",
     "may_grant_credit",
     "rows_coming",
     "stamp",
@@ -125,7 +126,7 @@ def _argument(key: str, value: Any) -> Any:
         return trace_json.frame_bytes(value, wire.ServerMessage)
     if key == "tree" and value is not None:
         tokens = tuple(value["tokens"])
-        return DraftTree(tokens, tuple(value["parents"]), (0.0,) * len(tokens))
+        return DraftTree(tokens, tuple(value["parents"]), tuple(value.get("scores", (0.0,) * len(tokens))))
     if key == "snapshot" and isinstance(value, dict):
         return _whole_numbers(value)
     return value

@@ -22,6 +22,7 @@ from moa_chat import strings
 from moa_chat.desktop.connection import Certificate, ConnectionFailedError, Connector, Trouble
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.widgets import add, label, pad, push_button, restyle
+from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
 
 
@@ -237,7 +238,7 @@ class ConnectionForm(QWidget):
         if not name:
             return
         try:
-            self.trust_certificate(Path(name).read_text(encoding="ascii"))
+            self.trust_certificate(read_checked(Path(name)).decode("ascii"))
         except (OSError, UnicodeDecodeError):
             self._say(strings.NO_CERTIFICATE.format(name), "problem")
 

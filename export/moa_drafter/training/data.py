@@ -16,6 +16,7 @@ from typing import IO, Any
 from moa_drafter.target import Target
 from moa_drafter.training.settings import GenerateSettings, RunSettings, plain, read_mapping, write_record
 from moa_runtime.bundle import sha256_of
+from moa_runtime.checked_file import open_checked
 from moa_runtime.errors import MoaError
 
 
@@ -58,6 +59,7 @@ class Conversation:
 
 def open_lines(path: Path) -> IO[str]:
     """Open a text file, gzip if named ``.gz``."""
+    open_checked(path).close()  # a pipe would block
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from moa_drafter.config import FIRST_LAYERS
 from moa_drafter.pretrained import checkpoint_of
+from moa_runtime.checked_file import read_checked_text
 from moa_runtime.errors import MoaError
 
 DEFAULT_STEPS = 3000
@@ -167,6 +168,7 @@ class RunSettings(TrainSettings, GenerateSettings):
 
 RECORD_FILE = "training.yaml"
 _EXAMPLE = "steps: 3000"
+_LARGEST_FILE = 1 << 20
 #: Settings whose ``auto`` a run replaces.
 _RESOLVED = ("dtype", "curriculum", "features", "writer")
 FIELDS = {field.name: field for field in dataclasses.fields(RunSettings)}
@@ -268,7 +270,10 @@ def read_mapping(path: Path, name: str, *, example: str, error: type[MoaError] =
     import yaml
 
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = read_checked_text(path, _LARGEST_FILE)
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise error(f"{name} has aliases (*name), which can stand for any size: write them out", code="not_yaml")
+        raw = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise error(f"cannot read {name}: {reason}", code="unreadable") from problem

@@ -39,7 +39,7 @@ from moa_runtime.session.events import (
 )
 from moa_runtime.session.handshake import Limits, digest
 from moa_runtime.session.snapshot import Snapshot
-from moa_runtime.session.tree import DraftTree
+from moa_runtime.session.tree import DraftTree, encode_confidences
 from moa_runtime.tokens import common_length
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
@@ -85,6 +85,7 @@ class ClientSession:
         rows: number of memory rows that the device holds, for the first tokens of the conversation.
         link: state of the connection.
         wants_rows: whether the next connection asks for memory rows.
+        takes_unsolicited: whether the server reads unsolicited drafts and confidences, as of the last Welcome.
         held: if set, only a new prompt is requested from the server; :meth:`resume` makes up for it.
     """
 
@@ -118,6 +119,7 @@ class ClientSession:
         self.link = LinkState.DOWN
         self.limits = Limits()
         self.dtype = ""
+        self.takes_unsolicited = False
         self.held = False
         self.wants_rows = True
         self.rows = 0
@@ -203,6 +205,11 @@ class ClientSession:
     def may_propose(self) -> bool:
         """Whether :meth:`propose` would send a frame."""
         return self._may(Call.PROPOSE)
+
+    @property
+    def may_send_unsolicited(self) -> bool:
+        """Whether :meth:`send_unsolicited` is allowed."""
+        return self.takes_unsolicited and self._may(Call.SEND_UNSOLICITED)
 
     @property
     def may_grant_credit(self) -> bool:
@@ -430,11 +437,37 @@ class ClientSession:
             return False
         allowed = self.limits.max_draft_tokens if most is None else min(most, self.limits.max_draft_tokens)
         if tree is not None and self.limits.trees:
-            tokens, parents = tree.tokens[:allowed], tree.parents[:allowed]
+            self._send_draft(len(self.committed), tree, allowed, asks=True)
         else:
-            tokens, parents = tuple(self._tentative[:allowed]), ()
-        self._outgoing.draft(len(self.committed), tokens, parents)
+            self._outgoing.draft(len(self.committed), self._tentative[:allowed], ())
         return True
+
+    def send_unsolicited(self, tree: DraftTree, base_len: int) -> int:
+        """Send a Draft that asks for nothing: the server may verify it before it continues.
+
+        The tentative suffix and the state stay as they are.
+
+        Args:
+            tree: of it as many tokens are sent as the verifier takes; only the likeliest path if it takes chains only.
+            base_len: position of the tree's first token, at most the number of committed tokens.
+
+        Returns:
+            the frame's stamp, which the verdict on it names.
+
+        Raises:
+            LocalProtocolError: if :attr:`may_send_unsolicited` is False, or the position is outside the answer.
+        """
+        if not (self.may_send_unsolicited and self.answer_start <= base_len <= len(self.committed)):
+            raise self._refusal(Call.SEND_UNSOLICITED, position=base_len)
+        tree = tree if self.limits.trees else tree.likeliest_chain()
+        self._send_draft(base_len, tree, self.limits.max_draft_tokens, asks=False)
+        return self._outgoing.stamp
+
+    def _send_draft(self, base_len: int, tree: DraftTree, most: int, *, asks: bool) -> None:
+        tokens, parents, confidences = tree.tokens[:most], tree.parents[:most], b""
+        if self.takes_unsolicited:
+            confidences = encode_confidences(parents, tree.scores[:most])
+        self._outgoing.draft(base_len, tokens, parents, confidences, asks=asks)
 
     def grant_credit(self, position: int) -> None:
         """Let the server push verdicts until ``position`` tokens are committed.
@@ -520,6 +553,7 @@ class ClientSession:
         self._server_length = min(welcome.committed_length, len(self.committed))
         self._outgoing.sync_counters(welcome.epoch, welcome.connection)
         self._rows_until = 0
+        self.takes_unsolicited = wire.CAPABILITY_UNSOLICITED_DRAFTS in welcome.capabilities
         return [Welcomed(resumed, wire.CAPABILITY_DRAFTS in welcome.capabilities)], same_epoch
 
     def _cancel_stale_answer(self, welcome: wire.Welcome) -> list[SessionEvent]:
@@ -560,13 +594,15 @@ class ClientSession:
         self._outgoing.in_flight, self._out_of_sync = None, 0
         accepted = max(0, verdict.accepted - overlap)
         compute_s, sharing = verdict.compute_us / 1e6, max(1, verdict.sharing)
+        stamp = verdict.draft_stamp
         if verdict.pushed or flight is None:
             spent, wanted = (compute_s, verdict.draft_us / 1e6), verdict.drafts_wanted
-            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, *spent, wanted, sharing)
-            accepted_here = 0  # the server's own drafts count as the target's text
+            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, *spent, wanted, sharing, stamp)
+            accepted_here = accepted if stamp else 0  # the server's own drafts count as the target's text
         else:
             cause = Cause.ASKED if flight.asked else Cause.FETCHED
-            decided = Decided(cause, flight.supplied, flight.drafted, accepted, compute_s, sharing=sharing)
+            drafted = verdict.drafted if stamp else flight.drafted
+            decided = Decided(cause, flight.supplied, drafted, accepted, compute_s, sharing=sharing, draft_stamp=stamp)
             accepted_here = accepted
         events: list[SessionEvent] = [decided, *self._commit_supplied(), *self._commit(new, accepted_here)]
         self._rows_until = min(verdict.rows_until, len(self.committed))

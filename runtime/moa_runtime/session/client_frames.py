@@ -282,12 +282,30 @@ class OutgoingFrames:
         prompt.epoch, prompt.stamp = self.epoch, self._next_stamp()
         self._send_awaited(wire.ClientMessage(prompt=prompt), supplied=len(prompt.tokens))
 
-    def draft(self, base_len: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """Send Draft; without ``parents`` the tokens are a chain."""
+    def draft(
+        self,
+        base_len: int,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        confidences: bytes = b"",
+        *,
+        asks: bool = True,
+    ) -> None:
+        """Send Draft; without ``parents`` the tokens are a chain. If it ``asks`` for nothing, it is unsolicited."""
         draft = wire.Draft(
-            epoch=self.epoch, base_len=base_len, tokens=tokens, parents=parents, stamp=self._next_stamp()
+            epoch=self.epoch,
+            base_len=base_len,
+            tokens=tokens,
+            parents=parents,
+            stamp=self._next_stamp(),
+            unsolicited=not asks,
+            confidences=confidences,
         )
-        self._send_awaited(wire.ClientMessage(draft=draft), drafted=len(tokens))
+        message = wire.ClientMessage(draft=draft)
+        if asks:
+            self._send_awaited(message, drafted=len(tokens))
+        else:
+            self._send(message)
 
     def expect_verdict(self, base_len: int) -> None:
         """Await a verdict that the Welcome announced; :meth:`resend` asks for it with an empty Draft."""

@@ -47,6 +47,7 @@ class Call(enum.Enum):
     CONTINUE = "continue_answer"
     EXTEND = "extend"
     PROPOSE = "propose"
+    SEND_UNSOLICITED = "send_unsolicited"
     GRANT_CREDIT = "grant_credit"
     REVOKE_CREDIT = "revoke_credit"
     RESEND = "resend"
@@ -112,6 +113,11 @@ CALLS: Mapping[Call, Rule] = {
     ),
     Call.EXTEND: Rule("append to the tentative suffix", _stay(_ANSWERING), "can't extend: no answer is running"),
     Call.PROPOSE: Rule("send Draft", {State.DRAFTING: _to(State.PROPOSED)}),
+    Call.SEND_UNSOLICITED: Rule(
+        "send an unsolicited Draft, if the server reads them",
+        {State.STREAMING: _to(State.STREAMING)},
+        "can't send an unsolicited draft of position {position}: the link is {link}, {known} tokens are known",
+    ),
     Call.GRANT_CREDIT: Rule(
         "send Credit up to a position after the known tokens",
         {

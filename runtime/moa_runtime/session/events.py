@@ -109,12 +109,14 @@ class Decided:
     Attributes:
         cause: why the verdict was sent.
         supplied: number of tokens of the Prompt that it answers; 0 for a Draft.
-        drafted: number of tokens of the Draft that it answers; if pushed, number of tokens that the server drafted.
+        drafted: number of tokens of the Draft that it answers, or of the part that was verified; if pushed, of the
+            unsolicited Draft or of the server's own draft.
         accepted: number of drafted tokens that the target accepted.
         compute_s: time of the target, seconds.
         draft_s: time of the server's own draft, seconds, if pushed.
         drafts_wanted: whether the verifier is busy and asks the device to draft.
         sharing: number of conversations that share the target, including this one; 1 if unknown.
+        draft_stamp: stamp of the unsolicited Draft that was verified, or of the Draft of which only a part was; else 0.
     """
 
     cause: Cause
@@ -125,6 +127,7 @@ class Decided:
     draft_s: float = 0.0
     drafts_wanted: bool = False
     sharing: int = 1
+    draft_stamp: int = 0
 
 
 @dataclass(frozen=True)

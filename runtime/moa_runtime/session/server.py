@@ -11,7 +11,15 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, digest, fault
 from moa_runtime.session.memory_rows import Float32, RowQueue
 from moa_runtime.session.server_table import CHECKED, FRAMES, Action, Event, State
-from moa_runtime.session.tree import TreeError, chain, check_parents, depths, walk
+from moa_runtime.session.tree import (
+    TreeError,
+    chain,
+    check_parents,
+    decode_confidences,
+    depths,
+    subtree_after,
+    walk,
+)
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 #: While verdicts are pushed, rows are made once this many tokens lack them.
@@ -20,8 +28,10 @@ _ROWS_BATCH = 16
 _MAX_ROWS = 64
 #: Maximal number of rows after a pushed verdict, so that text does not wait for rows.
 _ROWS_AFTER_PUSHED = 4
-#: The same for rows of the prompt: without them the client cannot estimate whether its own drafts would be faster.
-_PROMPT_ROWS_AFTER_PUSHED = 16
+#: The same for rows of the prompt, and while unsolicited drafts arrive: the client cannot draft without them.
+_ROWS_FOR_DRAFTS = 16
+#: An unsolicited draft that begins this many tokens back shows that the client drafts.
+_DRAFTS_ARE_RECENT = 16
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,8 @@ class Verify:
         rows_from: first position of the prefix whose memory row is wanted; None for no rows.
         supplied: number of tokens at the end of the prefix that came with this frame.
         pushed: the verdict is sent within a credit; no frame asked for it.
+        confidences: the client's probability of each drafted token after its parent's path; None if it names none.
+        stamp: stamp of the Draft that this work answers; 0 for none.
     """
 
     prefix: tuple[int, ...]
@@ -45,6 +57,34 @@ class Verify:
     rows_from: int | None = None
     supplied: int = 0
     pushed: bool = False
+    confidences: tuple[float, ...] | None = None
+    stamp: int = 0
+
+
+@dataclass(frozen=True)
+class SessionDraft:
+    """What an unsolicited draft proposes after the committed tokens.
+
+    Attributes:
+        tokens, parents: a tree, as on the wire (:mod:`~moa_runtime.session.tree`).
+        confidences: the client's probability of each token after its parent's path; None if it names none.
+        stamp: stamp of the Draft.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    confidences: tuple[float, ...] | None
+    stamp: int
+
+    def after(self, path: Sequence[int], levels: int, nodes: int) -> SessionDraft | None:
+        """Return what is left after the tokens ``path``, up to ``levels`` and ``nodes``; None if nothing is."""
+        kept, parents = subtree_after(self.tokens, self.parents, path, levels)
+        kept, parents = kept[:nodes], parents[:nodes]
+        if not kept:
+            return None
+        claims = self.confidences
+        left = None if claims is None else tuple(claims[index] for index in kept)
+        return SessionDraft(tuple(self.tokens[index] for index in kept), tuple(parents), left, self.stamp)
 
 
 @dataclass(frozen=True)
@@ -109,6 +149,10 @@ class ServerSession:
         self._sent_length = 0  # committed tokens that the client has or was sent
         self._rows = RowQueue()
         self._rows_turn = False  # rows may be made before the next verdict is pushed
+        self._rows_taken = 0  # rows sent after the newest verdict
+        self._draft: SessionDraft | None = None  # the newest unsolicited one
+        self._draft_base = 0  # position of its first token
+        self._drafted_from: int | None = None  # where the client began it
         self._active = False  # an answer continues, or began, on this connection
         self._paused = False  # no unrequested work until the next frame, because the engine failed
 
@@ -159,6 +203,12 @@ class ServerSession:
         return self._rows.wanted and self._active and not self._paused
 
     @property
+    def _rows_with_verdicts(self) -> bool:
+        """Whether the pass that decides a pushed verdict also makes rows: unsolicited drafts arrive."""
+        began = self._drafted_from
+        return self._makes_rows and began is not None and len(self.committed) - began <= _DRAFTS_ARE_RECENT
+
+    @property
     def _rows_end(self) -> int:
         """End of the rows that can be sent: the client's last token has none until the target has processed it."""
         return self._sent_length - 1
@@ -195,6 +245,8 @@ class ServerSession:
         self._while_away, self._paused = self._while_away and continues, False
         self._credit = resume.credit if continues else 0
         self._active, self._sent_length = continues, agreed
+        self._forget_drafts()
+        self._rows_taken = 0
         welcome = wire.Welcome(
             protocol_version=PROTOCOL_VERSION,
             resume_token=token,
@@ -216,8 +268,8 @@ class ServerSession:
         Returns:
             work for the engine (call :meth:`decide` before the next frame), a message to send, or None.
         """
-        self._paused = False
         event = self.classify(message)
+        self._paused = self._paused and event is Event.DRAFT_UNSOLICITED
         problem = self._problem(message) if event in CHECKED else None
         answer = self._do(FRAMES[event][self.state].action, message) if problem is None else problem
         if isinstance(answer, wire.ServerMessage) and answer.HasField("fault"):
@@ -236,6 +288,8 @@ class ServerSession:
         if frame.epoch < self._epoch:
             return Event.STALE
         newer = frame.epoch > self._epoch
+        if event == "draft" and frame.unsolicited:
+            return Event.STALE if newer else Event.DRAFT_UNSOLICITED
         if event == "cancel":
             return Event.CANCEL
         if event == "credit":
@@ -259,6 +313,9 @@ class ServerSession:
                 return self._work(supplied=len(message.prompt.tokens))
             case Action.VERIFY:
                 return self._verify(message.draft)
+            case Action.KEEP_DRAFT:
+                self.keep_draft(message.draft)
+                return None
             case Action.REPEAT:
                 return self._repeat(message)
             case Action.GRANT_CREDIT:
@@ -297,7 +354,9 @@ class ServerSession:
         parents = check_parents(draft.parents, len(draft.tokens))
         room = self.limits.max_context - draft.base_len
         rows_from = self._rows.next if self._rows.wanted else None
-        return self._work(tuple(draft.tokens[:room]), tuple(parents[:room]), rows_from=rows_from)
+        confidences = decode_confidences(draft.confidences[:room]) or None
+        tree = tuple(draft.tokens[:room]), tuple(parents[:room]), confidences
+        return self._work(*tree, rows_from=rows_from, stamp=draft.stamp)
 
     def _repeat(self, message: wire.ClientMessage) -> wire.ServerMessage:
         if message.HasField("prompt"):
@@ -327,6 +386,42 @@ class ServerSession:
         self._rows.truncate(length)
         self._sent_length = min(self._sent_length, length)
         self._answer_start = self._finish = None
+        self._forget_drafts()
+
+    # -- unsolicited drafts --------------------------------------------------------------------------
+
+    def keep_draft(self, draft: wire.Draft) -> None:
+        """Keep an unsolicited draft in place of the one before, also while work is done.
+
+        Dropped is one of another epoch, at a position outside the answer or after the committed tokens, or with content
+        for which another Draft gets a fault.
+        """
+        start = self._answer_start
+        if draft.epoch != self._epoch or start is None or not start <= draft.base_len <= len(self.committed):
+            return
+        if self._draft_problem(draft) is not None:
+            return
+        parents = tuple(check_parents(draft.parents, len(draft.tokens)))
+        confidences = decode_confidences(draft.confidences) or None
+        self._draft = SessionDraft(tuple(draft.tokens), parents, confidences, draft.stamp)
+        self._draft_base = self._drafted_from = draft.base_len
+
+    def newest_draft(self) -> SessionDraft | None:
+        """Return what the newest unsolicited draft proposes after the committed tokens; None if it went wrong.
+
+        Tokens are left out for which the answer or the context has no room. Its last token is never proposed: the
+        target chooses one anyway.
+        """
+        end = len(self.committed)
+        if self._draft is not None:
+            limit = min(self.limits.max_context, self._max_length or self.limits.max_context)
+            path = self.committed[self._draft_base :]
+            self._draft = self._draft.after(path, limit - end - 1, self.limits.max_context - end)
+            self._draft_base = end
+        return self._draft
+
+    def _forget_drafts(self) -> None:
+        self._draft = self._drafted_from = None
 
     # -- validation ----------------------------------------------------------------------------------
 
@@ -357,6 +452,9 @@ class ServerSession:
             return fault(wire.FAULT_CODE_TOO_LARGE, text)
         if (problem := self._token_problem(draft.tokens)) is not None:
             return problem
+        if draft.confidences and len(draft.confidences) != len(draft.tokens):
+            text = f"{len(draft.tokens)} draft tokens need a confidence each, not {len(draft.confidences)}"
+            return fault(wire.FAULT_CODE_PROTOCOL, text)
         try:
             parents = check_parents(draft.parents, len(draft.tokens))
         except TreeError as error:
@@ -391,7 +489,7 @@ class ServerSession:
         """
         lacking = self._rows_end - self._rows.next if rows and self._makes_rows else 0
         if self.pushes and not (self._rows_turn and lacking >= _ROWS_BATCH):
-            return self._work(pushed=True)
+            return self._work(rows_from=self._rows.next if self._rows_with_verdicts else None, pushed=True)
         self._rows_turn = False
         if lacking < 1:
             return None
@@ -406,12 +504,15 @@ class ServerSession:
         self,
         draft: tuple[int, ...] = (),
         parents: tuple[int, ...] = (),
+        confidences: tuple[float, ...] | None = None,
         *,
         rows_from: int | None = None,
         supplied: int = 0,
         pushed: bool = False,
+        stamp: int = 0,
     ) -> Verify:
-        return Verify(tuple(self.committed), draft, parents, self._sampling, rows_from, supplied, pushed)
+        known = tuple(self.committed)
+        return Verify(known, draft, parents, self._sampling, rows_from, supplied, pushed, confidences, stamp)
 
     def decide(
         self,
@@ -422,16 +523,18 @@ class ServerSession:
         draft_us: int = 0,
         sharing: int = 0,
         *,
+        draft_stamp: int = 0,
         sent: bool = True,
     ) -> wire.ServerMessage:
         """Commit what the target chose and return the verdict.
 
         Args:
-            work: the work that is done.
+            work: the work that is done, with the draft that was verified.
             path: indices into the draft of the tokens that the target accepts.
             token: the target's own choice after them.
             compute_us, draft_us: time of the target, and of the server's own draft, microseconds.
             sharing: number of conversations that share the target, including this one; 0 if unknown.
+            draft_stamp: stamp of the client's Draft if it was unsolicited, or if only a part of it was verified.
             sent: whether the client is sent the verdict.
         """
         base_len = len(work.prefix)
@@ -439,7 +542,7 @@ class ServerSession:
         tokens, finish = _until_end(chosen, base_len, self._stop_tokens, self._max_length, self.limits.max_context)
         self.committed = [*work.prefix, *tokens]
         self._sent_length = len(self.committed) if sent else self._sent_length
-        self._rows_turn = True
+        self._rows_turn, self._rows_taken = True, 0
         if finish != wire.FINISH_UNSPECIFIED:
             self._finish = finish
         verdict = wire.Verdict(
@@ -452,10 +555,13 @@ class ServerSession:
             draft_us=draft_us,
             sharing=sharing,
             pushed=work.pushed,
-            drafted=len(work.draft) if work.pushed else 0,
+            drafted=len(work.draft) if work.pushed or draft_stamp else 0,
+            draft_stamp=draft_stamp,
         )
         if self._makes_rows and not self.pushes:
             verdict.rows_until = len(self.committed) - 1
+        elif self.pushes and work.rows_from is not None and self._rows_with_verdicts:
+            verdict.rows_until = min(len(self.committed) - 1, self._rows.sent + _ROWS_FOR_DRAFTS)
         return wire.ServerMessage(verdict=verdict)
 
     def engine_failed(self) -> bool:
@@ -474,11 +580,14 @@ class ServerSession:
         self._rows.add(start, keys, values, self._rows_end)
 
     def take_rows(self) -> wire.ServerMessage | None:
-        """Remove and return a frame of memory rows, if there are any; only a few rows after a pushed verdict."""
+        """Remove and return a frame of memory rows, if there are any; only a few rows after each pushed verdict."""
         if not self.pushes:
             return self._rows.take(_MAX_ROWS, self._epoch)
-        of_prompt = self._rows.sent < (self._answer_start or 0)
-        return self._rows.take(_PROMPT_ROWS_AFTER_PUSHED if of_prompt else _ROWS_AFTER_PUSHED, self._epoch)
+        to_draft = self._rows_with_verdicts or self._rows.sent < (self._answer_start or 0)
+        most = (_ROWS_FOR_DRAFTS if to_draft else _ROWS_AFTER_PUSHED) - self._rows_taken
+        rows = self._rows.take(most, self._epoch) if most > 0 else None
+        self._rows_taken += 0 if rows is None else rows.rows.count
+        return rows
 
     def disable_rows(self) -> None:
         """Send no memory rows on this connection: the engine makes none."""

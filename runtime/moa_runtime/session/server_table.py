@@ -23,13 +23,14 @@ class State(enum.Enum):
 class Event(enum.Enum):
     """Kind of a frame from the client, given the committed tokens; the value describes it."""
 
-    STALE = "frame of an older epoch"
+    STALE = "frame of an older epoch, or unsolicited Draft of a newer one"
     BEYOND_COMMITTED = "Prompt or Draft at a position after the committed tokens"
     PROMPT = "Prompt of a newer epoch"
     PROMPT_REPEATED = "Prompt of this epoch that ends at the same position as the last one"
     PROMPT_CONFLICT = "any other Prompt of this epoch"
     DRAFT = "Draft of this epoch at the end of the committed tokens, within the answer"
     DRAFT_EARLIER = "Draft of this epoch at an earlier position of the answer"
+    DRAFT_UNSOLICITED = "unsolicited Draft of this epoch"
     DRAFT_OUTSIDE_ANSWER = "Draft of a newer epoch, or at a position outside an answer"
     CREDIT = "Credit of this epoch, up to a position that was not sent to the client yet"
     CREDIT_REVOKED = "Credit of this epoch, up to a position that was already sent to the client"
@@ -46,6 +47,7 @@ class Action(enum.Enum):
     BEGIN_ANSWER = "drop the tokens from base_len on, append the Prompt's and decide one token: Verdict"
     DECIDE_TOKEN = "decide one token: Verdict"
     VERIFY = "run the target over the draft: Verdict"
+    KEEP_DRAFT = "keep the draft, if it is valid, and forget the one before; send nothing"
     REPEAT = "send a Verdict with all tokens decided from its position on, without the engine"
     GRANT_CREDIT = "set the credit; Verdict with the tokens that were not sent yet, if there are any"
     REVOKE_CREDIT = "set the credit; CreditRevoked"
@@ -97,6 +99,7 @@ FRAMES: Mapping[Event, Mapping[State, Transition]] = {
         State.ANSWERING: Transition(Action.REPEAT),
         State.ENDED: Transition(Action.REPEAT),
     },
+    Event.DRAFT_UNSOLICITED: _always(Action.KEEP_DRAFT),
     Event.DRAFT_OUTSIDE_ANSWER: _always(Action.NO_ANSWER),
     Event.CREDIT: _always(Action.GRANT_CREDIT),
     Event.CREDIT_REVOKED: _always(Action.REVOKE_CREDIT),

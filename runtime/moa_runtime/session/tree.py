@@ -6,6 +6,7 @@ Parents are counted as on the wire: 0 is the last committed token, ``i`` the i-t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -66,6 +67,11 @@ class DraftTree:
     def likeliest_scores(self) -> tuple[float, ...]:
         """Return the log-probability of :meth:`likeliest_path` up to each of its tokens (nats)."""
         return tuple(self.scores[index] for index in self.likeliest_path())
+
+    def likeliest_chain(self) -> DraftTree:
+        """Return :meth:`likeliest_path` as a tree of its own."""
+        path = self.likeliest_path()
+        return DraftTree(tuple(self.tokens[index] for index in path), tuple(chain(len(path))), self.likeliest_scores())
 
     def prepended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> DraftTree:
         """Return the tree after a chain of ``tokens`` with their own log-probabilities (nats).
@@ -150,3 +156,55 @@ def walk(tokens: Sequence[int], parents: Sequence[int], choice: Callable[[int], 
             return path, chosen
         path.append(step)
         node = step + 1
+
+
+def subtree_after(
+    tokens: Sequence[int], parents: Sequence[int], path: Sequence[int], levels: int
+) -> tuple[list[int], list[int]]:
+    """Return what a tree proposes after the tokens ``path``, which were committed since it was drafted.
+
+    Returns:
+        indices into ``tokens`` of the nodes of the first ``levels`` levels, and their parents among each other; none if
+        the path leaves the tree or ends at a leaf. ``a(b, c(d))`` after ``[a]`` is ``([1, 2, 3], [0, 0, 2])``.
+    """
+    steps = iter([*path, -1])
+    found, _ = walk(tokens, parents, lambda _: next(steps))
+    if len(found) < len(path):
+        return [], []
+    numbers = {found[-1] + 1 if found else 0: (0, 0)}  # node of the tree: number and depth in what is left
+    kept: list[int] = []
+    left: list[int] = []
+    for index, parent in enumerate(parents):
+        number, depth = numbers.get(parent, (0, levels))
+        if depth < levels:
+            kept.append(index)
+            left.append(number)
+            numbers[index + 1] = len(kept), depth + 1
+    return kept, left
+
+
+#: Steps of a confidence byte for each nat.
+_STEPS_PER_NAT = 16
+_PROBABILITIES = tuple(math.exp(-step / _STEPS_PER_NAT) for step in range(256))
+
+
+def encode_confidences(parents: Sequence[int], scores: Sequence[float]) -> bytes:
+    """Encode the probability of each token after its parent's path: ``min(255, floor(-16 ln p + 0.5))``, one byte each.
+
+    Args:
+        parents, scores: as of a :class:`DraftTree`. A probability above 1 counts as 1, one that is not a number as 0.
+    """
+
+    def steps(score: float, before: float) -> int:
+        nats = before - score
+        if nats <= 0:
+            return 0
+        return math.floor(nats * _STEPS_PER_NAT + 0.5) if nats < 255 / _STEPS_PER_NAT else 255
+
+    paths = [0.0, *scores]
+    return bytes(steps(score, paths[parent]) for score, parent in zip(scores, parents, strict=True))
+
+
+def decode_confidences(data: bytes) -> tuple[float, ...]:
+    """Return the probabilities that confidence bytes stand for, from ``exp(-255 / 16)`` to 1; none for no bytes."""
+    return tuple(map(_PROBABILITIES.__getitem__, data))

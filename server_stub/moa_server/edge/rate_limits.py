@@ -53,6 +53,13 @@ class TokenBucket:
         """Refund a charge whose work was not done."""
         self._level = min(self._burst, self._level + amount)
 
+    def take_spare(self, amount: float) -> bool:
+        """Charge ``amount`` units if the bucket stays half full, so that no wait comes of it; return whether it did."""
+        self.wait_s(0)
+        taken = self._level - amount >= self._burst / 2
+        self._level -= amount if taken else 0
+        return taken
+
     def wait_s(self, amount: float) -> float:
         """Charge ``amount`` units. Returns the seconds to wait before the work, 0.0 when free."""
         now = self._clock()
@@ -95,3 +102,7 @@ class Budgets:
     def wait_s(self, kind: Kind, amount: float) -> float:
         """Charge ``amount``. Returns the seconds to wait before the work, 0.0 when free."""
         return self._buckets[kind].wait_s(amount) if kind in self._buckets else 0.0
+
+    def take_spare(self, kind: Kind, amount: float) -> bool:
+        """Charge ``amount`` for what may be left undone, if so much is to spare; return whether it is."""
+        return kind not in self._buckets or self._buckets[kind].take_spare(amount)

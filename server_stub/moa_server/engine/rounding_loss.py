@@ -9,11 +9,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-import tokenizers
-
 from moa_runtime.atomic_file import replace_private
 from moa_runtime.bundle import TOKENIZER_FILE
 from moa_runtime.paths import cache_dir
+from moa_runtime.tokenizer import read_tokenizer
 from moa_server.engine.base import EngineError
 from moa_server.engine.baseline import log_probabilities
 from moa_server.engine.dtypes import MOST_RATIO
@@ -76,7 +75,7 @@ def check_rounding(engine: LocalEngine, original: Callable[[], LocalEngine], *, 
 
 
 def _measured(engine: LocalEngine, original: LocalEngine) -> float:
-    tokenizer = tokenizers.Tokenizer.from_file(str(engine.target.folder / TOKENIZER_FILE))
+    tokenizer = read_tokenizer(engine.target.folder / TOKENIZER_FILE)
     tokens = tokenizer.encode(_TEXT).ids[: engine.max_context]
     ours, theirs = (float(log_probabilities(each, tokens[:1], tokens[1:]).mean()) for each in (engine, original))
     original.close()

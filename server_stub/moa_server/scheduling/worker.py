@@ -118,9 +118,8 @@ _REASONS: dict[type[BaseException], str] = {
     **{GivenUpError: "given up", asyncio.CancelledError: "left"},
 }
 
-#: Turns of the event loop between two steps, in which conversations that got a result submit their next job. A
-#: conversation with drafts of the server needs more than ten turns to announce its next job. A turn takes some 10
-#: microseconds.
+#: Most turns of the event loop between two steps, in which conversations that got a result announce or submit their
+#: next job, or that they have none. A turn takes some 10 microseconds; most conversations need ten.
 _BREATHS = 40
 
 
@@ -148,6 +147,7 @@ class Worker:
         self._released: set[int] = set()  # once the engine is done with their steps
         self._under_way: asyncio.Task[dict[int, BaseException]] | None = None
         self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
+        self._undecided: set[int] = set()  # sequences that got a result, and may submit their next job at once
         self._more = asyncio.Event()
         self._step_s = 0.0  # of the last step
         self._given_up = False
@@ -193,6 +193,7 @@ class Worker:
                 unscheduled = asyncio.create_task(self._run_unscheduled(waiting))
             else:
                 self._scheduler.add(waiting)
+                self._undecided.discard(job.sequence)
                 self._more.set()
                 if self._loop is None:  # in no session's context
                     self._loop = contextvars.Context().run(asyncio.create_task, self._run())
@@ -209,10 +210,11 @@ class Worker:
                 unscheduled.cancel()
 
     @contextlib.contextmanager
-    def coming(self) -> Iterator[None]:
+    def coming(self, sequence: int) -> Iterator[None]:
         """Announce a job that is prepared in this block, such as a draft, and submitted after it: the next step waits
         for it briefly, and no step of background jobs alone begins meanwhile. Engines that schedule themselves do not
         wait."""
+        self._undecided.discard(sequence)
         try:
             with self._batch_window.coming():
                 yield
@@ -224,8 +226,13 @@ class Worker:
         self._given_up = True
         self._pending.fail_all(GivenUpError())
 
+    def parked(self, sequence: int) -> None:
+        """Note that a sequence has no next job until its client sends a frame: no step waits for it."""
+        self._undecided.discard(sequence)
+
     def rest(self, sequence: int) -> None:
         """Note that no client waits for the next token of a sequence: others may use all of a step."""
+        self.parked(sequence)
         self._scheduler.rest(sequence)
 
     def release(self, sequence: int) -> None:
@@ -256,9 +263,9 @@ class Worker:
 
     async def _turn(self) -> None:
         """Take one step, or wait until there is something to do."""
-        await _breathe()
+        await self._breathe()
         if len(self._scheduler) and await self._batch_window.wait(self._step_s):
-            await _breathe()
+            await asyncio.sleep(0)  # what was prepared is submitted
         coming = self._batch_window.count > 0
         step = self._scheduler.plan(self._clock(), self._engine.held, aside=not coming)
         for job, error in step.failed:
@@ -287,7 +294,16 @@ class Worker:
                 self._scheduler.drop(job)
                 self._pending.fail(job, failures[id(job)])
             elif job.done:
+                self._undecided.add(job.sequence)
                 self._pending.resolve(job)
+
+    async def _breathe(self) -> None:
+        """Let conversations that got a result submit their next job."""
+        for _ in range(_BREATHS):
+            await asyncio.sleep(0)
+            if not self._undecided:
+                break
+        self._undecided.clear()
 
     async def _step(self, pieces: list[Piece]) -> dict[int, BaseException]:
         """Run one step; if it fails, run each piece alone, so that one failing piece does not affect the others.
@@ -355,8 +371,3 @@ class Worker:
             raise
         else:
             self._pending.resolve(job)
-
-
-async def _breathe() -> None:
-    for _ in range(_BREATHS):
-        await asyncio.sleep(0)

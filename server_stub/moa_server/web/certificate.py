@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from moa_runtime.atomic_file import replace_private
+from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
 
 _AUTHORITY_FILE, _SERVER_FILE = "authority.pem", "server.pem"
@@ -184,7 +185,7 @@ def _still_good(served: _Pair, authority: _Pair, hosts: Sequence[str], now: date
 def _read(path: Path) -> _Pair | None:
     """Read a certificate and its key; None if the file is missing or unusable and must be made again."""
     try:
-        data = path.read_bytes()
+        data = read_checked(path)
         key = serialization.load_pem_private_key(data, None)
         certificate = x509.load_pem_x509_certificate(data)
     except (FileNotFoundError, ValueError, TypeError):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
 from moa_runtime.sockets import is_loopback
 
@@ -120,7 +121,7 @@ def kept_token(file: Path) -> str:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as made:
                 made.write(secrets.token_urlsafe(24))
-        token = file.read_text(encoding="ascii").strip()
+        token = read_checked(file).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise MoaError(f"no token can be kept in {file}: {error}", code="not_writable") from error
     if not token:

@@ -5,7 +5,6 @@ The recorded vectors hold more: special tokens in messages, turns after cut answ
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +151,16 @@ def test_every_prompt_of_a_conversation_is_the_templates(folder: Path, reference
         "{{ '{:1000000000}'.format(1) }}",
         "{{ '{:{}}'.format(1, 10 ** 9) }}",
         "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+        "{% set n = namespace(x='a' * 2 ** 20) %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{{ '{0}{0}{0}{0}{0}{0}{0}{0}'.format('a' * 2 ** 20) }}",
+        "{{ ('%(a)s' * 99) % {'a': 'a' * 2 ** 20} }}",
+        "{{ ([''] * 9999) | join('a' * 9999) }}",
+        "{{ ('\n' * 9999) | indent(9999) }}",
+        "{{ ('a' * 99999).replace('', 'b' * 99999) }}",
+        "{{ ('a' * 99999).rfind('b' * 999) }}",
+        "{{ [1] | tojson(indent=99) }}",
+        "{{ strftime_now('%99999999d') }}",
+        "{% set x %}" + "a" * 99999 + "{% endset %}" + "{{ x }}" * 99,
     ],
 )
 def test_a_template_cannot_escape_or_crash(folder: Path, template: str) -> None:
@@ -172,16 +181,43 @@ def test_large_numbers_in_a_conversation_are_text(folder: Path) -> None:
     [
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro a(n) %}{% if n %}{{ a(n - 1) }}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(60) }}",
+        "{% for i in range(99999) %}{% set x = range(9999)[::-1] | list %}{% endfor %}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        "{% set x = range(9999) | list %}{% for i in range(99999) %}{{ x == x[:] }}{% endfor %}",
+        "{% for i in range(99999) %}{% for x in [1] recursive %}{{ loop(range(99999)) }}{% endfor %}{% endfor %}",
+        "{{ 'x' | center(99999)" + " | replace('x', 'xx') | replace('xx', 'x')" * 90 + " }}",
     ],
 )
-def test_a_template_without_an_end_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch, template: str) -> None:
-    monkeypatch.setattr("moa_runtime.chat_template._LONGEST_S", 0.2)
-    watching = sys.gettrace()
+def test_a_template_without_an_end_is_ended(folder: Path, template: str) -> None:
     tokenizer = load(folder, template)
-    with refused("timeout", ChatTemplateError):
+    with refused("endless", ChatTemplateError):
         tokenizer.encode_chat([USER])
-    assert sys.gettrace() is watching
     assert load(folder).encode_chat([USER])
+
+
+@pytest.mark.parametrize(
+    ("code", "template"),
+    [
+        ("too_large", " " * 2**18),
+        ("unreadable", "{% for i in [1] %}" * 40 + "{% endfor %}" * 40),  # a SyntaxError of Python
+        ("unreadable", "{{ " + "(" * 9999),
+        ("unreadable", "{{ [[1]] | sum(start=[]) }}"),
+    ],
+)
+def test_a_template_that_cannot_be_compiled_is_refused(folder: Path, code: str, template: str) -> None:
+    with refused(code, ChatTemplateError):
+        load(folder, template)
+
+
+def test_a_long_conversation_fits_the_budget(folder: Path) -> None:
+    turns = [USER | {"content": "word " * 2000}, ANSWER] * 300
+    template = (
+        "{% set n = namespace(text='') %}{% for m in messages if m.role in ['user', 'assistant'] %}"
+        "{% if loop.index0 % 2 != 0 or m.content.strip().split('</think>')[-1] | length > 1 %}"
+        "{% set n.text = m.role ~ (m['content'] | trim | replace('word', 'words')) %}{{ n.text + '\\n' }}"
+        "{% endif %}{% endfor %}{{ messages | map(attribute='role') | join(', ') }}"
+    )
+    assert len(load(folder, template).render_chat(turns)) > 3_000_000
 
 
 @pytest.mark.parametrize("text", ["Once upon", " a  time\n", "naïve 🦊", TYPED, "\ufdd00\ufdd1", "{{ messages }}"])

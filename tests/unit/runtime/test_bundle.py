@@ -109,6 +109,19 @@ def test_a_changed_or_missing_file_is_named(folder: Path, name: str) -> None:
     assert name in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["graph.onnx", "tokenizer.json", "manifest.json", "Half.mlpackage/model.mlmodel"])
+def test_a_link_out_of_the_bundle_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "file"
+    (folder / name).rename(elsewhere)
+    (folder / name).symlink_to(elsewhere)
+    with refused("no_bundle" if name == "manifest.json" else "unreadable", BundleError):
+        Bundle.open(folder)
+    elsewhere.rename(folder / "other")
+    (folder / name).unlink()
+    (folder / name).symlink_to(folder / "other")
+    Bundle.open(folder)
+
+
 def test_a_missing_bundle_graph_or_tokenizer_is_named(folder: Path) -> None:
     missing = folder / "nowhere"
     for other in (missing, folder / "Half.mlpackage"):

@@ -152,11 +152,13 @@ def test_a_path_without_a_datastore_is_refused(path: Path) -> None:
     refuses("no_datastore")
     path.unlink()
     path.mkdir()
-    refuses("no_datastore")
-    if hasattr(os, "mkfifo"):  # a pipe is not waited for
-        path.rmdir()
-        os.mkfifo(path)
-        refuses("no_datastore")
+    refuses("unreadable")
+
+
+def test_a_datastore_that_is_cut_afterwards_stays_as_it_was(path: Path) -> None:
+    datastore = opened(path, [[1, 2, 3, 1, 2, 4]])
+    os.truncate(path, 0)
+    assert sorted(datastore.followers([1, 2], most=9)) == [3, 4]
 
 
 def test_a_name_that_cannot_be_written_is_refused(path: Path) -> None:

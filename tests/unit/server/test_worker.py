@@ -194,7 +194,7 @@ async def decode(worker: Worker, number: int, tokens: int, prepare_s: float) -> 
     """Decode a number of tokens, preparing each for a given time."""
     text, sequence = [number, 2, 3], new_sequence()
     for _ in range(tokens):
-        with worker.coming():
+        with worker.coming(sequence):
             await asyncio.sleep(prepare_s)
         job = Job(sequence, text, Sampling())
         await worker.run(job, 60)
@@ -209,6 +209,28 @@ def test_announced_jobs_share_steps_if_preparing_takes_little_of_a_step(prepare_
         await asyncio.gather(*(decode(worker, number, 12, prepare_s * number) for number in (1, 2)))
         shared = [len(step) for step in engine.steps].count(2)
         assert shared >= 10 if together else shared <= 2
+
+    with_worker(engine, scenario)
+
+
+@pytest.mark.parametrize(("turns", "parked", "together"), [(30, False, True), (30, True, False), (60, False, False)])
+def test_a_step_waits_for_conversations_that_may_go_on_until_they_say_that_they_do_not(turns, parked, together):
+    """The second conversation needs some turns of the event loop between two jobs."""
+    engine = ToyEngine(delay_s=(STEP_S, 0.0))
+
+    async def slowly(worker: Worker) -> None:
+        text, sequence = [5, 2, 3], new_sequence()
+        for _ in range(12):
+            await worker.run(job := Job(sequence, text, Sampling()), 60)
+            text.append(job.token)
+            if parked:
+                worker.parked(sequence)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def scenario(worker, loop) -> None:
+        await asyncio.gather(decode(worker, 1, 12, 0.0), slowly(worker))
+        assert ([len(step) for step in engine.steps].count(2) >= 11) == together
 
     with_worker(engine, scenario)
 

@@ -34,6 +34,9 @@ MESSAGES: Mapping[Event, Callable[[int], wire.ClientMessage]] = {
     Event.PROMPT_CONFLICT: lambda n: wire.ClientMessage(prompt=wire.Prompt(epoch=EPOCH, tokens=[4])),
     Event.DRAFT: lambda n: wire.ClientMessage(draft=wire.Draft(epoch=EPOCH, base_len=n, tokens=[6])),
     Event.DRAFT_EARLIER: lambda n: wire.ClientMessage(draft=wire.Draft(epoch=EPOCH, base_len=n - 1, tokens=[5])),
+    Event.DRAFT_UNSOLICITED: lambda n: wire.ClientMessage(
+        draft=wire.Draft(epoch=EPOCH, base_len=n, tokens=[6], unsolicited=True)
+    ),
     Event.DRAFT_OUTSIDE_ANSWER: lambda n: wire.ClientMessage(draft=wire.Draft(epoch=EPOCH, base_len=len(PROMPT) - 1)),
     Event.CREDIT: lambda n: wire.ClientMessage(credit=wire.Credit(epoch=EPOCH, position=n + 9, serial=1)),
     Event.CREDIT_REVOKED: lambda n: wire.ClientMessage(credit=wire.Credit(epoch=EPOCH, position=n, serial=1)),
@@ -84,6 +87,7 @@ def test_every_frame_in_every_state_follows_the_table(event: Event, state: State
         assert answer.verdict.accepted == (event is Event.DRAFT_EARLIER and before[-1] == 5)
     if event in (Event.CREDIT, Event.CREDIT_REVOKED):
         assert session.pushes == (event is Event.CREDIT and session.runs)
+    assert (session.newest_draft() is not None) is (row.action is Action.KEEP_DRAFT and state is not State.IDLE)
     if row.action is Action.OUT_OF_SYNC:
         assert isinstance(answer, wire.ServerMessage) and answer.fault.committed_length == len(before)
 
