@@ -254,7 +254,6 @@ class SessionWork:
                 len(job.path),
                 waited_s=waited_s,
                 compute_s=job.seconds,
-                sharing=sharing,
             )
             tokens = [*work.prefix, *(work.draft[index] for index in job.path)]
             verifier.drafts.add_rows(conversation.sequence, tokens, job.rows)

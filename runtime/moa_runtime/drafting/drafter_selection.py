@@ -62,7 +62,9 @@ class DrafterSelection:
     def wants_draft(self) -> bool:
         """Whether the device shall draft while the server streams."""
         served = self.takes_drafts or not self._rounds_pause.left
-        return self._server and self._drafting == "auto" and served and self._pushed.known and not self._drafts_pause.left
+        return (
+            self._server and self._drafting == "auto" and served and self._pushed.known and not self._drafts_pause.left
+        )
 
     @property
     def pace(self) -> Pace:

@@ -10,7 +10,6 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.session.tree import DraftTree, depths, walk
 
-
 _LONGEST_LEAD = 16  # tokens after which hardly a draft is right
 _SLACK = 0.1  # part of an interval by which a draft is early
 _NEWEST = 0.2  # weight of the newest time of a level
@@ -61,8 +60,7 @@ class UnsolicitedDrafts:
         self.next, self._reads = 0, True
 
     def begin(self, start: int, tree: DraftTree, seconds: float, usual: Budget) -> None:
-        """Take a draft after the first ``start`` tokens, made in ``seconds``; a round's would have the ``usual`` budget.
-        """
+        """Take a draft after the first ``start`` tokens, made in ``seconds``; ``usual``: budget of a round."""
         self.next = start + 1
         if tree.steps:
             reads, self._reads = self._reads, False
@@ -103,32 +101,34 @@ class UnsolicitedDrafts:
             round_s: time of a round without a draft, seconds.
             token_s: time of each drafted token, seconds.
         """
-        ended, undecided = [], []
+        ended: list[RoundEnded] = []
+        undecided: list[_Undecided] = []
         for draft in self._undecided:
             tree, known = draft.tree, committed[draft.start :]
-            levels = [0, *depths(tree.parents)]
-            path, _ = walk(
-                tree.tokens,
-                tree.parents,
-                lambda node, known=known, levels=levels: known[levels[node]] if levels[node] < len(known) else -1,
-            )
-            if len(path) == len(known):
+            accepted = _common_levels(tree, known)
+            if accepted == len(known):
                 undecided.append(draft)  # the next token decides
-            else:
-                drafted = len(tree.tokens)
-                taken = draft.seconds, round_s + token_s * drafted, None
-                counts = 0, drafted, tree.depth, len(path), tree.steps
-                ended.append(RoundEnded(*counts, *taken, scores=tree.likeliest_scores()))
+                continue
+            counts = 0, len(tree.tokens), tree.depth, accepted, tree.steps
+            taken = draft.seconds, round_s + token_s * len(tree.tokens), None
+            ended.append(RoundEnded(*counts, *taken, scores=tree.likeliest_scores()))
         self._undecided = undecided
         return ended
+
+
+def _common_levels(tree: DraftTree, tokens: Sequence[int]) -> int:
+    """Return the number of ``tokens`` that are a path of ``tree``, from its first level on."""
+    levels = [0, *depths(tree.parents)]
+    path, _ = walk(tree.tokens, tree.parents, lambda node: tokens[levels[node]] if levels[node] < len(tokens) else -1)
+    return len(path)
 
 
 def _within(budget: Budget, tree: DraftTree) -> DraftTree:
     """Return the part of ``tree`` that a smaller budget would have given."""
     levels, depth = depths(tree.parents), 1
     while depth < budget.levels:
-        scores = sorted((s for s, level in zip(tree.scores, levels, strict=True) if level == depth), reverse=True)
-        if not budget.continued(scores):
+        level_scores = (score for score, level in zip(tree.scores, levels, strict=True) if level == depth)
+        if not budget.continued(sorted(level_scores, reverse=True)):
             break
         depth += 1
     kept = [at for at, level in enumerate(levels) if level <= depth and budget.sends(tree.scores[at])]

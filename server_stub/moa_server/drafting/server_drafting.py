@@ -100,7 +100,7 @@ class ServerDrafting:
     ) -> None:
         self._backend, self._limits, self._stop_tokens = backend, limits, tuple(stop_tokens)
         self._most, self._clock = most, clock
-        self._known = CostModel(shared_steps=True)  # of the verdict that came last
+        self._known = CostModel()  # of the verdict that came last
         self._conversations: dict[int, _Conversation] = {}  # the least recently used first
         self._threads = ThreadPoolExecutor(min(_THREADS, most), "drafts")
 
@@ -178,7 +178,6 @@ class ServerDrafting:
         *,
         waited_s: float,
         compute_s: float = 0.0,
-        sharing: int = 1,
         supplied: int = 0,
     ) -> None:
         """Learn the costs and benefits of drafts from a verdict, see :class:`moa_runtime.drafting.events.RoundEnded`.
@@ -187,16 +186,15 @@ class ServerDrafting:
             proposal: the verified draft; may be empty.
             accepted: number of its accepted tokens.
             waited_s: seconds that the job took, queueing included; ``compute_s`` of them those of its steps.
-            sharing: conversations that share the target, including this one; 0 if unknown.
             supplied: prompt tokens of the job.
         """
         conversation = self._conversations.get(sequence)
         if conversation is None:
             return
         tree, self._known = proposal.tree, conversation.controller
-        drafted, draft_s, sharing = len(tree.tokens), proposal.seconds, max(1, sharing)
+        drafted, draft_s = len(tree.tokens), proposal.seconds
         self._known.observe(
-            RoundEnded(supplied, drafted, tree.depth, accepted, tree.steps, draft_s, waited_s, compute_s, sharing)
+            RoundEnded(supplied, drafted, tree.depth, accepted, tree.steps, draft_s, waited_s, compute_s)
         )
 
     def release(self, sequence: int) -> None:
