@@ -9,7 +9,6 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -18,13 +17,12 @@ from typing import Any
 
 from moa_bench.questions import Prompt
 from moa_bench.serving import Answer, AnswerSettings, ChatMode, Turn
-from moa_bench.verifier import Verifier, stream_decode
+from moa_bench.verifier import Verifier
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.errors import MoaError
 from moa_runtime.options import LoopSettings
-from moa_runtime.session.events import Origin
 
 #: Longer than any queue before the verifier.
 _PATIENCE_S = 600.0
@@ -64,14 +62,13 @@ def run_client(
         while True:
             window: Window = connection.recv()
             answers: list[Answer] = []
-            if window.mode == "stream":
-                asking = _stream(window.verifier, prompts, settings, answers)
-            else:
-                # A client waits for its verdicts, however late. On a device of its own it would write on meanwhile;
-                # here that would take processor time from the other clients.
-                loop = LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=window.mode)
-                mode = ChatMode(bundle, lambda turn: drafter_for(bundle.manifest, backend), settings, loop)
-                asking = _chat(window.verifier, prompts, mode, answers)
+            # A client waits for its verdicts, however late. On a device of its own it would write on meanwhile; here
+            # that would take processor time from the other clients.
+            streams = window.mode == "stream"
+            drafting = "server" if streams else window.mode
+            loop = LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting)
+            new_drafter = (lambda turn: None) if streams else (lambda turn: drafter_for(bundle.manifest, backend))
+            asking = _chat(window.verifier, prompts, ChatMode(bundle, new_drafter, settings, loop), answers)
             connection.send(asyncio.run(_until_over(asking, window.seconds, answers)))
     except (EOFError, BrokenPipeError):
         return
@@ -99,22 +96,6 @@ async def _chat(verifier: Verifier, prompts: Sequence[Prompt], mode: ChatMode, a
         async with mode.connect(verifier.endpoint, Turn(prompt.text, prompt.tokens, ())) as ask:
             answers.append(Answer())
             await ask(answers[-1])
-
-
-async def _stream(
-    verifier: Verifier, prompts: Sequence[Prompt], settings: AnswerSettings, answers: list[Answer]
-) -> None:
-    """Let the target alone answer, token by token, all over one kept-alive connection; raises as :func:`_chat`."""
-    import httpx
-
-    url, token = verifier.http_url, verifier.endpoint.token
-    async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False) as client:
-        for prompt in itertools.cycle(prompts):
-            answers.append(Answer())
-            asked = (prompt.tokens, settings.max_new_tokens, settings.sampling)
-            async with aclosing(stream_decode(client, url, token, *asked)) as tokens:
-                async for chosen in tokens:
-                    answers[-1].add(time.perf_counter(), [chosen], [Origin.CORRECTED])
 
 
 # -- in the benchmark's process --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def run_once(config: ChatConfig, prompt: str, *, as_json: bool, out: TextIO | No
     out = out or sys.stdout
     finished = asyncio.run(_ask(config, prompt, None if as_json else PlainView(out)))
     if as_json:
-        print(json.dumps(as_object(finished, config), ensure_ascii=False), file=out, flush=True)
+        print(json.dumps(as_object(finished, config)), file=out, flush=True)
     return 0
 
 

@@ -168,13 +168,17 @@ class AnswerRecord:
         """Return the whole answer."""
         self.ended = reason
         text = self.confirmed_text()
-        spans, pieces = self._text.spans(complete=True), self._text.pieces(complete=True)
+        spans, pieces = self._text.spans(complete=self._complete), self._text.pieces(complete=self._complete)
         return AnswerFinished(text, tuple(self._tokens), reason, self.figures(), spans, pieces)
 
     def confirmed_text(self) -> str:
-        """Return the committed text."""
+        """Return the committed text, without half a character at its end if it was cut."""
         self._text.show(self._tokens, self._settled)
-        return "".join(span.text for span in self._text.spans(complete=True))
+        return "".join(span.text for span in self._text.spans(complete=self._complete))
+
+    @property
+    def _complete(self) -> bool:
+        return self.ended is FinishReason.STOP
 
     def pause_clock(self) -> None:
         """Note that the answer has ended."""

@@ -8,6 +8,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+from moa_runtime.errors import MoaError
 from moa_runtime.options import DrafterName, drafter_option
 
 
@@ -54,14 +55,22 @@ def free_name(path: Path, word: str) -> Path:
     return free
 
 
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        text = "there is no home folder: set HOME, or MOA_EDGE_CACHE and MOA_EDGE_PROFILE to folders of your own"
+        raise MoaError(text, code="no_home") from error
+
+
 def _user_folder(override: str, mac: str, linux_variable: str, linux: str) -> Path:
     """Return the folder of the environment variable ``override``, or else the platform's."""
     if named := os.environ.get(override):
         return expanded(named)
     if sys.platform == "darwin":
-        base = Path.home() / mac
+        base = _home() / mac
     elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
+        base = Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData/Local")
     else:
-        base = Path(os.environ.get(linux_variable) or Path.home() / linux)
+        base = Path(os.environ.get(linux_variable) or _home() / linux)
     return base / "moa-edge"

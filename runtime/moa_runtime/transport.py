@@ -26,11 +26,11 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
+from moa_runtime.address import Address
 from moa_runtime.errors import MoaError
 from moa_runtime.sockets import is_loopback
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
-SESSION_PATH = "/v1/session"
 #: Header of the upgrade request with the conversation's id, by which a proxy finds the verifier that holds it.
 #: Browsers, which can set no headers, send a query parameter of this name.
 SESSION_ID_HEADER = "x-session-id"
@@ -117,9 +117,12 @@ def connect_error(address: str, error: Exception, within_s: float, *, proxied: b
 
 
 def _refused(address: str, status: int) -> ConnectError:
-    if status in (401, 403):
+    if status == 401:
         text = f"the verifier at {address} refused the token; check --token"
         return ConnectError(text, final=True, code="unauthorized")
+    if status == 403:
+        text = f"{address} refused the connection (HTTP 403): check the address, with its path behind a proxy"
+        return ConnectError(text, final=True, code="forbidden")
     if 300 <= status < 400:
         text = f"{address} sends its clients elsewhere (HTTP {status}), which is not followed: name its own address"
         return ConnectError(text, final=True, code="redirect")
@@ -194,19 +197,12 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """The WebSocket's address; a bare server address gets the session's path. Raises ConnectError if it is none."""
+        """The WebSocket's address, see :class:`moa_runtime.address.Address`. Raises ConnectError if it is none."""
         try:
-            parts = urlsplit(self.url if "://" in self.url else f"ws://{self.url}")
-            scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-            (parts.hostname or "").encode("idna")
-            known = scheme in {"ws", "wss"} and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # of a port, an IPv6 address or a name that cannot be
-            known = False
-        if not known or any(char.isspace() for char in self.url):
+            return Address.parse(self.url).session
+        except ValueError as error:
             text = f"{self.url!r} is no verifier address: expected ws://HOST:PORT"
-            raise ConnectError(text, final=True, code="bad_address")
-        path = parts.path if parts.path not in {"", "/"} else SESSION_PATH
-        return f"{scheme}://{parts.netloc}{path}"
+            raise ConnectError(text, final=True, code="bad_address") from error
 
     @property
     def proxy(self) -> str | None:

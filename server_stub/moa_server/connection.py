@@ -122,6 +122,7 @@ class Connection:
             return False
         if not self._ended(claim) and self._budgets.take_spare(Kind.FRAMES, 1):
             conversation.session.keep_draft(message.draft)
+            self._stamped = (message.draft.stamp, time.monotonic()) if message.draft.stamp else self._stamped
         return True
 
     def _overrules(self, message: wire.ClientMessage) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from moa_runtime.address import Address
 from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError, TextStream
 from support.tiny import CHAT_TEMPLATE, _train_tokenizer
@@ -198,7 +199,43 @@ def _said(name: str, call: Callable[[], Any]) -> Case:
         return {"raises": "ChatTemplateError"}
 
 
-_PARTS: tuple[Callable[[], Iterator[Case]], ...] = (encodings, decodings, templates, chats, turns, streams, specials)
+_GOOD = r"""
+localhost:8765 ws://127.0.0.1:1/ HTTPS://Host.example http://[::1]:99/moa/v1/session?a=b#c wss://a/sub/path a/sub/path/
+a:8765/sub//path https://a:443/x/../y/./z ws://a:80 wss://a:80 ws://a:443 http://bücher.example/ü/%41 ws://[0:0::1]
+ws://[2001:DB8::1]:8765/sub h?x h#x ws://h: http:/host ws://1.2.3.4 ws://xn--bcher-kva.example a_b:1 wss://h/v1/session/
+wss://h/v1/sessions ws://h/@x ws://h/a'b(c)
+"""
+_BAD = r"""
+ftp://host ws:// ://host ws://host:0 ws://host:65536 ws://h:x ws://user:word@host user@host //host ws:///x ws://a\b
+ws://a..b ws://[::1 ws://[:::1] ws://a%b ws://a|b ws://<a> ?x #x mailto:a@b
+"""
+
+
+def addresses() -> Iterator[Case]:
+    """Addresses of verifiers, with the URLs that they mean."""
+    for url in (*_GOOD.split(), *_BAD.split(), "", " ", "ws://ho st", "ws://h\t", "ws://h/a b"):
+        for scheme in ("ws", "https"):
+            yield {"url": url, "scheme": scheme, **_address(url, scheme)}
+
+
+def _address(url: str, scheme: str) -> Case:
+    try:
+        address = Address.parse(url, scheme)
+    except ValueError:
+        return {"raises": "ValueError"}
+    return {"session": address.session, "request": address.at("/x")}
+
+
+_PARTS: tuple[Callable[[], Iterator[Case]], ...] = (
+    encodings,
+    decodings,
+    templates,
+    chats,
+    turns,
+    streams,
+    specials,
+    addresses,
+)
 
 
 def texts() -> dict[str, list[Case]]:

@@ -15,6 +15,7 @@ from protocol_model.frames import (
     Prompt,
     Rows,
     Tokens,
+    Unsolicited,
     Up,
     Verdict,
     Welcome,
@@ -58,6 +59,11 @@ class Client(NamedTuple):
         idle = self.link == "up" and self.limit > 0 and not self.supplied and not self.awaits
         return idle and self.credit <= len(self.committed)
 
+    @property
+    def may_send_unsolicited(self) -> bool:
+        streams = self.link == "up" and self.limit > 0 and not self.awaits
+        return streams and self.credit > len(self.known)
+
 
 Said = tuple[Client, tuple[Up, ...]]
 
@@ -94,6 +100,11 @@ def cancel(client: Client) -> Said:
 def propose(client: Client, tentative: Tokens) -> Said:
     client = client._replace(tentative=tentative, awaits="draft")
     return client, (Draft(client.epoch, len(client.committed), tentative),)
+
+
+def send_unsolicited(client: Client, tokens: Tokens) -> Said:
+    """The device drafts beside a server that goes on by itself."""
+    return client, (Unsolicited(client.epoch, len(client.committed), tokens),)
 
 
 def grant_credit(client: Client) -> Said:

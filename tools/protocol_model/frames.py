@@ -33,6 +33,14 @@ class Draft(NamedTuple):
     tokens: Tokens
 
 
+class Unsolicited(NamedTuple):
+    """A Draft that asks for nothing."""
+
+    epoch: int
+    base: int
+    tokens: Tokens
+
+
 class Credit(NamedTuple):
     epoch: int
     position: int
@@ -74,7 +82,7 @@ class Fault(NamedTuple):
     code: str
 
 
-Up = Hello | Prompt | Draft | Credit | Cancel
+Up = Hello | Prompt | Draft | Unsolicited | Credit | Cancel
 Down = Welcome | Verdict | CreditRevoked | Rows | Fault
 
 

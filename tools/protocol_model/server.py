@@ -15,6 +15,7 @@ from protocol_model.frames import (
     Prompt,
     Rows,
     Tokens,
+    Unsolicited,
     Verdict,
     Welcome,
     choice,
@@ -49,6 +50,8 @@ class Session(NamedTuple):
     waiting: tuple[Frame, ...] = ()  # until the step under way has ended
     told: int = 0  # so much of what is committed was said on this connection, or by the device
     asked: bool = True  # an answer goes on, or began, on this connection
+    kept: Unsolicited | None = None  # the newest
+    kept_of: int = 0  # the connection that brought it
 
     @property
     def runs(self) -> bool:
@@ -80,6 +83,7 @@ def greet(session: Session, hello: Hello, conn: int) -> Answered:
         waiting=(),
         told=agreed,
         asked=same,
+        kept=None,
     )
     welcome = Welcome(session.token, session.connection, session.epoch, agreed, news)
     if not news:
@@ -90,7 +94,7 @@ def greet(session: Session, hello: Hello, conn: int) -> Answered:
 
 def leave(session: Session) -> Session:
     """The connection is gone, and with it what it asked for."""
-    return session._replace(attached=0, work=None, waiting=(), credit=0, told=0)
+    return session._replace(attached=0, work=None, waiting=(), credit=0, told=0, kept=None)
 
 
 def receive(session: Session, frame: Frame) -> Answered:
@@ -101,9 +105,25 @@ def receive(session: Session, frame: Frame) -> Answered:
     return _take_waiting(session._replace(waiting=(*session.waiting, frame)))
 
 
-def go_on(session: Session) -> Session:
-    """The next step within the credit."""
-    return session._replace(work=Work(pushed=True))
+def keep(session: Session, frame: Unsolicited) -> Session:
+    """An unsolicited draft arrived: it is taken at once, also during a step, and never answered."""
+    within = session.limit > 0 and session.answer_from <= frame.base <= len(session.committed)
+    if frame.epoch != session.epoch or not within:
+        return session
+    return session._replace(kept=frame, kept_of=session.attached)
+
+
+def newest_draft(session: Session) -> Tokens:
+    """What is left of the draft that was kept: nothing if it went wrong."""
+    if session.kept is None:
+        return ()
+    since = session.committed[session.kept.base :]
+    return session.kept.tokens[len(since) :] if session.kept.tokens[: len(since)] == since else ()
+
+
+def go_on(session: Session, *, drafted: bool = True) -> Session:
+    """The next step within the credit, with what is left of the device's draft if it pays."""
+    return session._replace(work=Work(newest_draft(session) if drafted else (), pushed=True))
 
 
 def may_go_on_unheard(session: Session) -> bool:
@@ -123,7 +143,8 @@ def end_step(session: Session, pushed: int) -> Answered:
     while True:
         token = choice(committed)
         committed += (token,)
-        drafted = right < pushed - 1 if work.pushed else right < len(work.draft) and work.draft[right] == token
+        own = work.pushed and not work.draft
+        drafted = right < pushed - 1 if own else right < len(work.draft) and work.draft[right] == token
         if len(committed) >= session.limit or not drafted:
             break
         right += 1
@@ -226,6 +247,7 @@ def _cut(session: Session, length: int) -> Session:
         credit=0,
         rows_sent=min(session.rows_sent, length),
         told=min(session.told, length),
+        kept=None,
     )
 
 

@@ -17,7 +17,7 @@ from protocol_model import server as verifier
 from protocol_model.client import Client, WrongError
 from protocol_model.explore import FoundError, explore
 from protocol_model.frames import Credit, CreditRevoked, Rows, Verdict, Welcome
-from protocol_model.server import Session
+from protocol_model.server import Session, Work
 from protocol_model.world import Bounds
 
 SMALL = {
@@ -25,6 +25,8 @@ SMALL = {
     "nothing is written while away": Bounds(drops=2, while_away=False),
     "the server drafts": Bounds(drops=0, credits=2, answer=3),
     "hand-over and a cut": Bounds(drops=1, credits=1),
+    "drafts unasked": Bounds(drops=0, credits=2, unsolicited=2, answer=3),
+    "drafts unasked, stopped and asked again": Bounds(drops=0, credits=2, unsolicited=1, cancels=1, questions=2),
     "the verifier restarts": Bounds(drops=1, server_restarts=1),
     "the program restarts": Bounds(drops=0, client_restarts=1),
     "the engine fails": Bounds(drops=0, failures=2, credits=1),
@@ -33,6 +35,7 @@ SMALL = {
 LARGE = {
     "cuts": Bounds(drops=2, answer=3),
     "hand-overs and cuts": Bounds(drops=2, credits=2, answer=3),
+    "drafts unasked and cuts": Bounds(drops=1, credits=1, unsolicited=2, answer=3),
     "both ends restart": Bounds(drops=1, server_restarts=1, client_restarts=1),
     "the engine fails": Bounds(drops=1, failures=1, credits=2, answer=3),
     "stopped, and asked again": Bounds(drops=2, cancels=1, questions=2),
@@ -108,6 +111,26 @@ def test_the_explorer_finds_text_that_was_never_said(monkeypatch: pytest.MonkeyP
         explore(SILENT)
 
 
+def test_the_explorer_finds_an_answer_to_an_unsolicited_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may arrive after the credit was revoked."""
+    keep = verifier.keep
+    monkeypatch.setattr(
+        verifier, "keep", lambda session, frame: keep(session, frame)._replace(work=session.work or Work(frame.tokens))
+    )
+    with pytest.raises(FoundError, match="a verdict without a request"):
+        explore(Bounds(drops=0, credits=1, unsolicited=1, answer=3))
+
+
+@pytest.mark.parametrize("forgets", ["_cut", "leave"])
+def test_the_explorer_finds_a_draft_that_outlives_its_epoch_or_connection(
+    forgets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget = getattr(verifier, forgets)
+    monkeypatch.setattr(verifier, forgets, lambda session, *args: forget(session, *args)._replace(kept=session.kept))
+    with pytest.raises(FoundError, match="a draft of another epoch or connection"):
+        explore(Bounds(drops=1, credits=1, unsolicited=1, cancels=1, answer=3))
+
+
 def uncut(taken: Callable[[Client, Rows], Client], client: Client, frame: Rows) -> Client:
     """Takes up rows as if no epoch had begun since."""
     try:
@@ -146,13 +169,14 @@ _MODELLED = {
     "propose": Call.PROPOSE,
     "grant_credit": Call.GRANT_CREDIT,
     "revoke_credit": Call.REVOKE_CREDIT,
+    "send_unsolicited": Call.SEND_UNSOLICITED,
 }
 
 
 @pytest.mark.parametrize(
     "bounds",
     [
-        Bounds(drops=1, credits=1),
+        Bounds(drops=1, credits=1, unsolicited=1),
         Bounds(drops=0, cancels=1, questions=2, credits=1),
         Bounds(drops=0, failures=1, credits=1),
         Bounds(drops=1, server_restarts=1),

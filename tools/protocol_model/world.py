@@ -16,6 +16,7 @@ from protocol_model.frames import (
     Hello,
     Prompt,
     Tokens,
+    Unsolicited,
     Up,
     Welcome,
     choice,
@@ -45,6 +46,7 @@ class Bounds(NamedTuple):
     cancels: int = 0
     questions: int = 1
     credits: int = 0
+    unsolicited: int = 0  # drafts, and how often one overtakes others or comes twice
     answer: int = 2  # tokens
     while_away: bool = True
 
@@ -107,6 +109,23 @@ def steps(world: World) -> Iterator[Step]:
         yield "the server is to go on", _said(fewer, device.grant_credit(client))
     if client.credit and client.link == "up" and not client.awaits:
         yield "the device revokes the credit", _said(world, device.revoke_credit(client))
+    for session in world.sessions:
+        if session.work is None and session.pushes and verifier.newest_draft(session):
+            yield "the server goes on without the draft", _kept(world, verifier.go_on(session, drafted=False))
+    if left.unsolicited:
+        fewer = world._replace(left=left._replace(unsolicited=left.unsolicited - 1))
+        if client.may_send_unsolicited:
+            text = plain(client.committed, len(client.committed) + 2)[len(client.committed) :]
+            yield "a right draft, unasked", _said(fewer, device.send_unsolicited(client, text))
+            half = (text[0], 1 - text[1])
+            yield "a draft that goes wrong, unasked", _said(fewer, device.send_unsolicited(client, half))
+        for connection in world.connections:
+            for at, frame in enumerate(connection.up):
+                if isinstance(frame, Unsolicited):
+                    others = connection.up[:at] + connection.up[at + 1 :]
+                    yield "a draft comes twice", _with(fewer, connection._replace(up=(*connection.up, frame)))
+                    if at:
+                        yield "a draft overtakes", _with(fewer, connection._replace(up=(frame, *others)))
     if client.may_propose:
         wrong = 1 - choice(client.committed)
         yield "a wrong draft", _said(world, device.propose(client, (wrong,)))
@@ -125,7 +144,7 @@ def necessary(world: World) -> Iterator[Step]:
             yield f"to the device: {connection.down[0]}", _deliver(world, connection)
     for session in world.sessions:
         if session.work is not None:
-            for pushed in (1, 2) if session.work.pushed else (1,):
+            for pushed in (1, 2) if session.work.pushed and not session.work.draft else (1,):
                 yield "the step ends", _down(world, *verifier.end_step(session, pushed))
         elif session.pushes:
             yield "the server goes on", _kept(world, verifier.go_on(session))
@@ -147,6 +166,9 @@ def problem(world: World) -> str:
         return "rows of other tokens"
     if client.link == "refused":
         return "refused, although there is no other client"
+    for session in world.sessions:
+        if session.kept and (session.kept.epoch, session.kept_of) != (session.epoch, session.attached):
+            return "a draft of another epoch or connection"
     return ""
 
 
@@ -202,8 +224,11 @@ def _arrive(world: World, connection: Connection) -> World:
     else:
         session = _attached(world, connection.number)
         if session is not None:
-            assert isinstance(frame, Prompt | Draft | Credit | Cancel)
-            world = _down(world, *verifier.receive(session, frame))
+            if isinstance(frame, Unsolicited):
+                world = _kept(world, verifier.keep(session, frame))
+            else:
+                assert isinstance(frame, Prompt | Draft | Credit | Cancel)
+                world = _down(world, *verifier.receive(session, frame))
     return _gone(world, connection.number)
 
 

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QListWidget, QListWidgetIt
 
 from moa_chat import strings
 from moa_chat.desktop.appearance import SIDEBAR_LETTERS, Appearance, letters
-from moa_chat.desktop.widgets import IconButton, add, label, pad
+from moa_chat.desktop.widgets import IconButton, add, label, pad, plain_tip
 from moa_chat.history.message import ChatSummary
 
 _ID = Qt.ItemDataRole.UserRole
@@ -74,7 +74,7 @@ class ChatList(QWidget):
         for chat in chats:
             item = QListWidgetItem(chat.title)
             item.setData(_ID, chat.id)
-            item.setToolTip(chat.title)
+            item.setToolTip(plain_tip(chat.title))
             item.setFlags(item.flags() | Qt.ItemFlag.ItemIsEditable)
             self.list.addItem(item)
             if chat.id == current:

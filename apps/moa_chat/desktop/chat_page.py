@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from html import escape
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
@@ -17,7 +16,7 @@ from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.find_bar import FindBar
 from moa_chat.desktop.notices import DisagreementBanner, Legend, Notice
 from moa_chat.desktop.stats_panel import RoundPlot
-from moa_chat.desktop.widgets import IconButton, add, centered, label, pad, push_button
+from moa_chat.desktop.widgets import IconButton, PlainLabel, add, centered, label, pad, push_button
 from moa_runtime.events import LinkChanged, LinkStatus
 
 _SLOW_SECONDS = 1.0  # a round trip from which the link is called slow
@@ -28,7 +27,7 @@ _TICK_MS = 1000  # of the progress strip's clock
 _TITLE_LETTERS = 14  # of the title, which have room before the buttons' words do
 
 
-class StatusBadge(QLabel):
+class StatusBadge(PlainLabel):
     """A badge such as "online" or "reconnecting in 5 s"; the tooltip has the reason."""
 
     def __init__(self, appearance: Appearance) -> None:
@@ -88,7 +87,7 @@ class StatusBadge(QLabel):
         return words, theme.of_link(link.status)
 
 
-class ContextMeter(QLabel):
+class ContextMeter(PlainLabel):
     """Shows how full the target's context is, from one half on, and warns before it is full."""
 
     def __init__(self, appearance: Appearance) -> None:
@@ -161,13 +160,12 @@ class ProgressStrip(QFrame):
         self._text.setText(strings.SECONDS.format(self._words, time.monotonic() - self._begun))
 
 
-class Title(QLabel):
+class Title(PlainLabel):
     """A line that shrinks before the buttons do and ends in an ellipsis then; the tooltip has all of it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.setObjectName("title")
-        self.setTextFormat(Qt.TextFormat.PlainText)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.setText(text)
 
@@ -179,7 +177,7 @@ class Title(QLabel):
 
     def setText(self, text: str) -> None:
         super().setText(text)
-        self.setToolTip(f"<p>{escape(text)}</p>")  # or what looks like HTML in it would be shown as such
+        self.setToolTip(text)
         self.setAccessibleName(strings.TITLE.format(text))
 
     def minimumSizeHint(self) -> QSize:

@@ -99,7 +99,6 @@ class DisagreementBanner(QFrame):
         super().__init__()
         self.setObjectName("banner")
         self.versions = label(says=strings.BOTH_VERSIONS)
-        self.versions.setTextFormat(Qt.TextFormat.PlainText)
         self.always = QCheckBox(strings.ALWAYS)
         self.theirs = push_button(strings.USE_THEIRS, lambda: self._choose(False), style="primary")
         self.mine = push_button(strings.KEEP_MINE, lambda: self._choose(True))

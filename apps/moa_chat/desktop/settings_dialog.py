@@ -145,6 +145,20 @@ def _scrolling(page: QWidget, says: str) -> QScrollArea:
     return area
 
 
+class DecimalField(QDoubleSpinBox):
+    """A field for a number with decimals after a point or a comma, whichever the user's language has."""
+
+    def validate(self, text: str, at: int) -> object:
+        return super().validate(self._local(text), at)
+
+    def valueFromText(self, text: str) -> float:
+        return super().valueFromText(self._local(text))
+
+    def _local(self, text: str) -> str:
+        point = self.locale().decimalPoint()
+        return text.replace(".", point).replace(",", point)
+
+
 class ChatSettingsForm(QWidget):
     """The settings of a chat as a form; ``recommended`` is None if the bundle recommends no sampling."""
 
@@ -223,7 +237,7 @@ class ChatSettingsDialog(_Dialog):
 
 
 def _number(says: str, least: float, most: float, step: float) -> QDoubleSpinBox:
-    field = QDoubleSpinBox()
+    field = DecimalField()
     field.setRange(least, most)
     field.setSingleStep(step)
     field.setDecimals(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 
 from PySide6.QtCore import QByteArray, QRectF, QSize, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QIcon, QKeySequence, QPainter, QPixmap
@@ -69,9 +70,28 @@ def icon(name: str, color: str, disabled: str | None = None) -> QIcon:
     return made
 
 
-def label(text: str = "", style: str = "", *, says: str = "", wraps: bool = True, selectable: bool = False) -> QLabel:
+def plain_tip(text: str) -> str:
+    """Return ``text`` for a tooltip, which would take text that looks like HTML for such."""
+    return f'<p style="white-space: pre-wrap">{escape(text)}</p>' if text else ""
+
+
+class PlainLabel(QLabel):
+    """A label that takes neither its text nor its tooltip for HTML: both may be of a verifier or a model."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setText(text)
+
+    def setToolTip(self, text: str) -> None:
+        super().setToolTip(plain_tip(text))
+
+
+def label(
+    text: str = "", style: str = "", *, says: str = "", wraps: bool = True, selectable: bool = False
+) -> PlainLabel:
     """Return a label; ``style`` is its name in the style sheet, ``says`` its name for screen readers."""
-    made = QLabel(text)
+    made = PlainLabel(text)
     made.setObjectName(style)
     made.setAccessibleName(says)
     made.setWordWrap(wraps)

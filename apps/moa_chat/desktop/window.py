@@ -17,7 +17,6 @@ from PySide6.QtWidgets import (
     QFileDialog,
     QGridLayout,
     QHBoxLayout,
-    QLabel,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -34,7 +33,7 @@ from moa_chat.desktop.host_conditions import HostConditions
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.desktop.settings_dialog import ChatSettingsDialog, SettingsDialog
-from moa_chat.desktop.widgets import label, pad
+from moa_chat.desktop.widgets import PlainLabel, label, pad
 from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.store import History
 from moa_chat.strings import as_sentence
@@ -68,7 +67,7 @@ class ShortcutDialog(QDialog):
         for number, (keys, title) in enumerate([*rows, *strings.OTHER_KEYS]):
             column, row = divmod(number, _KEY_ROWS)
             grid.addWidget(label(keys, "title", wraps=False), row, 2 * column)
-            grid.addWidget(QLabel(title), row, 2 * column + 1)
+            grid.addWidget(PlainLabel(title), row, 2 * column + 1)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         buttons.rejected.connect(self.reject)
         layout = QVBoxLayout(self)

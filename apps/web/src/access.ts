@@ -1,5 +1,7 @@
 /** The token, and the addresses of page, verifier and bundle. */
 
+import { Address } from "@moa-edge/runtime";
+
 const KEY = "token";
 
 /** Return the token in a URL's fragment (`#token=...`), and the URL without it; null if there is none. A fragment is never sent
@@ -33,8 +35,6 @@ export function saveToken(token: string): void {
 export interface Place {
   /** Address for WebSockets. */
   readonly verifier: string;
-  /** Address for HTTP requests, without a slash at its end. */
-  readonly http: string;
   /** Address of the bundle, with a slash at its end. */
   readonly bundle: string;
 }
@@ -45,23 +45,16 @@ export class AddressError extends Error {}
 /**
  * Return the addresses of a verifier.
  *
- * @param page the page's own URL: an empty `address` means the verifier that serves the page.
+ * @param page the page's own URL: an empty `address` means the verifier that serves the page, perhaps below a path of a proxy.
  * @throws AddressError `address` is invalid.
  */
 export function placeOf(page: string, address: string): Place {
   const given = address.trim();
-  let url: URL;
-  try {
-    url = given === "" ? new URL(page) : new URL(given.includes("://") ? given : `https://${given}`);
-  } catch {
-    throw new AddressError(`“${given}” is no address: write it as https://host:8765`);
-  }
-  const scheme = { "http:": "http:", "ws:": "http:", "https:": "https:", "wss:": "https:" }[url.protocol];
-  if (scheme === undefined || url.host === "") {
+  const parsed = Address.parse(given === "" ? page.replace(/[?#].*$/u, "").replace(/[^/]*$/u, "") : given, "https");
+  if (parsed === undefined) {
     throw new AddressError(
       given === "" ? "Enter the verifier's address in Settings, as https://host:8765" : `“${given}” is no address of a verifier: it begins with https://, http://, wss:// or ws://`,
     );
   }
-  const http = `${scheme}//${url.host}${given === "" ? "" : url.pathname.replace(/\/+$/u, "")}`;
-  return { verifier: http.replace(/^http/u, "ws"), http, bundle: `${http}/bundle/` };
+  return { verifier: parsed.session, bundle: parsed.at("/bundle/") };
 }

@@ -30,7 +30,7 @@ export class Connection {
   /** Why there is no chat, in a sentence; empty if there is one, or will be. */
   problem = "";
   private unfollow: () => void = () => undefined;
-  private place: Place = { verifier: "", http: "", bundle: "" };
+  private place: Place = { verifier: "", bundle: "" };
 
   /**
    * @param savePower returns whether the user wants the device to run no model.

@@ -17,16 +17,19 @@ test("the token is taken out of the fragment, and nothing else is", () => {
 
 test("a page talks to the verifier that it comes from, by the same scheme", () => {
   assert.deepEqual(placeOf("https://host:8765/index.html#x", ""), {
-    verifier: "wss://host:8765",
-    http: "https://host:8765",
+    verifier: "wss://host:8765/v1/session",
     bundle: "https://host:8765/bundle/",
   });
-  assert.equal(placeOf("http://192.168.0.7:8765/", "").verifier, "ws://192.168.0.7:8765");
+  assert.equal(placeOf("http://192.168.0.7:8765/", "").verifier, "ws://192.168.0.7:8765/v1/session");
+  assert.deepEqual(placeOf("https://proxy/sub/path/index.html?a=/b#c/d", ""), {
+    verifier: "wss://proxy/sub/path/v1/session",
+    bundle: "https://proxy/sub/path/bundle/",
+  });
 });
 
 test("an address may be written as people write it", () => {
   for (const address of ["host:8765", "https://host:8765/", "wss://host:8765", " host:8765 "]) {
-    assert.equal(placeOf("capacitor://localhost/", address).verifier, "wss://host:8765", address);
+    assert.equal(placeOf("capacitor://localhost/", address).verifier, "wss://host:8765/v1/session", address);
   }
   assert.equal(placeOf("capacitor://localhost/", "ws://host:1/behind/").bundle, "http://host:1/behind/bundle/");
 });

@@ -31,7 +31,7 @@ _ROWS_AFTER_PUSHED = 4
 #: The same for rows of the prompt, and while unsolicited drafts arrive: the client cannot draft without them.
 _ROWS_FOR_DRAFTS = 16
 #: An unsolicited draft that begins this many tokens back shows that the client drafts.
-_DRAFTS_ARE_RECENT = 16
+_DRAFTS_ARE_RECENT = 32
 
 
 @dataclass(frozen=True)

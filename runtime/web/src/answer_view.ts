@@ -196,15 +196,19 @@ export class AnswerRecord {
   finish(reason: FinishReason): AnswerFinished {
     this.ended = reason;
     const text = this.confirmedText();
-    const spans = this.text.spans(true);
+    const spans = this.text.spans(this.complete);
     return { event: "AnswerFinished", text, tokens: [...this.tokens], reason, statistics: this.figures(), spans };
   }
 
-  /** Return the confirmed text. */
+  private get complete(): boolean {
+    return this.ended === "stop";
+  }
+
+  /** Return the confirmed text, without half a character at its end if it was cut. */
   confirmedText(): string {
     this.text.show(this.tokens, this.settled);
     return this.text
-      .spans(true)
+      .spans(this.complete)
       .map(({ text }) => text)
       .join("");
   }

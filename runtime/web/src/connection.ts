@@ -257,7 +257,11 @@ export async function connectError(endpoint: Endpoint, host: Host, withinS: numb
 }
 
 function refused({ address, token }: Endpoint, { elsewhere, status }: Answered): ConnectError {
-  if (status === 401 || status === 403) {
+  if (status === 403) {
+    const text = `${address} refused the connection (HTTP 403): check the address, with its path behind a proxy`;
+    return new ConnectError(text, true);
+  }
+  if (status === 401) {
     const text = token === "" ? "asks for a token, and none is given" : "refused the token; check it";
     return new ConnectError(`the verifier at ${address} ${text}`, true);
   }

@@ -2,30 +2,20 @@
 
 import { base64Encode } from "@bufbuild/protobuf/wire";
 
+import { Address } from "./address.js";
 import { ConnectError } from "./errors.js";
 import { encodeUtf8 } from "./utf8.js";
 
-// Browsers and Node have it; the sources are compiled without the types of either.
-declare const URL: new (text: string) => {
-  readonly protocol: string;
-  readonly username: string;
-  readonly hostname: string;
-  readonly host: string;
-  readonly port: string;
-  readonly pathname: string;
-};
-
-const SESSION_PATH = "/v1/session";
 const SESSION_SUBPROTOCOL = "moa.v1";
 const BEARER = "moa.bearer.";
 
 /** Address and token of a verifier. */
 export class Endpoint {
-  /** The WebSocket's address: a bare server address gets the session's path. */
+  /** The WebSocket's address, see {@link Address}. */
   readonly address: string;
   /** Whether the verifier is on this machine. */
   readonly onThisMachine: boolean;
-  private readonly web: string; // its origin, for requests
+  private readonly parsed: Address;
 
   /**
    * @param token the bearer token; empty for none.
@@ -35,16 +25,11 @@ export class Endpoint {
     readonly url: string,
     readonly token = "",
   ) {
-    const [scheme, rest] = url.includes("://") ? partsOf(url) : ["ws", url];
-    const known = { ws: "ws", wss: "wss", http: "ws", https: "wss" }[scheme];
-    const parts = known && !/\s/.test(url) ? parsed(`${known}://${rest}`) : undefined;
-    if (!parts || !parts.hostname || parts.username || parts.port === "0") {
-      throw new ConnectError(`${JSON.stringify(url)} is no verifier address: expected ws://HOST:PORT`, true);
-    }
-    const path = parts.pathname === "/" ? SESSION_PATH : parts.pathname;
-    this.address = `${known}://${parts.host}${path}`;
-    this.web = `${known === "ws" ? "http" : "https"}://${parts.host}`;
-    this.onThisMachine = isLoopback(parts.hostname);
+    const parsed = Address.parse(url);
+    if (!parsed) throw new ConnectError(`${JSON.stringify(url)} is no verifier address: expected ws://HOST:PORT`, true);
+    this.parsed = parsed;
+    this.address = parsed.session;
+    this.onThisMachine = isLoopback(parsed.hostname);
   }
 
   /** Subprotocols that the WebSocket offers. They carry the token, because a page cannot set headers. */
@@ -55,20 +40,7 @@ export class Endpoint {
 
   /** Return the address of another of the verifier's resources. */
   at(path: string): string {
-    return this.web + path;
-  }
-}
-
-function partsOf(url: string): [string, string] {
-  const at = url.indexOf("://");
-  return [url.slice(0, at).toLowerCase(), url.slice(at + 3)];
-}
-
-function parsed(url: string): InstanceType<typeof URL> | undefined {
-  try {
-    return new URL(url);
-  } catch {
-    return undefined; // an invalid port, IPv6 address or name
+    return this.parsed.at(path);
   }
 }
 

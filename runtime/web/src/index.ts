@@ -24,6 +24,7 @@ export { FixedShape, type Controller } from "./drafting/draft_controllers.js";
 export type * from "./drafting/events.js";
 export { DraftingLoop, type AskOptions } from "./drafting/loop.js";
 export { USUAL_SETTINGS, type Conditions, type Drafting, type LoopSettings, type Offline } from "./drafting/settings.js";
+export { Address } from "./address.js";
 export { Endpoint } from "./endpoint.js";
 export { ChatError, ConnectError, ContextFullError, MoaError, StoreError } from "./errors.js";
 export type * from "./events.js";

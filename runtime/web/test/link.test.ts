@@ -11,10 +11,11 @@ import { WebSocket } from "ws";
 
 import { connectError } from "../src/connection.js";
 import { Driver } from "../src/driver.js";
-import { ClientSession, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, ownHost, wire } from "../src/index.js";
+import { Address, ClientSession, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, ownHost, wire } from "../src/index.js";
 import type { Answered, Conditions, ConnectError, LinkChanged, Timing } from "../src/index.js";
 import { FakeHost } from "./fake_host.js";
 import { ToyVerifier, send } from "./toy_verifier.js";
+import { read } from "./vectors.js";
 
 const USUAL: Conditions = { background: false, lowPower: false, metered: false };
 
@@ -390,17 +391,15 @@ test("link: a program without anything else to do waits for an answer that never
 // -- addresses -----------------------------------------------------------------------------------------
 
 test("link: addresses", () => {
-  const known: [string, string, string, boolean][] = [
-    ["localhost:8765", "ws://localhost:8765/v1/session", "http://localhost:8765/x", true],
-    ["ws://127.0.0.1:1/", "ws://127.0.0.1:1/v1/session", "http://127.0.0.1:1/x", true],
-    ["HTTPS://Host.example", "wss://host.example/v1/session", "https://host.example/x", false],
-    ["http://[::1]:99/moa/v1/session?a=b#c", "ws://[::1]:99/moa/v1/session", "http://[::1]:99/x", true],
-  ];
-  for (const [url, address, request, here] of known) {
-    const endpoint = new Endpoint(url);
-    assert.deepEqual([endpoint.address, endpoint.at("/x"), endpoint.onThisMachine], [address, request, here], url);
+  const cases = read<{ url: string; scheme: string; session: string; request: string; raises?: string }>("texts/addresses");
+  for (const { url, scheme, session, request, raises } of cases) {
+    const parsed = Address.parse(url, scheme);
+    assert.deepEqual([parsed?.session, parsed?.at("/x")], raises ? [undefined, undefined] : [session, request], url);
   }
-  for (const url of ["", "ftp://host", "ws://", "ws://host:0", "ws://host:65536", "ws://ho st", "ws://user:word@host"]) {
+  const [here, away] = [new Endpoint("http://[::1]:99/moa/v1/session?a=b#c"), new Endpoint("HTTPS://Host.example")];
+  assert.deepEqual([here.address, here.at("/x"), here.onThisMachine], ["ws://[::1]:99/moa/v1/session", "http://[::1]:99/moa/x", true]);
+  assert.ok(!away.onThisMachine);
+  for (const url of ["", "ws://user:word@host"]) {
     const expected = { message: `${JSON.stringify(url)} is no verifier address: expected ws://HOST:PORT`, final: true };
     assert.throws(() => new Endpoint(url), expected);
   }

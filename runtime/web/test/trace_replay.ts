@@ -5,7 +5,7 @@ import assert from "node:assert/strict";
 import type { JsonValue } from "@bufbuild/protobuf";
 
 import { ClientSession, LocalProtocolError, SnapshotError } from "../src/index.js";
-import type { Branches, Fingerprints, Origin, Policy, Sampling, SessionEvent } from "../src/index.js";
+import type { DraftTree, Fingerprints, Origin, Policy, Sampling, SessionEvent } from "../src/index.js";
 import { asMessage, bytesOf, eventOf, said } from "./trace_json.js";
 import { camel, plain, type Value } from "./vectors.js";
 
@@ -108,7 +108,9 @@ const CALLS: { [name: string]: (client: ClientSession, args: Args) => unknown } 
   extend: (client, args) => client.extend(args["tokens"] as number[], args["origin"] as Extract<Origin, "drafted">),
   declare_offline: (client, args) => client.declareOffline(args["after"] as number),
   propose: (client, args) =>
-    client.propose(args["most"] as number | null, args["tree"] as unknown as Branches | null),
+    client.propose(args["most"] as number | null, args["tree"] as unknown as DraftTree | null),
+  send_unsolicited: (client, args) =>
+    client.sendUnsolicited(args["tree"] as unknown as DraftTree, args["base_len"] as number),
   grant_credit: (client, args) => client.grantCredit(args["position"] as number),
   revoke_credit: (client) => client.revokeCredit(),
   resend: (client) => client.resend(),

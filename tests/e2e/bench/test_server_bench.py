@@ -20,9 +20,20 @@ from matplotlib.figure import Figure
 
 from moa_bench import server as server_module
 from moa_bench.cli import main
+from moa_bench.draft_bound import draft_bound
 from moa_bench.questions import Question, prompts_of
 from moa_bench.result import Burst, mean_ms, percentile_ms, token_latencies
-from moa_bench.server import MODES, Load, Server, WindowResult, figures_of, measure_window, resident_memory, schedule
+from moa_bench.server import (
+    MODES,
+    Load,
+    Server,
+    WindowResult,
+    figures_of,
+    measure_window,
+    resident_memory,
+    schedule,
+    write_tokens,
+)
 from moa_bench.server_clients import ClientRecord, open_fleet
 from moa_bench.serving import Answer, AnswerSettings
 from moa_bench.verifier import Verifier, VerifierGoneError, stream_decode
@@ -30,6 +41,8 @@ from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint
 from moa_server import app
+from moa_server.auth import Authenticator
+from moa_server.edge.rate_limits import Kind
 from moa_server.settings import Settings
 from support.bench.commands import Run, refusal
 from support.refusals import refused
@@ -81,7 +94,54 @@ def test_figures_worked_out_by_hand():
     stream = found["sessions"]["2"]["stream"]
     assert (stream["tokens_per_s"], stream["tokens_per_round"], stream["peak_memory_mb"]) == (3.0, None, None)
     assert stream["tokens_per_cpu_s"] is None
-    assert found["speedup"] == {"2": {"device": 0.25}}
+    assert (draft["tokens_per_cpu_s_by_window"], draft["sessions_per_pass"]) == ([2.4, 0.0], 0.6667)
+    assert draft["ms_per_token_by_window"] == [175.0, None] and draft["bound"] is None
+    by_stream = {"tokens_per_s": 0.5, "tokens_per_cpu_s": None, "ms_per_token": None, "bound": None, "of_bound": None}
+    assert found["by_stream"] == {"2": {"device": by_stream}}
+
+
+def test_windows_are_compared_in_pairs_and_with_their_bound():
+    def window(tokens: int, cpu_s: float, bound: float | None = None) -> WindowResult:
+        bursts = [Burst(each / tokens, 1) for each in range(tokens)]
+        return WindowResult([ClientRecord([Answer(0.0, bursts=bursts)], 0.1)], tokens, 1, cpu_s, bound)
+
+    streamed = [window(10, 1.0), window(20, 1.0), window(40, 2.0)]
+    drafted = [window(12, 1.0, 1.4), window(30, 1.0, 1.5), window(44, 2.0, 1.6)]
+    found = figures_of({Load(1, "stream"): streamed, Load(1, "auto"): drafted}, seconds=1.0, client_cpus=1)
+    against = found["by_stream"]["1"]["auto"]
+    assert (against["tokens_per_s"], against["tokens_per_cpu_s"]) == (1.2, 1.2)  # of 1.2, 1.5 and 1.1
+    assert (against["bound"], against["of_bound"]) == (1.5, 0.8)
+    assert against["ms_per_token"] == pytest.approx(1 / 1.2, rel=1e-3)
+
+
+def offers(*bins: tuple[int, int, int]) -> dict[str, list[int]]:
+    return dict(zip(("offered", "verified", "accepted"), map(list, zip(*bins, strict=True)), strict=True))
+
+
+def test_the_bound_takes_the_nodes_that_pay_at_the_costs_of_steps():
+    # Each of 4 sessions offers a node of 0.6 and one of 0.1: rows 4, 8 and 12.
+    counts = offers((100, 100, 10), (100, 50, 30))
+    step_ms = {"4": 10.0, "8": 12.0, "12": 20.0}
+    assert draft_bound(4, step_ms, 100, counts) == pytest.approx((4 + 2.4) / 12 / (4 / 10))
+    assert draft_bound(4, {**step_ms, "12": 12.1}, 100, counts) == pytest.approx((4 + 2.8) / 12.1 / (4 / 10))
+    assert draft_bound(4, {"4": 10.0, "8": 20.0, "12": 30.0}, 100, counts) == 1  # nothing pays
+    # The second row of a session is dear, further ones are free.
+    assert draft_bound(4, {"4": 10.0, "5": 18.0, "12": 18.0}, 100, counts) == 1
+    assert draft_bound(4, {"4": 10.0, "5": 16.0, "12": 16.0}, 100, counts) == pytest.approx(6.8 / 16 / 0.4)
+    assert draft_bound(4, {"4": 10.0}, 100, counts) == 1  # no more rows are known
+    assert draft_bound(4, {}, 100, counts) is draft_bound(4, step_ms, 0, counts) is None
+
+
+def test_each_window_has_a_bearer_and_the_verifier_drafts_for_none_that_stream(tmp_path):
+    loads = [Load(1, "stream"), Load(1, "auto"), Load(1, "stream")]
+    tokens = write_tokens(tmp_path / "tokens.json", loads)
+    authenticator = Authenticator(file=tmp_path / "tokens.json")
+    bearers = [authenticator.authenticate(f"Bearer {token}") for token in tokens]
+    assert len({bearer.name for bearer in bearers}) == 3
+    for load, bearer in zip(loads, bearers, strict=True):
+        budgets = authenticator.budgets(bearer)
+        budgets.wait_s(Kind.DRAFTED_TOKENS, 1)
+        assert (budgets.wait_s(Kind.DRAFTED_TOKENS, 0) > 3600) == (load.mode == "stream")
 
 
 def test_engines_are_compared_with_the_streaming_of_the_first_one():
@@ -92,7 +152,8 @@ def test_engines_are_compared_with_the_streaming_of_the_first_one():
     }
     found = figures_of(windows, seconds=1.0, client_cpus=1)
     assert list(found["sessions"]["1"]) == ["transformers stream", "vllm stream", "vllm auto", "vllm device"]
-    assert found["speedup"] == {"1": {"vllm stream": 6.0, "vllm auto": 3.0}}
+    by_stream = {mode: each["tokens_per_s"] for mode, each in found["by_stream"]["1"].items()}
+    assert by_stream == {"vllm stream": 6.0, "vllm auto": 3.0}
     silent = found["sessions"]["1"]["vllm device"]
     assert (silent["tokens_per_s"], silent["passes_per_token"], silent["tokens_per_round"]) == (0.0, None, None)
     assert silent["ttft_ms"] == {"mean": None, "p95": None}
@@ -107,12 +168,13 @@ def test_tables_and_plots_show_every_load_and_partial_results():
     settings = {"engines": [], "repeats": 1, "seconds": 2.0, "draft_length": 6, "max_new_tokens": 64}
     settings |= {"sampling": {"temperature": 0.7, "top_p": 1.0, "seed": 3}, "client_cpus": 1, "pinned": True}
     result = {**figures_of(windows, 2.0, 1), "settings": settings, "skipped": [{"question_id": 7, "reason": "long"}]}
-    loads, speedup = Server().tables(result)
+    loads, compared = Server().tables(result)
     rows = [("1", "device", 1.0), ("1", "stream", 2.0), ("4", "device", 3.0), ("4", "stream", 6.0)]
     assert [tuple(row[:3]) for row in loads.rows] == rows and "1234.0" in loads.text()
     assert all(len(row) == len(loads.header) for row in loads.rows)
-    assert (speedup.header, speedup.rows) == (["sessions", "device"], [["1", 0.5], ["4", 0.5]])
-    assert "0.7" in speedup.note and "question 7" in speedup.note
+    assert [row[:3] for row in compared.rows] == [["1", "device", 0.5], ["4", "device", 0.5]]
+    assert all(len(row) == len(compared.header) for row in compared.rows)
+    assert "0.7" in compared.note and "question 7" in compared.note
     figure = Figure()
     Server().plot(result, figure)
     lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].get_lines()}
@@ -121,7 +183,7 @@ def test_tables_and_plots_show_every_load_and_partial_results():
     result["sessions"]["1"]["device"]["ms_per_token"]["p95"] = None
     assert len(Server().tables(result)[0].rows) == 1
     Server().plot(result, Figure())
-    result |= {"sessions": {}, "speedup": {}}
+    result |= {"sessions": {}, "by_stream": {}}
     assert [table.rows for table in Server().tables(result)] == [[], []]
     Server().plot(result, Figure())
 
@@ -223,7 +285,7 @@ def test_the_command_prints_one_object(command):
         assert (load["ttft_ms"]["mean"] is None) == (load["passes_per_token"] is None) == (load["tokens"] == 0)
         assert mode != "stream" or load["tokens_per_round"] is None
         assert load["client_cpu_share"] > 0 and load["peak_memory_mb"] is None
-    assert list(found["speedup"]) == ["1", "2"]
+    assert list(found["by_stream"]) == ["1", "2"]
     assert (found["partial"], found["skipped"]) == (False, [])
     settings = found["settings"]
     assert (settings["sessions"], settings["questions"]) == ([1, 2], "questions.jsonl")
@@ -247,17 +309,18 @@ def interrupt(served) -> None:
 
 @pytest.mark.parametrize(("end", "status"), [(kill_clients, 1), (stop_verifier, 1), (interrupt, 130)])
 def test_an_end_after_the_first_window_leaves_a_partial_result(command, served, monkeypatch, end, status):
-    def loads(sessions, repeats, modes, engines):
-        yield Load(1, "device")
-        end(served)
-        yield Load(1, "stream")
+    def measure(load, *more):
+        if load.mode == "stream":
+            end(served)
+        return measure_window(load, *more)
 
-    monkeypatch.setattr(server_module, "schedule", loads)
-    ended, out, err = command("--json")
+    monkeypatch.setattr(server_module, "schedule", lambda *_: [Load(1, "device"), Load(1, "stream")])
+    monkeypatch.setattr(server_module, "measure_window", measure)
+    ended, out, err = command("--modes", "device", "--json")
     found = json.loads(out)
     assert ended == status and found["partial"] and found["problem"] in err
     assert [list(modes) for modes in found["sessions"].values()] == [["device"]]
-    assert found["speedup"] == {"1": {}}
+    assert found["by_stream"] == {"1": {}}
 
 
 def test_clients_of_another_drafter_are_refused(command, onnx_bundle, tmp_path):

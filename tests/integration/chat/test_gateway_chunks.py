@@ -88,7 +88,7 @@ def test_any_verdicts_of_the_same_tokens_give_the_same_answer(verdicts, stops, r
         ([0, 5, 0], ["abb", "b"], "a", 2),  # within a token, too
         ([0, 0, 1, 1], ["b", "ab", "aab"], "", 3),  # with the same character: the longest
         ([0, 6, 7, 1], ["é"], "a", 3),  # the token that completes the character
-        ([0, 6], ["�"], "a", 2),  # one that never becomes whole
+        ([0, 6, 0], ["�"], "a", 3),  # one that never becomes whole
         ([10, 9, 1], ["c"], " b", 3),
     ],
 )

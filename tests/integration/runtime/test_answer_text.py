@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime.answer_view import AnswerText, shared_word
-from moa_runtime.conversation import Conversation
-from moa_runtime.events import Origin, TextSpan, TokenOrigin
+from moa_runtime.answer_view import AnswerRecord, AnswerText, shared_word
+from moa_runtime.conversation import Conversation, Question
+from moa_runtime.events import FinishReason, Origin, TextSpan, TokenOrigin
+from moa_runtime.session.events import Committed
 from moa_runtime.tokenizer import ChatTokenizer
 from support import tiny
 
@@ -49,6 +50,16 @@ def test_a_character_belongs_to_its_last_token(tokenizer: ChatTokenizer) -> None
     assert text.spans(complete=True) == (TextSpan("\N{REPLACEMENT CHARACTER}", DRAFTED, True),)
     text.show(marked(fox[:3], DRAFTED, True) + marked(fox[3:], OFFLINE, False))
     assert text.spans() == text.spans(complete=True) == (TextSpan("🦊", OFFLINE, False),)
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_only_a_cut_answer_leaves_half_a_character_out(tokenizer: ChatTokenizer, reason: FinishReason) -> None:
+    record = AnswerRecord(tokenizer, Question([], 0, []), lambda: (0, 0))
+    tokens = (*tokenizer.encode("A"), *tokenizer.encode("🦊")[:3])
+    record.hear(Committed(0, tokens, (DRAFTED,) * len(tokens)))
+    finished = record.finish(reason)
+    expected = "A\N{REPLACEMENT CHARACTER}" if reason is FinishReason.STOP else "A"
+    assert finished.text == "".join(finished.pieces) == "".join(span.text for span in finished.spans) == expected
 
 
 def test_whatever_came_before_the_text_is_that_of_the_tokens(tokenizer: ChatTokenizer) -> None:

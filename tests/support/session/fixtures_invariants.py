@@ -72,7 +72,9 @@ class InvariantMachine(RuleBasedStateMachine):
     def check_origins(self, before: tuple[tuple[int, Origin], ...], events: list[SessionEvent]) -> None:
         """A token of the suffix keeps its origin; another one was drafted on a branch, or is the target's."""
         decisions = [event for event in events if isinstance(event, Decided)]
-        accepted = [0 if event.cause is Cause.PUSHED else event.accepted for event in decisions]
+        accepted = [
+            0 if event.cause is Cause.PUSHED and not event.draft_stamp else event.accepted for event in decisions
+        ]
         commits = [event for event in events if isinstance(event, Committed)]
         if not accepted:
             # A Welcome may say that the server has what the user kept.

@@ -53,10 +53,15 @@ def rows_of(tokens: Sequence[int]) -> list[float]:
 
 
 class Server:
-    """A ServerSession with the toy target as engine, fed with the frames of one connection after another."""
+    """A ServerSession with the toy target as engine, fed with the frames of one connection after another.
+
+    Attributes:
+        capabilities: those of its Welcome.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.passes = 0
+        self.capabilities = [wire.CAPABILITY_UNSOLICITED_DRAFTS]
         self._greeted = False
         self.restart(limits)
 
@@ -80,18 +85,22 @@ class Server:
         said = [] if answer is None else [self._verify(answer) if isinstance(answer, Verify) else answer]
         return [each.SerializeToString() for each in [*said, *([] if more else self._rows())]]
 
-    def push(self, drafted: int = 0) -> list[bytes]:
+    def push(self, drafted: int = 0, *, own: bool = True) -> list[bytes]:
         """Return the frames of one piece of unrequested work: a verdict within the credit, or rows.
 
         Args:
-            drafted: tokens that the server drafts for it, all right.
+            drafted: tokens that are verified for it.
+            own: whether the server drafts them, all right; else they are the client's, if it sent any.
         """
         if not self._greeted:
             return []
         said, work = [], self.session.next_work()
         if isinstance(work, Verify):
             draft = decode(work.prefix, len(work.prefix) + drafted)[len(work.prefix) :]
-            said = [self._verify(replace(work, draft=tuple(draft), parents=tuple(chain(len(draft)))))]
+            tokens, parents, stamp = tuple(draft), tuple(chain(len(draft))), 0
+            if not own and (found := self.session.newest_draft()) is not None:
+                tokens, parents, stamp = found.tokens[:drafted], found.parents[:drafted], found.stamp
+            said = [self._verify(replace(work, draft=tokens, parents=parents), stamp)]
         elif work is not None:
             self._add_rows(work.start)
         rows = self.session.take_rows()
@@ -113,7 +122,9 @@ class Server:
             return [fault(wire.FAULT_CODE_PROTOCOL, "no Hello")]
         refused = check_hello(message.hello, PRINTS)
         self._greeted = refused is None
-        return self.session.greet(message.hello, resume_token) if refused is None else [refused]
+        if refused is not None:
+            return [refused]
+        return self.session.greet(message.hello, resume_token, capabilities=self.capabilities)
 
     def _rows(self) -> list[wire.ServerMessage]:
         """Return the memory rows that are due; only a few after a pushed verdict."""
@@ -132,14 +143,15 @@ class Server:
         keys = np.array(rows_of(self.session.committed)[start:], np.float32).reshape(-1, 1, 1)
         self.session.add_rows(start, keys, -keys)
 
-    def _verify(self, work: Verify, *, sent: bool = True) -> wire.ServerMessage:
+    def _verify(self, work: Verify, stamp: int = 0, *, sent: bool = True) -> wire.ServerMessage:
         self.passes += 1
         paths: list[list[int]] = [list(work.prefix)]
         for token, parent in zip(work.draft, work.parents, strict=True):
             paths.append([*paths[parent], token])
         choices = [choice(path) for path in paths]
         accepted = accepted_path(work.draft, work.parents, choices)
-        verdict = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0], sent=sent)
+        token = choices[accepted[-1] + 1 if accepted else 0]
+        verdict = self.session.decide(work, accepted, token, draft_stamp=stamp, sent=sent)
         if work.rows_from is not None:
             self._add_rows(work.rows_from)
         return verdict
@@ -202,16 +214,22 @@ class Pair:
         self.events += events
         self.flush()
 
-    def push(self, drafted: int = 0) -> bool:
+    def push(self, drafted: int = 0, *, own: bool = True) -> bool:
         """Do one piece of unrequested work at the server, if there is any; return whether there was."""
-        said = self.server.push(drafted)
+        said = self.server.push(drafted, own=own)
         self.down += said
         return bool(said)
 
     def settle(self) -> None:
-        """Deliver everything in order until nothing is in flight."""
+        """Deliver everything in order until nothing is in flight and the server has nothing to push."""
+        self.arrive()
+        while self.push():
+            self.arrive()
+
+    def arrive(self) -> None:
+        """Deliver everything that is in flight, in order."""
         self.flush()
-        while self.up or self.down or self.push():
+        while self.up or self.down:
             if self.up:
                 self.deliver_up()
             elif self.down:
@@ -246,16 +264,20 @@ class Pair:
                 token = wrong(token)
             self.client.extend([token], origin)
 
-    def tree(self, branches: Sequence[tuple[int, Sequence[bool]]], by_level: bool) -> DraftTree:
+    def tree(
+        self, branches: Sequence[tuple[int, Sequence[bool]]], by_level: bool, base: int | None = None
+    ) -> DraftTree:
         """Return a tree of the tentative tokens as a path, with branches.
 
         Args:
             branches: the node that each hangs on (taken modulo their number), and which of its tokens are the target's.
             by_level: whether nodes are in the order of their depths, so that a cut takes the deepest ones.
+            base: position of the tree, which then has branches only; None for the end of the committed tokens.
         """
         client = self.client
-        tokens, parents = list(client.tentative), chain(len(client.tentative))
-        texts = [client.tokens[: len(client.committed) + count] for count in range(len(tokens) + 1)]
+        start, stem = (len(client.committed), client.tentative) if base is None else (base, ())
+        tokens, parents = list(stem), chain(len(stem))
+        texts = [client.tokens[: start + count] for count in range(len(tokens) + 1)]
         for place, rights in branches:
             node = place % len(texts)
             for right in rights:

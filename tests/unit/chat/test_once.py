@@ -38,6 +38,13 @@ def test_json_is_one_object():
     assert result["server"] == "ws://127.0.0.1:8765/v1/session" and result["target"] == "tiny-target"
 
 
+def test_json_is_ascii_for_every_output():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    run_once(FakeChatConfig(FakeChat([finished("é 🦊 \ud83e")])), "hello", as_json=True, out=out)
+    out.seek(0)
+    assert json.load(out)["text"] == "é 🦊 \ud83e"
+
+
 def test_a_lost_link_is_reported_once_on_stderr(capsys):
     retries = [LinkChanged(LinkStatus.RECONNECTING), LinkChanged(LinkStatus.OFFLINE, "AWAY")] * 3
     lost = LinkChanged(LinkStatus.OFFLINE, "CLOSED")

@@ -10,7 +10,9 @@ import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.auth import Bearer
 from moa_server.connection import CloseReason
+from moa_server.edge.rate_limits import Budget
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd, ServerEnd
 from support.server.in_memory import (
@@ -21,6 +23,7 @@ from support.server.in_memory import (
     credit,
     draft,
     hello,
+    own,
     prompt,
     receive,
     rows_of,
@@ -211,3 +214,44 @@ async def test_memory_rows_are_sent_once_however_often_they_are_requested(served
         await send(end, draft(1, 219 + 1, []), prompt(1, 0, [8] * 200))
         assert (await receive(end)).verdict.base_len == 220 and (await receive(end)).verdict.base_len == 200
     assert await silent(end, 10) and len(served.engine.steps) == before
+
+
+# -- unsolicited drafts ------------------------------------------------------------------------------
+
+
+def unsolicited(base_len: int, tokens: list[int], stamp: int = 0) -> wire.ClientMessage:
+    return wire.ClientMessage(
+        draft=wire.Draft(epoch=1, base_len=base_len, tokens=tokens, unsolicited=True, stamp=stamp)
+    )
+
+
+@with_served()
+async def test_an_unsolicited_draft_is_kept_during_a_step_and_answers_nothing(served: Served):
+    served.engine.slow_s = 60.0
+    end = await served.link.connect("")
+    await send(end, hello(), asked(3))
+    assert wire.CAPABILITY_UNSOLICITED_DRAFTS in (await receive(end)).welcome.capabilities
+    first = await verdict_of(end)
+    await send(end, credit(90))
+    await asyncio.sleep(1)
+    conversation, _ = served.connections[-1]._greeted or pytest.fail("no session")
+    await send(end, unsolicited(4, [5, 6], 7))
+    await asyncio.sleep(1)
+    kept = conversation.session.newest_draft()
+    assert kept is not None and (kept.tokens, kept.stamp) == ((5,), 7)  # the answer has room for no more
+    second = await verdict_of(end)
+    assert [*first.tokens, *second.tokens] == own(3)[3:5] and second.echo.stamp == 7
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(frames_per_second=10)], ids=["unlimited", "limited"])
+@with_served(NARROW)
+async def test_a_flood_of_unsolicited_drafts_delays_nothing(served: Served, budget):
+    served.bearer = Bearer(budget=budget)
+    end, _ = await served.session()
+    await send(end, asked(20))
+    await verdict_of(end)
+    await send(end, *(unsolicited(4, [1 + at % 9], at + 1) for at in range(1000)))
+    began = asyncio.get_running_loop().time()
+    await send(end, credit(90))
+    text = [token for _ in range(19) for token in (await verdict_of(end)).tokens]
+    assert text == own(20)[4:] and asyncio.get_running_loop().time() - began < 1

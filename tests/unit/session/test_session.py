@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,7 @@ def test_a_late_fault_does_not_apply_to_the_next_prompt() -> None:
         ({"draft": wire.Draft(epoch=1, base_len=4, tokens=[1, 2], parents=[0])}, "PROTOCOL"),
         ({"draft": wire.Draft(epoch=1, base_len=4, tokens=[1, 2], parents=[0, 2])}, "PROTOCOL"),
         ({"draft": wire.Draft(epoch=1, base_len=4, tokens=[VOCAB])}, "PROTOCOL"),
+        ({"draft": wire.Draft(epoch=1, base_len=4, tokens=[1, 2], confidences=b"1")}, "PROTOCOL"),
         ({"draft": wire.Draft(epoch=1, base_len=4, tokens=[1] * 17)}, "TOO_LARGE"),
         ({"draft": wire.Draft(epoch=9, base_len=4)}, "OUT_OF_SYNC"),
     ],
@@ -174,6 +176,147 @@ def test_credit_sent_with_the_prompt_costs_no_round_trip() -> None:
     assert not pair.client.answering and pair.client.credit == 0 and not pair.server.session.pushes
     causes = [event.cause for event in pair.events if isinstance(event, Decided)]
     assert causes == [Cause.ASKED] + [Cause.PUSHED] * 7 and pair.server.passes == 8
+
+
+# -- unsolicited drafts ----------------------------------------------------------------------------
+
+
+def streaming() -> ServerSession:
+    """A server session that has decided 4 after ``PROMPT`` and was sent an unsolicited 5(6, 8(9)) after it."""
+    session = server_session()
+    session.greet(wire.Hello(row_encoding=wire.ROW_ENCODING_INT8), "resume")
+    work = receive(session, prompt=wire.Prompt(epoch=1, tokens=PROMPT, max_length=12))
+    assert isinstance(work, Verify)
+    session.decide(work, [], 4)
+    receive(session, credit=wire.Credit(epoch=1, position=90, serial=1))
+    suggest(session)
+    return session
+
+
+def suggest(session: ServerSession, **draft: object) -> None:
+    tree = {"epoch": 1, "base_len": 4, "tokens": [5, 6, 8, 9], "parents": [0, 1, 1, 3], "stamp": 7, "unsolicited": True}
+    assert receive(session, draft=wire.Draft(**tree | {"confidences": bytes([0, 8, 16, 255])} | draft)) is None
+
+
+def pushed(session: ServerSession, *tokens: int) -> wire.Verdict:
+    """The verdict that commits ``tokens``, the last of which is the target's own; its rows are made with it."""
+    work = session.next_work()
+    assert isinstance(work, Verify) and work.pushed
+    path = list(range(len(tokens) - 1))
+    work = replace(work, draft=tokens[:-1], parents=tuple(path))
+    verdict = session.decide(work, path, tokens[-1], draft_stamp=7 if path else 0).verdict
+    if work.rows_from is not None:
+        rows = np.zeros((len(session.committed) - 1 - work.rows_from, 1, 1), np.float32)
+        session.add_rows(work.rows_from, rows, rows)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("committed", "tokens", "parents", "confidences"),
+    [
+        ((), (5, 6, 8, 9), (0, 1, 1, 3), (0, 8, 16, 255)),
+        ((5,), (6, 8, 9), (0, 0, 2), (8, 16, 255)),
+        ((5, 8), (9,), (0,), (255,)),
+        ((5, 6), (), (), ()),
+        ((5, 7), (), (), ()),
+        ((6,), (), (), ()),
+        ((5, 8, 9, 1), (), (), ()),
+    ],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_was_committed_since_is_taken_off_a_draft(
+    at_once: bool,
+    committed: tuple[int, ...],
+    tokens: tuple[int, ...],
+    parents: tuple[int, ...],
+    confidences: tuple[int, ...],
+) -> None:
+    session = streaming()
+    for part in [committed] if at_once and committed else [(token,) for token in committed]:
+        pushed(session, *part)
+        session.newest_draft()
+    found = session.newest_draft()
+    if not tokens:
+        assert found is None
+        return
+    assert found is not None and (found.tokens, found.parents, found.stamp) == (tokens, parents, 7)
+    assert found.confidences == pytest.approx([math.exp(-each / 16) for each in confidences])
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        {"epoch": 0},
+        {"epoch": 2},
+        {"base_len": 2},
+        {"base_len": 5},
+        {"tokens": [5, VOCAB, 8, 9]},
+        {"tokens": [1] * 17, "parents": [], "confidences": b""},
+        {"parents": [0, 1]},
+        {"parents": [0, 3, 1, 1]},
+        {"confidences": b"123"},
+    ],
+    ids=str,
+)
+def test_an_unsolicited_draft_that_cannot_be_verified_is_dropped(draft: dict[str, object]) -> None:
+    session = streaming()
+    suggest(session, stamp=8, **draft)
+    kept = session.newest_draft()
+    assert kept is not None and kept.stamp == 7
+    suggest(session, stamp=9, tokens=[3], parents=[], confidences=b"")
+    kept = session.newest_draft()
+    assert kept is not None and (kept.tokens, kept.confidences, kept.stamp) == ((3,), None, 9)
+
+
+def test_an_unsolicited_draft_is_forgotten_with_its_epoch_and_its_connection() -> None:
+    hello = wire.Hello(resume=wire.Resume(epoch=1, marks=[wire.Mark(length=4, digest=digest([*PROMPT, 4]))]))
+    for message in (
+        {"prompt": wire.Prompt(epoch=2, base_len=4, tokens=[1])},
+        {"cancel": wire.Cancel(epoch=1, base_len=4)},
+        {},
+    ):
+        session = streaming()
+        if message:
+            receive(session, **message)
+        else:
+            session.greet(hello, "resume")
+        assert session.newest_draft() is None
+
+
+def test_a_draft_is_cut_to_the_room_of_the_answer() -> None:
+    """The answer ends at 12: of the last token the draft proposes nothing, for the target chooses it anyway."""
+    session = streaming()
+    pushed(session, *[1] * 5)
+    suggest(session, base_len=9)
+    found = session.newest_draft()
+    assert found is not None and (found.tokens, found.parents) == ((5, 6, 8), (0, 1, 1))
+    pushed(session, 5)
+    pushed(session, 8)
+    assert session.newest_draft() is None
+
+
+def test_rows_follow_each_verdict_while_unsolicited_drafts_arrive() -> None:
+    session = streaming()
+    verdict = pushed(session, 5, 8, 1)
+    assert (verdict.rows_until, verdict.drafted, verdict.accepted, verdict.draft_stamp) == (6, 2, 2, 7)
+    assert (rows := session.take_rows()) is not None and (rows.rows.start, rows.rows.count) == (0, 6)
+    assert session.take_rows() is None
+    session._max_length = 0
+    for length in range(7, 36):
+        assert pushed(session, 1).rows_until == length
+        assert session.take_rows() is not None
+    assert pushed(session, 1).rows_until == 0  # the last draft began 33 tokens back
+    work = session.next_work()
+    assert isinstance(work, Verify) and work.rows_from is None
+
+
+def test_a_verdict_on_a_part_of_a_draft_says_so() -> None:
+    session = streaming()
+    receive(session, credit=wire.Credit(epoch=1, position=0, serial=2))
+    work = receive(session, draft=wire.Draft(epoch=1, base_len=4, tokens=[5, 6], stamp=8, confidences=b"\0\x10"))
+    assert isinstance(work, Verify) and work.stamp == 8 and work.confidences == (1.0, math.exp(-1))
+    verdict = session.decide(replace(work, draft=(5,), parents=(0,)), [], 3, draft_stamp=work.stamp).verdict
+    assert (verdict.drafted, verdict.draft_stamp, verdict.pushed) == (1, 8, False)
 
 
 # -- memory rows -----------------------------------------------------------------------------------

@@ -59,9 +59,13 @@ class LossyMachine(InvariantMachine):
         prompt=st.lists(st.integers(1, 12), min_size=1, max_size=6),
         trees=st.booleans(),
         while_away=st.booleans(),
+        unsolicited=st.booleans(),
     )
-    def begin(self, greeted: bool, max_new_tokens: int, prompt: list[int], trees: bool, while_away: bool) -> None:
+    def begin(
+        self, greeted: bool, max_new_tokens: int, prompt: list[int], trees: bool, while_away: bool, unsolicited: bool
+    ) -> None:
         self.watch(Pair(self.policy, trees=trees))
+        self.pair.server.capabilities = [wire.CAPABILITY_UNSOLICITED_DRAFTS] if unsolicited else []
         self.saved: tuple[str, Known, int] | None = None
         self.pair.connect()
         if greeted:
@@ -116,6 +120,33 @@ class LossyMachine(InvariantMachine):
         if proposed and self.policy is Policy.ROLLBACK:
             assert client.committed == list(self.known.expected[: reached if reached > before else before + right + 1])
 
+    @rule(right=PLACE, branches=BRANCHES, by_level=st.booleans(), back=PLACE)
+    def send_unsolicited(self, right: int, branches: list[tuple[int, list[bool]]], by_level: bool, back: int) -> None:
+        """A draft from a position ``back``: what was committed since is right so far, or not."""
+        client = self.pair.client
+        if client.may_send_unsolicited:
+            base = max(client.answer_start, len(client.committed) - back)
+            path = (0, [True] * right + [False])
+            client.send_unsolicited(self.pair.tree([path, *branches], by_level, base), base)
+            self.pair.flush()
+
+    @rule(right=PLACE, branches=BRANCHES, back=PLACE, late=st.integers(0, 4), drafted=st.integers(0, 9))
+    @precondition(lambda self: self.pair.client.answering)
+    def stream_with_a_draft(
+        self, right: int, branches: list[tuple[int, list[bool]]], back: int, late: int, drafted: int
+    ) -> None:
+        """The device drafts beside a server that pushes; the draft arrives ``late`` verdicts later."""
+        self.pair.arrive()
+        if self.pair.client.may_grant_credit and not self.pair.client.credit_open:
+            self.grant_credit(20)
+            self.pair.arrive()
+        for _ in range(late):
+            self.pair.push()
+        self.send_unsolicited(right, branches, False, back)
+        while self.pair.up:
+            self.pair.deliver_up()
+        self.pair.push(drafted, own=False)
+
     @rule()
     def resend(self) -> None:
         self.pair.client.resend()
@@ -134,11 +165,11 @@ class LossyMachine(InvariantMachine):
         self.pair.client.revoke_credit()
         self.pair.flush()
 
-    @rule(drafted=st.integers(0, 6))
-    def server_pushes_within_the_credit(self, drafted: int) -> None:
+    @rule(drafted=st.integers(0, 6), own=st.booleans())
+    def server_pushes_within_the_credit(self, drafted: int, own: bool) -> None:
         before = len(self.pair.server.session.committed)
         pushes = self.pair.server.session.pushes
-        self.pair.push(drafted)
+        self.pair.push(drafted, own=own)
         assert pushes or len(self.pair.server.session.committed) == before
 
     @rule()

@@ -1,6 +1,6 @@
 /** The field in which a question is written. */
 
-import { byId } from "./dom.js";
+import { byId, isForInputMethod } from "./dom.js";
 
 /** The field, and its buttons Send and Stop. */
 export class Composer {
@@ -27,7 +27,7 @@ export class Composer {
     });
     this.field.addEventListener("keydown", (event) => {
       // On a phone Enter breaks the line: there is a button beside it.
-      const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing && matchMedia("(pointer: fine)").matches;
+      const sends = event.key === "Enter" && !event.shiftKey && !isForInputMethod(event) && matchMedia("(pointer: fine)").matches;
       if (!sends) return;
       event.preventDefault();
       this.submit();

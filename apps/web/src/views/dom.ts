@@ -8,6 +8,12 @@ export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
   return found as T;
 }
 
+/** Return whether a key is for an input method, such as the Enter that confirms a candidate. Safari ends the composition before
+ * that key; its code says it. */
+export function isForInputMethod({ isComposing, keyCode }: Pick<KeyboardEvent, "isComposing" | "keyCode">): boolean {
+  return isComposing || keyCode === 229;
+}
+
 /** Return a new element with a class and children. Texts are never read as HTML. */
 export function make<K extends keyof HTMLElementTagNameMap>(
   tag: K,

@@ -29,7 +29,7 @@ import type { Committed, Decided, FinishReason, Origin, Policy, RolledBack, Sess
 import { USUAL_LIMITS, digest, type Fingerprints, type Limits } from "./handshake.js";
 import { GREEDY, type Sampling } from "./sampling.js";
 import { snapshotFromJson, snapshotToJson, type SnapshotJson } from "./snapshot.js";
-import type { Branches } from "./tree.js";
+import { encodeConfidences, likeliestChain, type DraftTree } from "./tree.js";
 
 /** Consecutive OUT_OF_SYNC faults that are answered by a replay; the next one is reported. */
 const MAX_OUT_OF_SYNC = 8;
@@ -85,6 +85,8 @@ export class ClientSession {
   limits: Limits = USUAL_LIMITS;
   /** Type of the numbers of the verifier's target; empty if it is unknown. */
   dtype = "";
+  /** Whether the server reads unsolicited drafts and confidences, as of the last Welcome. */
+  takesUnsolicited = false;
   /** If set, only a new prompt is requested from the server; {@link resume} makes up for it. */
   held = false;
   /** Whether the next connection asks for memory rows. */
@@ -184,6 +186,11 @@ export class ClientSession {
   /** Whether {@link propose} would send a frame. */
   get mayPropose(): boolean {
     return this.may("propose");
+  }
+
+  /** Whether {@link sendUnsolicited} is allowed. */
+  get maySendUnsolicited(): boolean {
+    return this.takesUnsolicited && this.may("sendUnsolicited");
   }
 
   /** Whether {@link grantCredit} is allowed. */
@@ -410,15 +417,36 @@ export class ClientSession {
    *   connection, or if the verifier takes chains only, the suffix is sent instead.
    * @returns whether a frame was built: only in the state `drafting`.
    */
-  propose(most?: number | null, tree?: Branches | null): boolean {
+  propose(most?: number | null, tree?: DraftTree | null): boolean {
     if (!this.mayPropose) return false;
     const allowed = Math.min(most ?? Infinity, this.limits.maxDraftTokens);
-    if (tree && this.limits.trees) {
-      this.outgoing.draft(this.committed.length, tree.tokens.slice(0, allowed), tree.parents.slice(0, allowed));
-    } else {
-      this.outgoing.draft(this.committed.length, this.tentativeTokens.slice(0, allowed), []);
-    }
+    if (tree && this.limits.trees) this.outgoing.draft(this.committed.length, ...this.partsOf(tree, allowed));
+    else this.outgoing.draft(this.committed.length, this.tentativeTokens.slice(0, allowed), []);
     return true;
+  }
+
+  /**
+   * Send a Draft that asks for nothing: the server may verify it before it continues. The tentative suffix and the state
+   * stay as they are.
+   *
+   * @param tree of it as many tokens are sent as the verifier takes; only the likeliest path if it takes chains only.
+   * @param baseLen position of the tree's first token, at most the number of committed tokens.
+   * @returns the frame's stamp, which the verdict on it names.
+   * @throws LocalProtocolError if {@link maySendUnsolicited} is false, or the position is outside the answer.
+   */
+  sendUnsolicited(tree: DraftTree, baseLen: number): number {
+    if (!this.maySendUnsolicited || baseLen < this.answerStart || baseLen > this.committed.length) {
+      throw this.refusal("sendUnsolicited", { position: baseLen });
+    }
+    const sent = this.limits.trees ? tree : likeliestChain(tree);
+    this.outgoing.unsolicited(baseLen, ...this.partsOf(sent, this.limits.maxDraftTokens));
+    return this.outgoing.stamp;
+  }
+
+  /** Return the fields of a Draft with at most `allowed` tokens of `tree`. */
+  private partsOf(tree: DraftTree, allowed: number): [number[], number[], Uint8Array<ArrayBuffer>] {
+    const confidences = this.takesUnsolicited ? encodeConfidences(tree) : new Uint8Array();
+    return [tree.tokens.slice(0, allowed), tree.parents.slice(0, allowed), confidences.slice(0, allowed)];
   }
 
   /**
@@ -516,6 +544,7 @@ export class ClientSession {
     this.outgoing.syncCounters(welcome.epoch, welcome.connection);
     this.rowsUntil = 0;
     const drafts = welcome.capabilities.includes(Capability.DRAFTS);
+    this.takesUnsolicited = welcome.capabilities.includes(Capability.UNSOLICITED_DRAFTS);
     return { events: [{ event: "Welcomed", resumed, drafts }], sameEpoch };
   }
 
@@ -563,19 +592,22 @@ export class ClientSession {
     this.outOfSync = 0;
     const accepted = Math.max(0, verdict.accepted - overlap);
     const computeS = verdict.computeUs / 1e6;
-    const sharing = Math.max(1, verdict.sharing);
     let decided: Decided;
-    let acceptedHere = 0; // the server's own drafts count as the target's text
+    const sharing = Math.max(1, verdict.sharing);
+    const { draftStamp } = verdict;
+    let acceptedHere = accepted;
     if (verdict.pushed || !flight) {
       const { drafted, draftsWanted } = verdict;
       const spent = { computeS, draftS: verdict.draftUs / 1e6 };
-      decided = { event: "Decided", cause: "pushed", supplied: 0, drafted, accepted, ...spent, draftsWanted, sharing };
+      const rest = { ...spent, draftsWanted, sharing, draftStamp };
+      decided = { event: "Decided", cause: "pushed", supplied: 0, drafted, accepted, ...rest };
+      if (!draftStamp) acceptedHere = 0; // the server's own drafts count as the target's text
     } else {
-      const { supplied, drafted, asked } = flight;
+      const { supplied, asked } = flight;
       const cause = asked ? "asked" : "fetched";
-      const spent = { computeS, draftS: 0 };
-      decided = { event: "Decided", cause, supplied, drafted, accepted, ...spent, draftsWanted: false, sharing };
-      acceptedHere = accepted;
+      const drafted = draftStamp ? verdict.drafted : flight.drafted;
+      const rest = { computeS, draftS: 0, draftsWanted: false, sharing, draftStamp };
+      decided = { event: "Decided", cause, supplied, drafted, accepted, ...rest };
     }
     const events: SessionEvent[] = [decided, ...this.commitSupplied(), ...this.commit(added, acceptedHere)];
     this.rowsUntil = Math.min(Number(verdict.rowsUntil), this.committed.length);

@@ -339,10 +339,14 @@ export class OutgoingFrames {
     this.sendAwaited({ case: "prompt", value }, 0, tokens.length);
   }
 
-  /** Send Draft; without `parents` the tokens are a chain. */
-  draft(baseLen: number, tokens: number[], parents: number[]): void {
-    const value = { epoch: this.epoch, baseLen: BigInt(baseLen), tokens, parents, stamp: this.nextStamp() };
-    this.sendAwaited({ case: "draft", value }, tokens.length, 0);
+  /** Send Draft; without `parents` the tokens are a chain, without `confidences` their probabilities are unknown. */
+  draft(baseLen: number, tokens: number[], parents: number[], confidences?: Uint8Array<ArrayBuffer>): void {
+    this.sendAwaited(this.draftOf(baseLen, tokens, parents, confidences), tokens.length, 0);
+  }
+
+  /** Send an unsolicited Draft. */
+  unsolicited(baseLen: number, tokens: number[], parents: number[], confidences: Uint8Array<ArrayBuffer>): void {
+    this.frames.push(serialised(this.draftOf(baseLen, tokens, parents, confidences, true)));
   }
 
   /** Await a verdict that the Welcome announced; {@link resend} asks for it with an empty Draft. */
@@ -374,6 +378,18 @@ export class OutgoingFrames {
   /** Send Cancel. */
   cancel(baseLen: number): void {
     this.frames.push(serialised({ case: "cancel", value: { epoch: this.epoch, baseLen: BigInt(baseLen) } }));
+  }
+
+  private draftOf(
+    baseLen: number,
+    tokens: number[],
+    parents: number[],
+    confidences = new Uint8Array(),
+    unsolicited = false,
+  ): ClientEvent {
+    const stamp = this.nextStamp();
+    const value = { epoch: this.epoch, baseLen: BigInt(baseLen), tokens, parents, stamp, unsolicited, confidences };
+    return { case: "draft", value };
   }
 
   private sendAwaited(event: ClientEvent, drafted: number, supplied: number): void {

@@ -34,6 +34,7 @@ export type Call =
   | "continueAnswer"
   | "extend"
   | "propose"
+  | "sendUnsolicited"
   | "grantCredit"
   | "revokeCredit"
   | "resend"
@@ -76,6 +77,10 @@ export const CALLS: { readonly [call in Call]: Rule } = {
   },
   extend: { nextStates: stay(ANSWERING), refusal: "can't extend: no answer is running" },
   propose: { nextStates: { drafting: ["proposed"] } },
+  sendUnsolicited: {
+    nextStates: stay(["streaming"]),
+    refusal: "can't send an unsolicited draft of position {position}: the link is {link}, {known} tokens are known",
+  },
   grantCredit: {
     nextStates: { drafting: ["streaming"], prompted: ["prompted"], proposed: ["proposed"], streaming: ["streaming"] },
     refusal: "can't grant credit up to position {position}: the link is {link}, {known} tokens are known",

@@ -54,7 +54,10 @@ export interface Decided {
   readonly cause: Cause;
   /** Number of tokens of the Prompt that it answers; 0 for a Draft. */
   readonly supplied: number;
-  /** Number of tokens of the Draft that it answers; if pushed, number of tokens that the server drafted. */
+  /**
+   * Number of tokens of the Draft that it answers, or of the part that was verified; if pushed, of the unsolicited Draft or
+   * of the server's own draft.
+   */
   readonly drafted: number;
   /** Number of drafted tokens that the target accepted. */
   readonly accepted: number;
@@ -66,6 +69,8 @@ export interface Decided {
   readonly draftsWanted: boolean;
   /** Number of conversations that share the target, including this one; 1 if unknown. */
   readonly sharing: number;
+  /** Stamp of the unsolicited Draft that was verified, or of the Draft of which only a part was; else 0. */
+  readonly draftStamp: number;
 }
 
 /**

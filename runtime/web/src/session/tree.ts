@@ -31,6 +31,13 @@ export function depths(parents: readonly number[]): number[] {
   return found;
 }
 
+/** Return {@link likeliestPath} as a tree of its own. */
+export function likeliestChain(tree: DraftTree): DraftTree {
+  const path = likeliestPath(tree);
+  const tokens = path.map((index) => tree.tokens[index]!);
+  return { tokens, parents: [...path.keys()], scores: path.map((index) => tree.scores[index]!), steps: [] };
+}
+
 /** Return the indices of the path that follows the likeliest child. */
 export function likeliestPath(tree: DraftTree): number[] {
   const children = new Map<number, number>(); // the likeliest of each node
@@ -71,4 +78,20 @@ export function walk(tree: Branches, choice: (node: number) => number | undefine
     path.push(step);
     node = step + 1;
   }
+}
+
+/** Steps of a confidence byte for each nat. */
+const STEPS_PER_NAT = 16;
+
+/**
+ * Encode the probability of each token after its parent's path: `min(255, floor(-16 ln p + 0.5))`, one byte each. A
+ * probability above 1 counts as 1, one that is not a number as 0.
+ */
+export function encodeConfidences({ parents, scores }: DraftTree): Uint8Array<ArrayBuffer> {
+  return Uint8Array.from(scores, (score, index) => {
+    const parent = parents[index]!;
+    const nats = (parent ? scores[parent - 1]! : 0) - score;
+    if (nats <= 0) return 0;
+    return nats < 255 / STEPS_PER_NAT ? Math.floor(nats * STEPS_PER_NAT + 0.5) : 255;
+  });
 }

@@ -6,11 +6,12 @@ import dataclasses
 from itertools import pairwise
 
 import pytest
+from PySide6.QtCore import QLocale
 from PySide6.QtWidgets import QApplication, QLabel
 
 from moa_chat.desktop.app import with_options
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.settings_dialog import ChatSettingsDialog
+from moa_chat.desktop.settings_dialog import ChatSettingsDialog, DecimalField
 from moa_chat.history.chat_settings import ChatSettings, sampling_of
 from moa_chat.history.message import Message
 from moa_chat.options import build_parser
@@ -33,6 +34,19 @@ def recommending(onnx_bundle):
 
 def sampling(window) -> Sampling:
     return window.runtime.chat._session.sampling
+
+
+@pytest.mark.parametrize("language", ["de_DE", "fr_FR", "en_US", "de_CH"])
+@pytest.mark.parametrize("typed", ["0.7", "0,7", ".7", ",7", "0.70"])
+def test_numbers_have_a_point_or_a_comma_in_every_language(qtbot, language, typed):
+    field = DecimalField()
+    field.setLocale(QLocale(language))
+    field.setRange(0, 2)
+    qtbot.addWidget(field)
+    field.selectAll()
+    qtbot.keyClicks(field, typed)
+    field.interpretText()
+    assert field.value() == 0.7
 
 
 def test_a_chat_has_settings_of_its_own(connected, open_window, qtbot):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from html import escape
 
 import pytest
 from PySide6.QtCore import Qt
@@ -22,10 +21,12 @@ from PySide6.QtWidgets import (
 from moa_chat import strings
 from moa_chat.desktop.appearance import DARK, LIGHT
 from moa_chat.desktop.message_widgets import CodeBlock, TextBlock
+from moa_chat.desktop.notices import Legend
 from moa_chat.desktop.settings_dialog import SettingsDialog
 from moa_chat.desktop.stats_panel import Round
+from moa_chat.desktop.widgets import plain_tip
 from moa_chat.history.message import Dropped, Message
-from moa_runtime.events import Origin, TextSpan
+from moa_runtime.events import LinkChanged, LinkStatus, Origin, TextSpan
 from support.chat.desktop.window_driving import answers_of
 from support.contrast import contrast
 
@@ -56,6 +57,19 @@ def test_every_text_has_enough_contrast(theme):
     assert contrast(theme.text, theme.found) >= 4.5
     assert contrast(theme.on_accent, theme.accent) >= 4.5
     assert min(contrast(theme.focus, background) for background in backgrounds) >= 3
+
+
+def test_texts_of_a_verifier_or_a_model_are_no_html(away):
+    """A picture named in a fault, a title or a code fence would be loaded and drawn, from the disk too."""
+    picture = "<img src='file:///etc/hostname'>"
+    away.page.pill.set_link(LinkChanged(LinkStatus.RECONNECTING, picture))
+    away.page.notice.say(picture)
+    away.page.title.setText(picture)
+    for label in away.findChildren(QLabel):
+        ours = isinstance(label, Legend) or label.text() in vars(strings).values()
+        assert ours or not label.text() or label.textFormat() == Qt.TextFormat.PlainText, label.text()
+        assert picture not in label.toolTip()
+    assert picture in away.page.notice.text
 
 
 def controls(window: QWidget) -> list[QWidget]:
@@ -121,7 +135,7 @@ def test_a_title_without_room_ends_in_an_ellipsis(away):
     QApplication.processEvents()
     cut = title.shown
     assert cut.endswith("…") and whole.startswith(cut[:-1]) and title.text() == whole
-    assert title.accessibleName() == strings.TITLE.format(whole) and title.toolTip() == f"<p>{escape(whole)}</p>"
+    assert title.accessibleName() == strings.TITLE.format(whole) and title.toolTip() == plain_tip(whole)
     # The drawing is that of a label with the shorter text.
     drawn = title.grab().toImage()
     title.setText(cut)
