@@ -256,7 +256,7 @@ def test_rows_are_requested_when_a_step_pays_or_is_tried(engine, new_drafts):
     proposal = propose(1)
     assert proposal.tree.steps
     # As if each token of a draft took the target a second, and none were right.
-    for _ in range(20):
+    for _ in range(40):
         drafts.observe(1, Proposal(proposal.tree, 100.0), 0, waited_s=0.01 + len(proposal.tree.tokens))
     assert not propose(None).tree.steps and not propose(None).tree.steps
     drafts.observe(1, NOTHING, 0, waited_s=1000)
