@@ -159,11 +159,7 @@ class ServerDrafting:
         self.cost = DraftingCost()
         self._backend, self._limits, self._stop_tokens = backend, limits, tuple(stop_tokens)
         self._most, self._clock = most, clock
-<<<<<<< HEAD
-        self._known = CostModel()  # of the verdict that came last
-=======
         self._known: _Conversation | None = None  # whose draft was verified last
->>>>>>> main
         self._conversations: dict[int, _Conversation] = {}  # the least recently used first
         self._untried_s = 0.0  # of steps since the last draft of the model
         self._thread = ThreadPoolExecutor(1, "drafts")  # libraries keep threads and code for each that calls them
@@ -212,38 +208,6 @@ class ServerDrafting:
         copies = copied(conversation.mixture, prefix, sampling, depth, branches=self._limits.trees)
         return max(left.cut(depth), copies, key=lambda draft: sum(draft.paths))
 
-<<<<<<< HEAD
-        def draft() -> DraftTree:
-            with contextlib.nullcontext() if backend is None else backend.drafting():
-                for change in pending:
-                    change(drafter)
-                return drafter.propose(text, budget, sampling)
-
-        conversation.under_way = drafting = asyncio.get_running_loop().run_in_executor(self._threads, draft)
-        drafting.add_done_callback(lambda _: self._ended(conversation, drafting))
-        await asyncio.wait({drafting})  # which cancels nothing
-        if drafting.cancelled() or drafting.exception() is not None:
-            return NOTHING
-        return Proposal(drafting.result(), self._clock() - began)
-
-    def observe(
-        self,
-        sequence: int,
-        proposal: Proposal,
-        accepted: int,
-        *,
-        waited_s: float,
-        compute_s: float = 0.0,
-        supplied: int = 0,
-    ) -> None:
-        """Learn the costs and benefits of drafts from a verdict, see :class:`moa_runtime.drafting.events.RoundEnded`.
-
-        Args:
-            proposal: the verified draft; may be empty.
-            accepted: number of its accepted tokens.
-            waited_s: seconds that the job took, queueing included; ``compute_s`` of them those of its steps.
-            supplied: prompt tokens of the job.
-=======
     async def prepare(self, rounds: Sequence[Round], seconds: StepSeconds) -> bool:
         """Let the model draft, in a thread, for those conversations of the coming step for which that pays;
         :meth:`offered` has the result. Return whether there is any. The caller may be cancelled.
@@ -291,18 +255,10 @@ class ServerDrafting:
 
         Args:
             verified, path: indices of the draft's verified tokens, and of the accepted ones.
->>>>>>> main
         """
         conversation = self._conversations.get(sequence)
         if conversation is None or not draft.modelled:
             return
-<<<<<<< HEAD
-        tree, self._known = proposal.tree, conversation.controller
-        drafted, draft_s = len(tree.tokens), proposal.seconds
-        self._known.observe(
-            RoundEnded(supplied, drafted, tree.depth, accepted, tree.steps, draft_s, waited_s, compute_s)
-        )
-=======
         roots, accepted = {0, *(index + 1 for index in path)}, set(path)
         tested = [index for index in verified if draft.parents[index] in roots]
         conversation.claimed *= _MEMORY
@@ -310,7 +266,6 @@ class ServerDrafting:
         conversation.claimed += sum(draft.probabilities[index] for index in tested)
         conversation.right += sum(index in accepted for index in tested)
         self._known = conversation
->>>>>>> main
 
     def release(self, sequence: int) -> None:
         """Forget a conversation."""
