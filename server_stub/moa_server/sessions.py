@@ -15,11 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moa_runtime.session.handshake import fault
 from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
-from moa_server.drafting.server_drafting import Proposal
+from moa_server.drafting.own_draft import OwnDraft
+from moa_server.drafting.server_drafting import Round
 from moa_server.edge.rate_limits import Budgets, Kind
 from moa_server.engine.base import new_sequence
 from moa_server.logging import log_unexpected
@@ -229,8 +233,8 @@ class SessionWork:
         take_rows(conversation.session, job)
 
     async def _verdict(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
-        verifier, began, began_ns = self._verifier, time.monotonic(), time.time_ns()
-        work, proposal = await self._drafted(conversation, work)
+        verifier, began_ns = self._verifier, time.time_ns()
+        work, own = await self._drafted(conversation, work)
         job = job_of(work, conversation.sequence)
         used = {Kind.PREFILL_TOKENS: work.supplied, Kind.DRAFTED_TOKENS: len(work.draft)}
         charges = [(kind, amount) for kind, amount in used.items() if amount]
@@ -241,21 +245,11 @@ class SessionWork:
             for kind, amount in charges:
                 self._budgets.give_back(kind, amount)
             raise
-        draft_s = 0.0 if proposal is None else proposal.seconds
-        sharing = verifier.worker.serving
-        message = verdict_of(conversation.session, work, job, job.seconds, draft_s, sharing)
+        message = verdict_of(conversation.session, work, job, job.seconds, sharing=verifier.worker.serving)
         verdict = message.verdict
         verdict.drafts_wanted = verifier.store.asks(conversation)
-        if proposal is not None and verifier.drafts is not None:
-            waited_s = max(0.0, time.monotonic() - began - draft_s)
-            verifier.drafts.observe(
-                conversation.sequence,
-                proposal,
-                len(job.path),
-                waited_s=waited_s,
-                compute_s=job.seconds,
-                sharing=sharing,
-            )
+        if own is not None and verifier.drafts is not None:
+            verifier.drafts.learn(conversation.sequence, own, range(len(own.tokens)), job.path)
             tokens = [*work.prefix, *(work.draft[index] for index in job.path)]
             verifier.drafts.add_rows(conversation.sequence, tokens, job.rows)
         if verdict.finish:
@@ -268,16 +262,23 @@ class SessionWork:
         self.committed += committed
         return message
 
-    async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, Proposal | None]:
+    async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, OwnDraft | None]:
         """Add a draft of the server to pushed work, unless its bearer is over the rate limit."""
         drafts, sequence = self._verifier.drafts, conversation.sequence
         if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
             return work, None
         start = drafts.rows_from(sequence, work.prefix)
         with self._verifier.worker.coming(sequence):
-            proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=conversation.session.room)
-        tree = proposal.tree
-        return replace(work, draft=tree.tokens, parents=tree.parents, rows_from=start), proposal
+            room, known = conversation.session.room, len(work.prefix)
+            own = drafts.offered(sequence, work.prefix, work.sampling, room)
+            cost = self._verifier.worker.cost
+
+            def seconds(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+                return np.array([cost.seconds(1 + n, (1 + n) * known, known) for n in rows.tolist()])
+
+            if await drafts.prepare([Round(sequence, work.prefix, work.sampling, room, own.paths)], seconds):
+                own = drafts.offered(sequence, work.prefix, work.sampling, room)
+        return replace(work, draft=own.tokens, parents=own.parents, rows_from=start), own
 
 
 def job_of(work: Verify | RowsWork, sequence: int) -> Job:
