@@ -23,7 +23,6 @@ import gc
 import json
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -44,7 +43,6 @@ from moa_runtime.backends.base import StepInputs
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.drafting.batched_model import TOP_K, Batch, PackedDeviceModule
-from moa_server.drafting.batcher import BatchedBackend
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.engine import LocalEngine
 from moa_server.engine.memory_rows import MemoryRows, Span
@@ -300,7 +298,7 @@ def measure_prefill(target: Target, record: Record, sizes: Sequence[int]) -> Non
 def measure_drafter(
     target: Target, shape: str, record: Record, context: int, sessions: Sequence[int], widths: Sequence[int]
 ) -> None:
-    """Time a drafting level, called directly and from drafting threads, and the memory rows of new tokens.
+    """Time a drafting level, and the memory rows of new tokens.
 
     Args:
         widths: nodes that each session continues in a level.
@@ -314,8 +312,6 @@ def measure_drafter(
             record.timed(lambda inputs=inputs: half.steps(inputs), part="drafter", **sizes)
             moving = lambda inputs=inputs: Batch(inputs, drafter.angles, half.kv_shape[0], target.device)  # noqa: E731
             record.timed(moving, part="drafter: inputs to the device", **sizes)
-            if width == widths[0]:
-                _measure_threads(half, inputs, record, sizes)
     if target.device.type == "cuda":
         inputs = [_level(half, target, context, 1)]
         record.add(
@@ -335,29 +331,6 @@ def _level(half: PackedDeviceModule, target: Target, context: int, width: int) -
         np.concatenate((np.ones((width, context), np.bool_), np.eye(width, dtype=np.bool_)), axis=1),
         *caches[2:],
     )
-
-
-def _measure_threads(half: PackedDeviceModule, inputs: Sequence[StepInputs], record: Record, sizes: Any) -> None:
-    """Add the time of a level if each session drafts in a thread of its own, as in the verifier."""
-    backend = BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
-    levels = 10
-    ready = threading.Barrier(len(inputs) + 1)
-
-    def draft(own: StepInputs) -> None:
-        with backend.drafting():
-            ready.wait()
-            for _ in range(levels):
-                backend.step(own)
-
-    threads = [threading.Thread(target=draft, args=(own,)) for own in inputs]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    began = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    record.add(part="drafter: in threads", **sizes, mean_ms=round(1000 * (time.perf_counter() - began) / levels, 4))
-    backend.close()
 
 
 def _measure_rows(target: Target, memory: MemoryRows, record: Record, context: int, sessions: Sequence[int]) -> None:

@@ -31,8 +31,8 @@ class _Watched(Collector):
 
 
 class Acceptance:
-    """Drafted tokens of all rounds so far, by the calibrated probability that a token and all before it are right: in 20
-    bins of 0.05, those that were offered when the step was planned, that were verified, and that were accepted."""
+    """Drafted tokens of all rounds so far, by the calibrated probability that a token and all before it are right: in
+    20 bins of 0.05, those that were offered when the step was planned, that were verified, and that were accepted."""
 
     def __init__(self) -> None:
         self._rounds = 0

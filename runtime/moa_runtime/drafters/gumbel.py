@@ -141,8 +141,14 @@ class GumbelCoupling:
         """Return the best candidate, the first one of equals."""
         if not self._heat:
             return max(candidates, key=lambda candidate: candidate.logprob)
+        return self.ranked_few(candidates, position)[0]
+
+    def ranked_few(self, candidates: Sequence[DraftToken], position: int) -> list[DraftToken]:
+        """Rank candidates for ``position``; faster than :meth:`ranked` for up to eight."""
+        if not self._heat:
+            return sorted(candidates, key=lambda candidate: -candidate.logprob)
         noise = [gumbel_of(self._seed, position, candidate.token) for candidate in candidates]
-        return self._scored(candidates, np.array(noise))[0]
+        return self._scored(candidates, np.array(noise))
 
     def _scored(self, candidates: Sequence[DraftToken], noise: Float64) -> list[DraftToken]:
         logprobs = np.maximum([candidate.logprob for candidate in candidates], _HOPELESS)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +25,10 @@ CATCH_UP_TOKENS = 512
 _FIRST_CAPACITY = 256
 _MORE_LIKELY_THAN_NOT = math.log(0.5)
 _SURE = math.log(0.9)
+
+_T = TypeVar("_T")
+#: Work that yields each step of the device half, is sent its result, and returns a value.
+Steps = Generator[StepInputs, StepResult, _T]
 
 
 class MoaDrafter:
@@ -93,6 +98,17 @@ class MoaDrafter:
             ValueError: if the prefix is empty.
             MoaError: if the backend computes NaN.
         """
+        steps = self.steps(prefix, budget, sampling)
+        try:
+            inputs = next(steps)
+            while True:
+                inputs = steps.send(self._backend.step(inputs))
+        except StopIteration as ended:
+            tree: DraftTree = ended.value
+            return tree
+
+    def steps(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> Steps[DraftTree]:
+        """Do the same, but leave the steps to the caller, who may compute those of several drafters at once."""
         if not prefix:
             raise ValueError("cannot draft from an empty prefix")
         depth = min(budget.depth, self._max_context - len(prefix))
@@ -102,9 +118,9 @@ class MoaDrafter:
             self._mixture.confirm(prefix[: len(prefix) - budget.tentative])
         self._coupling = GumbelCoupling(sampling)
         grow = self._tree if budget.branches and budget.levels else self._chain
-        return grow(list(prefix), replace(budget, depth=depth, levels=min(budget.levels, depth)))
+        return (yield from grow(list(prefix), replace(budget, depth=depth, levels=min(budget.levels, depth))))
 
-    def _chain(self, text: list[int], budget: Budget) -> DraftTree:
+    def _chain(self, text: list[int], budget: Budget) -> Steps[DraftTree]:
         start, memory = len(text), self._memory_of(len(text))
         logprobs: list[float] = []
         steps: list[int] = []
@@ -113,7 +129,7 @@ class MoaDrafter:
         while len(logprobs) < levels and not ended and (not logprobs or budget.continued([sum(logprobs)])):
             token = self._surely_copied(text)
             if token is None:
-                token = self._best(self._catch_up(text, memory), text)
+                token = self._best((yield from self._catch_up(text, memory)), text)
                 steps.append(1)
             text.append(token.token)
             logprobs.append(token.logprob)
@@ -129,29 +145,27 @@ class MoaDrafter:
                 logprobs.append(token.logprob)
         return DraftTree.chain(text[start:], logprobs, steps)
 
-    def _tree(self, text: list[int], budget: Budget) -> DraftTree:
+    def _tree(self, text: list[int], budget: Budget) -> Steps[DraftTree]:
         tree, length, levels = GrowingTree(budget, self._stop_tokens), len(text), budget.levels
         if self._backend.max_positions is not None:
             levels = min(levels, 1 + (self._backend.max_positions - length) // budget.width)
         if levels < 1:
             return tree.best()
         memory = self._memory_of(length)
-        tree.add_level(self._candidates(self._catch_up(text, memory), text, [[]]))
+        tree.add_level(self._candidates((yield from self._catch_up(text, memory)), text, [[]]))
         while tree.depth < levels:
             paths, path_mask = tree.expand()
             if not paths:
                 break
             # Their cache entries follow those of the prefix while the tree grows.
             new, earlier = path_mask.shape[0], path_mask.shape[1] - path_mask.shape[0]
-            result = self._backend.step(
-                StepInputs(
-                    np.array([path[-1] for path in paths], np.int64),
-                    np.full(new, length + tree.depth - 1, np.int64),
-                    np.arange(new, dtype=np.int64),
-                    *self._cache.first(length + earlier),
-                    np.concatenate((np.ones((new, length), np.bool_), path_mask), axis=1),
-                    *memory,
-                )
+            result = yield StepInputs(
+                np.array([path[-1] for path in paths], np.int64),
+                np.full(new, length + tree.depth - 1, np.int64),
+                np.arange(new, dtype=np.int64),
+                *self._cache.first(length + earlier),
+                np.concatenate((np.ones((new, length), np.bool_), path_mask), axis=1),
+                *memory,
             )
             self._cache.write(length + earlier, result.keys, result.values)
             tree.add_level(self._candidates(result, text, paths))
@@ -162,21 +176,21 @@ class MoaDrafter:
             tree.lengthen(lambda path: copies(tail + path, coupling, before), budget.depth - tree.depth)
         return tree.best()
 
-    def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
+    def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> Steps[StepResult]:
         """Feed the tokens of ``prefix`` that the cache lacks; return the result for its last token."""
         # The last token is fed again even if it is cached: its query predicts the next one.
         keep = min(common_length(self._cached, prefix), len(prefix) - 1)
         self._forget_from(keep)
         for start in range(keep, len(prefix), CATCH_UP_TOKENS):
-            result = self._feed(prefix[start : start + CATCH_UP_TOKENS], memory)
+            result = yield from self._feed(prefix[start : start + CATCH_UP_TOKENS], memory)
         return result
 
-    def _feed(self, tokens: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
+    def _feed(self, tokens: Sequence[int], memory: tuple[Float32, Float32]) -> Steps[StepResult]:
         """Run a step over tokens that follow the cached ones, with a query at the last; extend the cache."""
         held = len(self._cached)
         # In the target's own layers a row replaces its token, so no row may be of a later token.
         keys, values = (part[: held + len(tokens)] for part in memory)
-        result = self._backend.step(StepInputs.chain(tokens, self._cache.first(held), (keys, values)))
+        result = yield StepInputs.chain(tokens, self._cache.first(held), (keys, values))
         self._cache.write(held, result.keys, result.values)
         self._cached += tokens
         return result

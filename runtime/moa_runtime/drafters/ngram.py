@@ -91,6 +91,15 @@ class NgramMixture:
             position += 1
             yield copy
 
+    def followers(self, path: Sequence[int], position: int, coupling: GumbelCoupling) -> list[DraftToken]:
+        """Return all copies that may follow ``path``, the text or its last few tokens, at ``position``, best first."""
+        weight, shares = self._known(path)
+        if not shares:
+            return []
+        return coupling.ranked_few(
+            [DraftToken(token, math.log(weight * share)) for token, share in shares.items()], position
+        )
+
     def _copy(self, path: Sequence[int], position: int, coupling: GumbelCoupling) -> DraftToken | None:
         weight, shares = self._known(path)
         if not shares:

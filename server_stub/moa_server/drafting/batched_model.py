@@ -20,7 +20,7 @@ from moa_drafter.llama import DecoderLayer, KeysValues, joined, rotary_angles, r
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_runtime.backends.base import StepInputs, StepResult
-from moa_server.drafting.batcher import BatchedBackend
+from moa_server.drafting.batched_backend import BatchedBackend
 from moa_server.engine.fused_llama import padded
 from moa_server.engine.packed_linear import Product, product, product_of
 
@@ -217,7 +217,7 @@ class SharedTargetWeights(Protocol):
     def head(self) -> Tensor: ...
 
 
-def backend_of(engine: Any) -> BatchedBackend | None:
+def backend_of(engine: Any) -> PackedDeviceModule | None:
     """Make the backend of the ``drafter`` of a :class:`moa_server.engine.base.Engine`, if it has one, on its ``target``
     (:class:`SharedTargetWeights`), in the target's own type.
 
@@ -229,11 +229,10 @@ def backend_of(engine: Any) -> BatchedBackend | None:
     if not isinstance(drafter, MoADrafter) or not drafter.is_whole:
         return None
     target = engine.target
-    half = PackedDeviceModule(drafter, target, getattr(torch, engine.facts.dtype), top_k=TOP_K)
-    return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
+    return PackedDeviceModule(drafter, target, getattr(torch, engine.facts.dtype), top_k=TOP_K)
 
 
-class PackedDeviceModule:
+class PackedDeviceModule(BatchedBackend):
     """Computes what :class:`moa_drafter.device_module.DeviceModule` computes, for several steps at once.
 
     Matrices are copied; the token embedding is the target's own memory.
@@ -259,8 +258,7 @@ class PackedDeviceModule:
 
     @torch.inference_mode()
     def steps(self, inputs: Sequence[StepInputs]) -> list[StepResult]:
-        """Run :meth:`moa_runtime.backends.base.Backend.step` on each of the inputs, which have at least one query each;
-        results are those of single steps but for rounding."""
+        """See :meth:`BatchedBackend.steps`."""
         batch = Batch(inputs, self._angles, self._layer_heads, self._device)
         x = functional.embedding(batch.tokens, self._embedding).float()
         x = self._self(x, batch, last=not self._tail)  # the other tokens only had to leave their keys and values

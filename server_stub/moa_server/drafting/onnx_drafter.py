@@ -21,7 +21,7 @@ from moa_decoder.weights import DecoderWeights, LayerMatrix
 from moa_drafter.config import DrafterConfig, FitError
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_runtime.backends.base import Float32, StepInputs, StepResult
-from moa_server.drafting.batcher import BatchedBackend
+from moa_server.drafting.batched_backend import BatchedBackend
 from moa_server.engine.drafter_layers import DrafterLayer, PlacedLayer, in_bits, layer_spec
 from moa_server.engine.onnx_sessions import session_options
 
@@ -34,7 +34,7 @@ _KEYS_VALUES: Sequence[LayerMatrix] = ("k", "v")
 _CROSS = 1
 
 
-def own_drafter(drafter: DrafterWeights | None, target: DecoderWeights, threads: int | None) -> BatchedBackend | None:
+def own_drafter(drafter: DrafterWeights | None, target: DecoderWeights, threads: int | None) -> OnnxDrafter | None:
     """Make the backend of the verifier's own drafts; None without a drafter, and for other architectures than "moa".
 
     Args:
@@ -42,11 +42,10 @@ def own_drafter(drafter: DrafterWeights | None, target: DecoderWeights, threads:
     """
     if drafter is None or not isinstance(drafter.config, DrafterConfig):
         return None
-    half = OnnxDrafter(drafter, target, threads)
-    return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
+    return OnnxDrafter(drafter, target, threads)
 
 
-class OnnxDrafter:
+class OnnxDrafter(BatchedBackend):
     """Computes what :class:`moa_drafter.device_module.DeviceModule` computes, for several steps at once.
 
     Args:
@@ -96,8 +95,7 @@ class OnnxDrafter:
         self._masked, self._unmasked = self._attention(parts=2), self._attention(parts=1)
 
     def steps(self, inputs: Sequence[StepInputs]) -> list[StepResult]:
-        """Run :meth:`moa_runtime.backends.base.Backend.step` on each of the inputs, which have at least one query each;
-        results are those of single steps but for rounding."""
+        """See :meth:`BatchedBackend.steps`."""
         firsts = np.cumsum([0, *(len(each.tokens) for each in inputs[:-1])])
         queries = np.concatenate([first + each.queries for first, each in zip(firsts, inputs, strict=True)])
         states = [_StepState(each, self._spec) for each in inputs]

@@ -1,67 +1,101 @@
-"""Server-side drafting: a drafter and a cost model for each conversation, as on a device."""
+"""The verifier's own drafts: copies for every conversation, and those of its model if they pay."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafters.ngram import NgramDrafter, NgramMixture
-from moa_runtime.drafting.cost_model import CostModel
-from moa_runtime.drafting.draft_policy import clip_budget
-from moa_runtime.drafting.events import RoundEnded
-from moa_runtime.options import Conditions
+import numpy as np
+
+from moa_runtime.drafters.base import Budget, Prices
+from moa_runtime.drafters.moa import MoaDrafter, Steps
+from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.tokens import common_length
-from moa_server.drafting.batcher import BatchedBackend
+from moa_server.drafting.batched_backend import BatchedBackend, draft_together
+from moa_server.drafting.drafting_cost import (
+    LEVELS,
+    DraftingCost,
+    Float64,
+    StepSeconds,
+    drafts_that_pay,
+)
+from moa_server.drafting.own_draft import NOTHING, OwnDraft, copied
 from moa_server.engine.base import Rows
 from moa_server.logging import log_unexpected
 
-#: Drafts made at once, and the largest batch of steps.
-_THREADS = 32
 #: Seconds without a draft after which a conversation may be evicted for another. With less, active conversations would
 #: evict each other and recompute their memory rows in turns.
 _IDLE_S = 2.0
+#: Drafts that a conversation remembers; what is expected of the first one, by level.
+_REMEMBERED, _FIRST = 16, 0.7
+#: Steps in a row without the model's drafts after which a conversation asks for no more memory rows.
+_PATIENCE = 8
+#: Share of the time that drafts may take that are made to see whether they pay, and their levels.
+_TRIALS, _TRIAL_LEVELS = 0.01, 2
+#: Most tokens of a tree, and nodes that each of its steps continues (EAGLE-2, arXiv 2406.16858, section 5); tokens that
+#: cost less than this are drafted as trees.
+_NODES, _WIDTH, _CHEAP = 62, 10, 0.2
+#: Weight of what the drafter claims beside what came true, tokens, and the weight that these keep after a verdict.
+_TRUST, _MEMORY = 4.0, 0.98
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A draft, and its duration in seconds."""
+class Round:
+    """A conversation of the coming step.
 
-    tree: DraftTree
-    seconds: float = 0.0
+    Attributes:
+        sequence: the engine's number of it.
+        prefix: its committed tokens.
+        room: most tokens that the answer may still get; None for no limit.
+        paths: probabilities of the path to each token of the draft that it has now.
+    """
 
-
-#: The empty draft.
-NOTHING = Proposal(DraftTree())
+    sequence: int
+    prefix: Sequence[int]
+    sampling: Sampling
+    room: int | None = None
+    paths: Sequence[float] = ()
 
 
 class _Conversation:
-    """A drafter's state. The drafter belongs to one thread at a time, the rest to the event loop's.
+    """A drafter's state. The drafter belongs to the drafting thread, the rest to the event loop's.
 
     Attributes:
-        drafter: None once it has failed.
+        mixture: of the drafter, whose text is copied; the drafting thread uses it while :meth:`ServerDrafting.prepare`
+            runs.
+        drafter: None without a model, or once it has failed.
         text: tokens whose memory rows the drafter has, or will have once it has done what is ``pending``.
-        under_way: the draft being made, even if its result is no longer wanted.
+        made: the last draft of the model, and the number of tokens before it.
+        paths: claimed probabilities of the likeliest path in the last drafts, ``[_REMEMBERED, LEVELS]``.
+        claimed, right: tested tokens, as claimed and as it came; older ones count less.
+        unused: steps in a row without a draft of the model.
     """
 
-    def __init__(self, drafter: Drafter, controller: CostModel) -> None:
-        self.drafter: Drafter | None = drafter
-        self.controller = controller
+    def __init__(self, mixture: NgramMixture, drafter: MoaDrafter | None, known: _Conversation | None) -> None:
+        self.mixture, self.drafter = mixture, drafter
         self.text: list[int] = []
-        self.pending: list[Callable[[Drafter], None]] = []
-        self.under_way: asyncio.Future[DraftTree] | None = None
+        self.pending: list[Callable[[MoaDrafter], None]] = []
+        self.made: tuple[int, OwnDraft] = (0, NOTHING)
+        first = np.tile(_FIRST ** np.arange(1, LEVELS + 1), (_REMEMBERED, 1))
+        self.paths: Float64 = first if known is None else known.paths.copy()
+        self.claimed: float = _TRUST if known is None else known.claimed
+        self.right: float = _TRUST if known is None else known.right
+        self.unused: int = 0 if known is None else known.unused
         self.last_used = 0.0
+
+    @property
+    def expected(self) -> Float64:
+        """Probabilities of the path to each level in drafts like the next one, ``[_REMEMBERED, LEVELS]``."""
+        return self.paths * (self.right / self.claimed) ** np.arange(1, LEVELS + 1)
 
     def cut(self, text: Sequence[int]) -> int:
         """Drop the rows that do not match the beginning of ``text``; return the number left."""
@@ -71,14 +105,35 @@ class _Conversation:
             self.pending.append(lambda drafter: drafter.truncate_rows(agreed))
         return agreed
 
+    def steps(self, one: Round, budget: Budget) -> Steps[DraftTree]:
+        """Return the work of a draft, which is the drafting thread's."""
+        drafter, pending, self.pending = self.drafter, self.pending, []
+
+        def draft() -> Steps[DraftTree]:
+            assert drafter is not None
+            for change in pending:
+                change(drafter)
+            return (yield from drafter.steps(one.prefix, budget, one.sampling))
+
+        return draft()
+
+    def remember(self, tree: DraftTree) -> None:
+        """Remember the likeliest path of a draft; levels after its end are taken to be like its mean one."""
+        scores = tree.likeliest_scores()[:LEVELS]
+        if scores:
+            after = [scores[-1] / len(scores) * level for level in range(len(scores) + 1, LEVELS + 1)]
+            self.paths = np.roll(self.paths, 1, axis=0)
+            self.paths[0] = np.exp([*scores, *after])
+
 
 class ServerDrafting:
     """Drafts of all conversations, which are named by the engine's sequence numbers. In a round :meth:`rows_from` comes
-    first, then :meth:`propose`, and after the verdict :meth:`observe` and :meth:`add_rows`.
+    first, then :meth:`offered`, perhaps :meth:`prepare` and :meth:`offered` again, and after the verdict :meth:`learn`
+    and :meth:`add_rows`.
 
     All methods belong to the event loop's thread. A conversation's state is made on first use and can be made again at
     any time: it then requests memory rows from the first one on. If a drafter fails, the error is logged and its
-    conversation continues without drafts.
+    conversation continues with copies.
 
     Args:
         backend: runs the drafter's device half; None drafts only n-gram copies of the conversation.
@@ -87,6 +142,9 @@ class ServerDrafting:
         most: conversations with a state. If full, the least recently used one is evicted if idle; otherwise the new
             one gets no drafts for now.
         clock: seconds, monotonic.
+
+    Attributes:
+        cost: of the model's drafts.
     """
 
     def __init__(
@@ -98,11 +156,13 @@ class ServerDrafting:
         most: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.cost = DraftingCost()
         self._backend, self._limits, self._stop_tokens = backend, limits, tuple(stop_tokens)
         self._most, self._clock = most, clock
-        self._known = CostModel(shared_steps=True)  # of the verdict that came last
+        self._known: _Conversation | None = None  # whose draft was verified last
         self._conversations: dict[int, _Conversation] = {}  # the least recently used first
-        self._threads = ThreadPoolExecutor(min(_THREADS, most), "drafts")
+        self._untried_s = 0.0  # of steps since the last draft of the model
+        self._thread = ThreadPoolExecutor(1, "drafts")  # libraries keep threads and code for each that calls them
 
     def __len__(self) -> int:
         """Number of conversations with a state."""
@@ -112,16 +172,16 @@ class ServerDrafting:
         """Drop rows that do not match ``prefix``; return the position of the first one that the drafter lacks, None if
         it takes none or its steps do not pay at present."""
         conversation = self._opened(sequence)
-        if conversation is None or conversation.drafter is None or self._backend is None:
+        if conversation is None or conversation.drafter is None:
             return None
         held = conversation.cut(prefix)
-        return held if conversation.controller.budget().levels else None
+        return held if conversation.unused < _PATIENCE else None
 
     def add_rows(self, sequence: int, text: Sequence[int], rows: Rows | None) -> None:
         """Give memory rows to the conversation's drafter. Known ones are skipped, and all if earlier ones are missing;
         those are requested again. ``text`` has the tokens from position 0 to ``rows.stop`` at least."""
         conversation = self._conversations.get(sequence)
-        if rows is None or conversation is None or conversation.drafter is None or self._backend is None:
+        if rows is None or conversation is None or conversation.drafter is None:
             return
         held = conversation.cut(text)
         if not rows.start <= held < rows.stop:
@@ -130,74 +190,82 @@ class ServerDrafting:
         conversation.text += text[held : rows.stop]
         conversation.pending.append(lambda drafter: drafter.add_rows(held, keys, values))
 
-    async def propose(
-        self, sequence: int, prefix: Sequence[int], sampling: Sampling, *, room: int | None = None
-    ) -> Proposal:
-        """Draft, in a thread, as many tokens after ``prefix``, the committed tokens, as pay off. Empty if there is
-        nothing to draft. The caller may be cancelled.
+    def offered(self, sequence: int, prefix: Sequence[int], sampling: Sampling, room: int | None = None) -> OwnDraft:
+        """Return the best draft after ``prefix``, the committed tokens, that takes no step of the model: copies, or the
+        rest of the model's last draft. Empty if there is nothing to draft.
 
         Args:
             room: most tokens that the answer may still get; None for no limit.
         """
-        conversation = self._opened(sequence)
-        while conversation is not None and conversation.under_way is not None:  # a draft of a cancelled caller
-            await asyncio.wait({conversation.under_way})
-        if conversation is None or conversation.drafter is None:
+        conversation, depth = self._opened(sequence), self._depth(prefix, room)
+        if conversation is None or depth < 1:
             return NOTHING
-        # The target's own choice follows every draft.
-        left = self._limits.max_context - len(prefix)
-        room = (left if room is None else min(room, left)) - 1
-        if room < 1:
-            return NOTHING
-        rows = conversation.cut(prefix)
-        budget = clip_budget(conversation.controller.budget(), self._limits, room, Conditions())
-        if conversation.drafter.needs_rows and rows < len(prefix) - 1:  # they come with this round's verdict
-            budget = replace(budget, levels=0)
-        began = self._clock()
-        pending, conversation.pending = conversation.pending, []
-        text, drafter, backend = list(prefix), conversation.drafter, self._backend
+        base, made = conversation.made
+        left = made.after(prefix[base:]) if made.tokens and base <= len(prefix) else NOTHING
+        if not left.tokens:
+            conversation.made = (0, NOTHING)
+        conversation.mixture.confirm(prefix)
+        copies = copied(conversation.mixture, prefix, sampling, depth, branches=self._limits.trees)
+        return max(left.cut(depth), copies, key=lambda draft: sum(draft.paths))
 
-        def draft() -> DraftTree:
-            with contextlib.nullcontext() if backend is None else backend.drafting():
-                for change in pending:
-                    change(drafter)
-                return drafter.propose(text, budget, sampling)
-
-        conversation.under_way = drafting = asyncio.get_running_loop().run_in_executor(self._threads, draft)
-        drafting.add_done_callback(lambda _: self._ended(conversation, drafting))
-        await asyncio.wait({drafting})  # which cancels nothing
-        if drafting.cancelled() or drafting.exception() is not None:
-            return NOTHING
-        return Proposal(drafting.result(), self._clock() - began)
-
-    def observe(
-        self,
-        sequence: int,
-        proposal: Proposal,
-        accepted: int,
-        *,
-        waited_s: float,
-        compute_s: float = 0.0,
-        sharing: int = 1,
-        supplied: int = 0,
-    ) -> None:
-        """Learn the costs and benefits of drafts from a verdict, see :class:`moa_runtime.drafting.events.RoundEnded`.
+    async def prepare(self, rounds: Sequence[Round], seconds: StepSeconds) -> bool:
+        """Let the model draft, in a thread, for those conversations of the coming step for which that pays;
+        :meth:`offered` has the result. Return whether there is any. The caller may be cancelled.
 
         Args:
-            proposal: the verified draft; may be empty.
-            accepted: number of its accepted tokens.
-            waited_s: seconds that the job took, queueing included; ``compute_s`` of them those of its steps.
-            sharing: conversations that share the target, including this one; 0 if unknown.
-            supplied: prompt tokens of the job.
+            seconds: of the step.
+        """
+        backend = self._backend
+        if backend is None or not rounds:
+            return False
+        conversations = [self._able(each) for each in rounds]
+        paths = [np.empty((0, LEVELS)) if each is None else each.expected for each in conversations]
+        if not any(map(len, paths)):
+            return False
+        paying = drafts_that_pay(paths, [each.paths for each in rounds], self.cost, seconds)
+        chosen, levels = paying.chosen, paying.levels
+        self._untried_s += float(seconds(np.zeros(1, np.int64))[0])
+        if not chosen and self._untried_s * _TRIALS > self.cost.seconds(_TRIAL_LEVELS, 1):
+            chosen, levels = [next(index for index, each in enumerate(paths) if len(each))], _TRIAL_LEVELS
+        for index, conversation in enumerate(conversations):
+            if conversation is not None:
+                conversation.unused = 0 if index in chosen else conversation.unused + 1
+        found = [(rounds[index], one) for index in chosen if (one := conversations[index]) is not None]
+        ready = [(each, one) for each, one in found if one.cut(each.prefix) >= len(each.prefix) - 1]
+        if not ready:  # their rows come with this round's verdicts
+            return False
+        step_s = float(self.cost.seconds(1, len(ready))) - self.cost.rows_s
+        # Half, for the choice for the whole step follows.
+        prices = Prices(step=paying.rate * step_s / len(ready), node=paying.price / 2)
+        branches = paying.price < _CHEAP and self._limits.trees
+        began, self._untried_s = self._clock(), 0.0
+        trees = await self._drafted(backend, ready, levels, prices, branches=branches)
+        self.cost.observe(levels, len(ready), max(1e-6, self._clock() - began))
+        for (each, conversation), tree in zip(ready, trees, strict=True):
+            if isinstance(tree, DraftTree):
+                conversation.made = len(each.prefix), OwnDraft.of(tree)
+                conversation.remember(tree)
+            else:
+                log_unexpected(_log, "the drafter", tree)
+                conversation.drafter, conversation.text, conversation.pending = None, [], []
+        return True
+
+    def learn(self, sequence: int, draft: OwnDraft, verified: Collection[int], path: Sequence[int]) -> None:
+        """Learn from a verdict how far the model's claims are true.
+
+        Args:
+            verified, path: indices of the draft's verified tokens, and of the accepted ones.
         """
         conversation = self._conversations.get(sequence)
-        if conversation is None:
+        if conversation is None or not draft.modelled:
             return
-        tree, self._known = proposal.tree, conversation.controller
-        drafted, draft_s, sharing = len(tree.tokens), proposal.seconds, max(1, sharing)
-        self._known.observe(
-            RoundEnded(supplied, drafted, tree.depth, accepted, tree.steps, draft_s, waited_s, compute_s, sharing)
-        )
+        roots, accepted = {0, *(index + 1 for index in path)}, set(path)
+        tested = [index for index in verified if draft.parents[index] in roots]
+        conversation.claimed *= _MEMORY
+        conversation.right *= _MEMORY
+        conversation.claimed += sum(draft.probabilities[index] for index in tested)
+        conversation.right += sum(index in accepted for index in tested)
+        self._known = conversation
 
     def release(self, sequence: int) -> None:
         """Forget a conversation."""
@@ -205,10 +273,35 @@ class ServerDrafting:
 
     def close(self) -> None:
         """Wait for the drafts under way and free everything; no call may follow."""
-        self._threads.shutdown(cancel_futures=True)
+        self._thread.shutdown(cancel_futures=True)
         self._conversations.clear()
-        if self._backend is not None:
-            self._backend.close()
+
+    def _depth(self, prefix: Sequence[int], room: int | None) -> int:
+        """Return the most tokens of a path; the target's own choice follows every draft."""
+        left = self._limits.max_context - len(prefix)
+        return min(left if room is None else min(room, left), self._limits.max_draft_tokens + 1) - 1
+
+    def _able(self, one: Round) -> _Conversation | None:
+        """Return the conversation of a round if the model can draft for it."""
+        conversation = self._conversations.get(one.sequence)
+        able = conversation is not None and conversation.drafter is not None and self._depth(one.prefix, one.room) > 0
+        return conversation if able else None
+
+    async def _drafted(
+        self,
+        backend: BatchedBackend,
+        ready: Sequence[tuple[Round, _Conversation]],
+        levels: int,
+        prices: Prices,
+        *,
+        branches: bool,
+    ) -> list[DraftTree | Exception]:
+        work = []
+        for each, conversation in ready:
+            depth = self._depth(each.prefix, each.room)
+            budget = Budget(min(_NODES, self._limits.max_draft_tokens), levels, _WIDTH, branches, depth, prices)
+            work.append(conversation.steps(each, budget))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, draft_together, backend, work)
 
     def _opened(self, sequence: int) -> _Conversation | None:
         """Return the conversation, now the most recently used; None if there is no space for it."""
@@ -219,23 +312,14 @@ class ServerDrafting:
                 if now - oldest.last_used < _IDLE_S:
                     return None
                 self.release(number)
-            conversation = _Conversation(self._new_drafter(), self._known.sibling())
+            mixture = NgramMixture(self._stop_tokens)
+            conversation = _Conversation(mixture, self._new_drafter(mixture), self._known)
         conversation.last_used = now
         self._conversations[sequence] = conversation
         return conversation
 
-    def _new_drafter(self) -> Drafter:
-        stop_tokens, context = self._stop_tokens, self._limits.max_context
+    def _new_drafter(self, mixture: NgramMixture) -> MoaDrafter | None:
         if self._backend is None:
-            return NgramDrafter(stop_tokens)
-        mixture = NgramMixture(stop_tokens)
+            return None
+        context, stop_tokens = self._limits.max_context, self._stop_tokens
         return MoaDrafter(self._backend, max_context=context, stop_tokens=stop_tokens, mixture=mixture)
-
-    def _ended(self, conversation: _Conversation, drafting: asyncio.Future[DraftTree]) -> None:
-        conversation.under_way = None
-        if drafting.cancelled():  # the verifier ends
-            return
-        error = drafting.exception()
-        if error is not None:
-            log_unexpected(_log, "the drafter", error)
-            conversation.drafter, conversation.text, conversation.pending = None, [], []

@@ -25,7 +25,7 @@ from moa_server.scheduling.step_cost import StepCost
 from moa_server.settings import Settings
 
 if TYPE_CHECKING:
-    from moa_server.drafting.batcher import BatchedBackend
+    from moa_server.drafting.batched_backend import BatchedBackend
     from moa_server.drafting.server_drafting import ServerDrafting
     from moa_server.engine.engine import LocalEngine
     from moa_server.engine.vllm.engine import VllmEngine

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Float64 = NDArray[np.float64]
+from moa_server.scheduling.step_cost import Float64
 
 
 def choose_nodes(

@@ -93,8 +93,8 @@ class Scheduler:
 
     A sequence that is alone gets all of a step. If others are served too, a step takes at most :data:`STRETCH` times
     the predicted time (:class:`StepCost`) of one token for each of them, or ``step_tokens`` tokens if the operator
-    set a limit, so a long prompt of one client does not delay the next token of another. To that come the drafted tokens
-    that bring all sessions together the most tokens a second (:func:`choose_nodes`).
+    set a limit, so a long prompt of one client does not delay the next token of another. To that come the drafted
+    tokens that bring all sessions together the most tokens a second (:func:`choose_nodes`).
 
     Args:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
@@ -187,8 +187,8 @@ class Scheduler:
         lengths = [len(job.prefix) for job, _ in rounds]
         sure = [max(1, length - held) for length, (_, held) in zip(lengths, rounds, strict=True)]
         context, mean = sum(lengths), sum(lengths) / max(1, len(lengths))
-        products = sum(count * length for count, length in zip(sure, lengths, strict=True)) + mean * drafted
-        return self._cost.curve(sum(sure) + drafted, products, np.array(float(context)), len(rounds))
+        computed = sum(count * length for count, length in zip(sure, lengths, strict=True))
+        return self._cost.curve(sum(sure) + drafted, computed + mean * drafted, np.array(float(context)), len(rounds))
 
     def _add_rounds(self, step: Step, rounds: Sequence[tuple[Waiting, int]], idle_s: float, *, alone: bool) -> None:
         """Give each round what it lacks, and the drafted tokens that pay.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,7 @@ _CORRECTED, _TRUST = 64, 8.0
 _FEW, _MANY = 64, 8
 
 Float64 = NDArray[np.float64]
+_Floats = NDArray[np.floating[Any]]
 
 
 class StepCost:
@@ -73,11 +76,11 @@ class StepCost:
 
     def _stairs(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Round numbers of tokens up as the engine does."""
-        stairs: NDArray[np.int64] = np.where(tokens <= _FEW, self._stair, max(self._stair, _MANY if self._stair > 1 else 1))
+        stairs = np.where(tokens <= _FEW, self._stair, self._stair if self._stair == 1 else max(self._stair, _MANY))
         rounded: NDArray[np.int64] = -(-tokens // stairs) * stairs
         return rounded
 
-    def curve(self, tokens: NDArray[np.int64], products: Float64, contexts: Float64, sequences: int) -> Float64:
+    def curve(self, tokens: NDArray[np.int64], products: _Floats, contexts: _Floats, sequences: int) -> Float64:
         """Predict the seconds of several steps of so many sequences, ``[n]`` each."""
         level, token, product, context, sequence = self._weights
         rows = self._stairs(tokens)

@@ -77,8 +77,8 @@ class StepDrafts:
     @property
     def round(self) -> Round:
         """The conversation of the coming step, as the verifier's own drafting sees it."""
-        work, paths = self._work, self.paths
-        return Round(self._sequence, work.prefix, work.sampling, self._session.room, sum(paths), len(paths))
+        work = self._work
+        return Round(self._sequence, work.prefix, work.sampling, self._session.room, self.paths)
 
     def verdict(self, job: Job) -> tuple[wire.ServerMessage, int]:
         """Commit the target's choice, learn from it, and build the verdict; queue the memory rows that came with it.

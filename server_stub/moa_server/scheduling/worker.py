@@ -341,8 +341,9 @@ class Worker:
                 job.take(piece.request, outcome)
                 ended = self._clock()
                 job.seconds += ended - began
-                self.cost.observe(piece.tokens, piece.tokens * piece.context, piece.context, 1, max(ended - began, 1e-6))
-                self._metrics.stepped(Step([piece]), began, ended)
+                step = Step([piece])
+                self.cost.observe(step.tokens, step.products, step.contexts, 1, max(ended - began, 1e-6))
+                self._metrics.stepped(step, began, ended)
                 waiting.started = True
         except Exception as error:
             self._pending.fail(job, error)

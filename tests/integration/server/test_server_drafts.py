@@ -12,10 +12,11 @@ import torch
 
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
-from moa_runtime.session.tree import chain
+from moa_runtime.session.tree import chain, depths
+from moa_server.drafting.batched_backend import BatchedBackend
 from moa_server.drafting.batched_model import PackedDeviceModule
-from moa_server.drafting.batcher import BatchedBackend
-from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafting
+from moa_server.drafting.own_draft import NOTHING, OwnDraft
+from moa_server.drafting.server_drafting import Round, ServerDrafting
 from moa_server.engine.base import Rows, StepRequest, new_sequence
 from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import Job
@@ -27,7 +28,26 @@ GREEDY = Sampling()
 LIMITS = Limits(max_context=512)
 # Hot ones: of a target and a drafter that are both random, the luck is what they have in common.
 SAMPLINGS = [GREEDY, Sampling(2.0, 0.98, 5), Sampling(3.0, 1.0, 6)]
-STEP_S = 0.01  # as if each took so long: what is drafted shall not depend on the machine
+
+
+def cheap(rows):
+    """Seconds of a step whose drafted tokens cost little: what is drafted shall not depend on the machine."""
+    return 10.0 + 0.01 * rows
+
+
+def dear(rows):
+    """Seconds of a step in which a drafted token costs as much as all else."""
+    return 10.0 + 10.0 * rows
+
+
+class Running(BatchedBackend):
+    """The drafter's device half, run by a test."""
+
+    def __init__(self, half: BatchedBackend, run) -> None:
+        self.top_k, self.kv_shape, self._run = half.top_k, half.kv_shape, run
+
+    def steps(self, inputs):
+        return self._run(inputs)
 
 
 class Clock:
@@ -48,7 +68,7 @@ def new_drafts(half, engine):
     made: list[ServerDrafting] = []
 
     def new(limits: Limits = LIMITS, *, backend: bool = True, run=None, **settings) -> ServerDrafting:
-        own = BatchedBackend(run or half.steps, top_k=half.top_k, kv_shape=half.kv_shape) if backend else None
+        own = (half if run is None else Running(half, run)) if backend else None
         made.append(ServerDrafting(own, limits, engine.stop_tokens, **settings))
         return made[-1]
 
@@ -70,8 +90,19 @@ def give_rows(engine, drafts: ServerDrafting, number: int, text: Sequence[int] =
     drafts.add_rows(number, text, rows_of(engine, text[:-1], start))
 
 
-def draft(drafts: ServerDrafting, text: Sequence[int] = PROMPT, number: int = 1, **room):
-    return asyncio.run(drafts.propose(number, text, GREEDY, **room)).tree
+async def drafted(drafts: ServerDrafting, number: int, text: Sequence[int], sampling=GREEDY, room=None, seconds=cheap):
+    known = drafts.offered(number, text, sampling, room)
+    if await drafts.prepare([Round(number, text, sampling, room, known.paths)], seconds):
+        return drafts.offered(number, text, sampling, room)
+    return known
+
+
+def draft(drafts: ServerDrafting, text: Sequence[int] = PROMPT, number: int = 1, room=None, seconds=cheap) -> OwnDraft:
+    return asyncio.run(drafted(drafts, number, text, GREEDY, room, seconds))
+
+
+def depth(draft: OwnDraft) -> int:
+    return max(depths(draft.parents), default=0)
 
 
 def answers(engine, drafts: ServerDrafting, prompts: Sequence[Sequence[int]], sampling: Sampling, count: int):
@@ -93,19 +124,18 @@ def prompts(count: int) -> list[list[int]]:
 async def decode(worker: Worker, drafts: ServerDrafting, prompt: Sequence[int], sampling: Sampling, count: int):
     """An answer of ``count`` tokens, and how many of them were drafted."""
     sequence, text, end, accepted = new_sequence(), list(prompt), len(prompt) + count, 0
-    supplied = len(prompt)
     while len(text) < end:
         start = drafts.rows_from(sequence, text)
-        proposal = await drafts.propose(sequence, text, sampling, room=end - len(text))
-        assert proposal.tree.depth < end - len(text)
-        job = Job(sequence, text, sampling, proposal.tree.tokens, proposal.tree.parents, start)
+        own = await drafted(drafts, sequence, text, sampling, end - len(text))
+        assert depth(own) < end - len(text)
+        job = Job(sequence, text, sampling, own.tokens, own.parents, start)
         await worker.run(job, 60)
-        drafts.observe(sequence, proposal, len(job.path), waited_s=STEP_S, compute_s=STEP_S, supplied=supplied)
-        text += [proposal.tree.tokens[index] for index in job.path]
+        drafts.learn(sequence, own, range(len(own.tokens)), job.path)
+        text += [own.tokens[index] for index in job.path]
         if start is not None:
             drafts.add_rows(sequence, text, job.rows)
         text.append(job.token)
-        accepted, supplied = accepted + len(job.path), 0
+        accepted += len(job.path)
     worker.release(sequence)
     drafts.release(sequence)
     return text[len(prompt) :], accepted
@@ -120,12 +150,12 @@ def test_the_text_is_the_targets_and_some_of_it_was_drafted(engine, new_drafts, 
 
 
 def test_without_a_drafter_earlier_text_is_copied_and_without_rows_the_model_takes_no_step(engine, new_drafts):
-    assert draft(new_drafts()).steps == ()
+    assert not draft(new_drafts()).modelled
     drafts = new_drafts(backend=False)
     assert drafts.rows_from(1, PROMPT) is None
     prompt = [5, 6, 7, 8, 9, 10, 5, 6, 7]
     copied = draft(drafts, prompt)
-    assert copied.tokens[:3] == (8, 9, 10) and not copied.steps
+    assert copied.tokens[:3] == (8, 9, 10) and not copied.modelled
     assert answers(engine, drafts, [prompt], GREEDY, 30)[0][0] == plain(engine, prompt, GREEDY, 30)
 
 
@@ -134,10 +164,10 @@ def test_drafts_keep_to_the_limits(engine, new_drafts):
         give_rows(engine, drafts, 1)
         return draft(drafts, **room)
 
-    assert limited(new_drafts()).depth > 3
+    assert depth(limited(new_drafts())) > 3
     assert list(limited(new_drafts(Limits(512, 3, trees=False))).parents) == chain(3)
-    assert limited(new_drafts(), room=3).depth == limited(new_drafts(Limits(len(PROMPT) + 3))).depth == 2
-    assert limited(new_drafts(), room=1) == limited(new_drafts(Limits(len(PROMPT) + 1))) == NOTHING.tree
+    assert depth(limited(new_drafts(), room=3)) == depth(limited(new_drafts(Limits(len(PROMPT) + 3)))) == 2
+    assert limited(new_drafts(), room=1) == limited(new_drafts(Limits(len(PROMPT) + 1))) == NOTHING
 
 
 def test_rows_that_were_cut_changed_or_lie_after_a_gap_are_requested_again(engine, new_drafts):
@@ -166,11 +196,11 @@ def test_an_idle_conversation_is_evicted_and_comes_back(engine, new_drafts):
     for number in (1, 2):
         drafts.rows_from(number, PROMPT)
         drafts.add_rows(number, PROMPT, rows)
-    assert drafts.rows_from(3, PROMPT) is None and draft(drafts, number=3) == NOTHING.tree  # both draft now
+    assert drafts.rows_from(3, PROMPT) is None and draft(drafts, number=3) == NOTHING  # both draft now
     clock.now = 60.0
     assert drafts.rows_from(1, PROMPT) == len(PROMPT)  # so 2 is the idle one
     assert drafts.rows_from(3, PROMPT) == 0 and len(drafts) == 2
-    drafts.observe(2, NOTHING, 0, waited_s=0.1)
+    drafts.learn(2, NOTHING, (), ())
     clock.now = 120.0
     assert drafts.rows_from(2, PROMPT) == 0 and len(drafts) == 2
     drafts.release(2)
@@ -195,7 +225,7 @@ def test_rows_of_another_shape_fail_the_drafter_alone(new_drafts, engine):
     assert draft(drafts).tokens == () and drafts.rows_from(1, PROMPT) is None
 
 
-def test_a_cancelled_proposal_harms_no_later_one(engine, half, new_drafts):
+def test_a_cancelled_draft_harms_no_later_one(engine, half, new_drafts):
     may_go, reached = threading.Event(), threading.Event()
 
     def run(inputs):
@@ -208,57 +238,77 @@ def test_a_cancelled_proposal_harms_no_later_one(engine, half, new_drafts):
         give_rows(engine, each, 1)
 
     async def scenario():
-        leaving = asyncio.create_task(drafts.propose(1, PROMPT, GREEDY, room=4))
+        leaving = asyncio.create_task(drafted(drafts, 1, PROMPT, room=4))
         await asyncio.to_thread(reached.wait, 60)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        # The same conversation waits for the busy drafter.
-        again = asyncio.create_task(drafts.propose(1, PROMPT, GREEDY, room=4))
-        await asyncio.sleep(0)
-        assert not again.done()
+        again = asyncio.create_task(drafted(drafts, 1, PROMPT, room=4))
         may_go.set()
-        return (await again).tree, (await fresh.propose(1, PROMPT, GREEDY, room=4)).tree
+        return await again, await drafted(fresh, 1, PROMPT, room=4)
 
     again, expected = asyncio.run(scenario())
-    assert again == expected and again.steps
+    assert again == expected and again.modelled
 
 
-def test_costs_of_drafts_are_learnt_by_conversation_and_handed_on(engine, new_drafts):
+def test_the_rest_of_a_draft_that_was_right_so_far_is_offered(engine, new_drafts):
     drafts = new_drafts()
-
-    def size(number: int) -> int:
-        give_rows(engine, drafts, number)
-        tree = draft(drafts, number=number)
-        # As if each token of a draft took the target a second, and none were right.
-        for _ in range(20):
-            drafts.observe(number, Proposal(tree, 0.001), 0, waited_s=0.01 + len(tree.tokens))
-        return len(tree.tokens)
-
-    first, handed_on = size(1), size(2)
-    assert first > 8 and handed_on < first
+    give_rows(engine, drafts, 1)
+    made = draft(drafts)
+    assert made.modelled and made.parents[0] == 0
+    later = [*PROMPT, made.tokens[0]]
+    assert drafts.offered(1, later, GREEDY) == made.after(made.tokens[:1])
+    assert not drafts.offered(1, [*later, 1], GREEDY).modelled
+    assert not drafts.offered(1, later, GREEDY).modelled  # it is forgotten then
 
 
-def test_rows_are_requested_when_a_step_pays_or_is_tried(engine, new_drafts):
+def test_rows_are_requested_when_drafts_pay_or_are_tried(engine, new_drafts):
     drafts = new_drafts(clock=Clock())
     text = list(PROMPT)
+    drafts.cost.rows_s = 1.0
 
-    def propose(wanted: int | None):
+    def modelled(wanted: int | None, seconds=dear) -> bool:
         """A round; the rows that it requested, as many as ``wanted``, come after it."""
         start = drafts.rows_from(1, text)
-        proposal = asyncio.run(drafts.propose(1, text, GREEDY))
+        own = draft(drafts, text, seconds=seconds)
         assert wanted == (None if start is None else len(text) - start)
         drafts.add_rows(1, text, None if start is None else rows_of(engine, text, start))
-        text.append(4)
-        return proposal
+        text.append(100 + len(text))
+        return own.modelled
 
-    assert not propose(len(PROMPT)).tree.steps  # there are none yet
-    proposal = propose(1)
-    assert proposal.tree.steps
-    # As if each token of a draft took the target, which nine share, a second, and none were right.
-    for _ in range(20):
-        drafts.observe(1, Proposal(proposal.tree, 0.5), 0, waited_s=0.01 + len(proposal.tree.tokens), sharing=9)
-    assert not propose(None).tree.steps and not propose(None).tree.steps
-    drafts.observe(1, NOTHING, 0, waited_s=1000, sharing=9)
-    assert not propose(3).tree.steps  # a try needs all of them
-    assert propose(1).tree.steps
+    assert not modelled(len(PROMPT), cheap)  # there are none yet
+    assert modelled(1, cheap)
+    assert not any(modelled(1) for _ in range(8)) and not any(modelled(None) for _ in range(2))
+    assert not modelled(None)  # steps took 110 seconds now, and 1 % of the time is for trials
+    assert not modelled(4) and modelled(1)
+
+
+def test_claims_that_do_not_come_true_count_less_and_are_handed_on(engine, new_drafts):
+    drafts = new_drafts()
+    drafts.cost.rows_s = 5.0
+    give_rows(engine, drafts, 1)
+    own = draft(drafts)
+    assert own.modelled
+    for _ in range(60):
+        drafts.learn(1, own, range(len(own.tokens)), ())
+    give_rows(engine, drafts, 2)
+    assert not draft(drafts, number=2).modelled
+
+
+def test_conversations_draft_together(engine, half, new_drafts):
+    batches = []
+
+    def run(inputs):
+        batches.append(len(inputs))
+        return half.steps(inputs)
+
+    drafts, fresh = new_drafts(run=run), new_drafts()
+    for number in (1, 2, 3):
+        give_rows(engine, drafts, number)
+    rounds = [Round(number, PROMPT, GREEDY, 4) for number in (1, 2, 3)]
+    for number in (1, 2, 3):
+        drafts.offered(number, PROMPT, GREEDY, 4)
+    assert asyncio.run(drafts.prepare(rounds, cheap))
+    assert set(batches) == {3}
+    give_rows(engine, fresh, 1)
+    assert drafts.offered(3, PROMPT, GREEDY, 4).tokens == draft(fresh, room=4).tokens

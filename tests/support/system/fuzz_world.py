@@ -13,7 +13,9 @@ from typing import Any
 from unittest import mock
 
 from moa_runtime.chat import Chat
-from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, Float32
+from moa_runtime.drafters.moa import Steps
+from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.options import Drafting, LoopSettings
 from moa_runtime.session.events import Faulted, Policy, Sampling
@@ -82,12 +84,6 @@ def toy_bundle(folder: Path) -> SimpleNamespace:
 class ToyBackend:
     """What the drafts of a server need to be given memory rows."""
 
-    def drafting(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def close(self) -> None:
-        pass
-
 
 class ToyDrafts(ServerDrafting):
     """Drafts of a server by :class:`ToyDrafter`.
@@ -103,7 +99,7 @@ class ToyDrafts(ServerDrafting):
         super().__init__(ToyBackend(), limits, engine.stop_tokens, clock=world.loop.time)  # type: ignore[arg-type]
         self._world, self._skill = world, skill
 
-    def _new_drafter(self) -> Drafter:
+    def _new_drafter(self, mixture: NgramMixture) -> ToyDrafter:  # type: ignore[override]
         return ToyDrafter(self._world, self._world.rng, self._skill, lambda: self.broken)
 
 
@@ -143,6 +139,11 @@ class ToyDrafter:
             drafted.append(self._rng.randrange(1, VOCAB_SIZE))
             scores.append(-9.0)
         return DraftTree(tuple(drafted), tuple(parents), tuple(scores))
+
+    def steps(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> Steps[DraftTree]:
+        """The same, as work that needs no step."""
+        yield from ()
+        return self.propose(prefix, budget, sampling)
 
     def _next(self, prefix: Sequence[int]) -> int:
         right = self._world.choice(prefix)

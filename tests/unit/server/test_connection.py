@@ -112,30 +112,6 @@ async def streaming(served: Served, round_trip_us: int, row_encoding: int = wire
     return end
 
 
-async def asked_to_draft(end: ClientEnd) -> bool:
-    """Whether the newest verdict asks the client to draft."""
-    await asyncio.sleep(1)
-    verdicts = [wire.ServerMessage.FromString(frame).verdict for frame in end.down.take_all()]
-    return [verdict for verdict in verdicts if verdict.tokens][-1].drafts_wanted
-
-
-@with_served(replace(SETTINGS, ask_from=2))
-async def test_clients_with_short_round_trips_are_asked_to_draft_first(served: Served):
-    ends = [await streaming(served, trip) for trip in (30_000, 5_000)]
-    assert [await asked_to_draft(end) for end in ends] == [False, False]
-    ends += [await streaming(served, trip) for trip in (90_000, 1_000, 60_000)]
-    assert [await asked_to_draft(end) for end in ends] == [True, True, False, True, False]
-    await send(ends[3], wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=0)))
-    assert [await asked_to_draft(end) for end in ends[:3]] == [True, True, False]
-
-
-@with_served(replace(SETTINGS, ask_from=1))
-async def test_clients_that_cannot_draft_or_tell_no_round_trip_are_not_asked(served: Served):
-    ends = [await streaming(served, 1_000, wire.ROW_ENCODING_UNSPECIFIED), await streaming(served, 0)]
-    ends.append(await streaming(served, 50_000))
-    assert [await asked_to_draft(end) for end in ends] == [False, False, True]
-
-
 LONG = 900
 NARROW = Settings(max_waiting_frames=8, max_frame_bytes=1024)
 

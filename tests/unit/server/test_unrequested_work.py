@@ -12,9 +12,9 @@ import pytest
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
-from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafting
+from moa_server.drafting.own_draft import OwnDraft
+from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.rate_limits import Budget
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd
@@ -177,12 +177,10 @@ class Knowing(ServerDrafting):
     def __init__(self) -> None:
         super().__init__(None, Limits(), [STOP])
 
-    async def propose(
-        self, sequence: int, prefix: Sequence[int], sampling: Sampling, *, room: int | None = None
-    ) -> Proposal:
+    def offered(self, sequence: int, prefix: Sequence[int], sampling: Sampling, room: int | None = None) -> OwnDraft:
         right = plain(ToyEngine(), prefix, 7)
         drafted = [*right[:-1], 1 + right[-1] % 40][: None if room is None else room - 1]
-        return Proposal(DraftTree.chain(drafted, [-0.5] * len(drafted)))
+        return OwnDraft(tuple(drafted), tuple(range(len(drafted))), (0.9,) * len(drafted))
 
 
 @with_served(drafts=Knowing)
@@ -375,9 +373,9 @@ class Slow(ServerDrafting):
     def __init__(self) -> None:
         super().__init__(None, Limits(), [STOP])
 
-    async def propose(self, *about: object, **options: object) -> Proposal:
+    async def prepare(self, *about: object) -> bool:
         await asyncio.sleep(0.01)
-        return NOTHING
+        return False
 
 
 @with_served(drafts=Slow)

@@ -1,0 +1,106 @@
+"""Duration of drafts by the verifier's model, and the drafts that pay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+#: Seconds of the coming step by the number of its drafted tokens, ``[n]`` -> ``[n]``.
+StepSeconds = Callable[[NDArray[np.int64]], Float64]
+
+#: Most levels that the model drafts.
+LEVELS = 8
+#: Weight that a draft has lost after one more.
+_FORGETTING = 1 / 50
+#: By how much tokens a second must grow.
+_MARGIN = 1.02
+
+
+class DraftingCost:
+    """Seconds of drafting ``levels`` tokens for each of several conversations at once: least squares of ``a * levels +
+    b * levels * conversations`` over the last drafts.
+
+    Args:
+        rows_s: seconds that memory rows add to a step.
+    """
+
+    def __init__(self, rows_s: float = 0.0) -> None:
+        self.rows_s = rows_s
+        self._weights = np.array([1e-3, 5e-4])  # a guess until the first draft
+        self._square, self._cross = np.zeros((2, 2)), np.zeros(2)
+
+    def observe(self, levels: int, conversations: int, seconds: float) -> None:
+        """Learn from one draft."""
+        sizes = np.array([levels, levels * conversations]) / seconds  # relative errors
+        self._square = self._square * (1 - _FORGETTING) + np.outer(sizes, sizes)
+        self._cross = self._cross * (1 - _FORGETTING) + sizes
+        # Drafts of one kind do not tell the two apart: towards equal shares for one conversation.
+        scale = self._cross.sum() / self._square.sum()
+        ridge = 0.02 * np.trace(self._square) * np.eye(2)
+        self._weights = np.maximum(np.linalg.solve(self._square + ridge, self._cross + ridge @ [scale, scale]), 0.0)
+
+    def seconds(self, levels: NDArray[np.int64] | int, conversations: NDArray[np.int64] | int) -> Float64:
+        """Predict the seconds of a draft, memory rows included."""
+        each, more = self._weights
+        return np.asarray(self.rows_s + levels * (each + more * conversations), np.float64)
+
+
+@dataclass(frozen=True)
+class ModelDrafts:
+    """Drafts of the model before a step.
+
+    Attributes:
+        chosen: indices of the conversations; none if drafting does not pay.
+        levels: of each draft.
+        rate: tokens a second of the step without them.
+        price: tokens that the same time brings as a further drafted token takes.
+    """
+
+    chosen: Sequence[int]
+    levels: int
+    rate: float
+    price: float
+
+
+def drafts_that_pay(
+    paths: Sequence[Float64], known: Sequence[Sequence[float]], cost: DraftingCost, seconds: StepSeconds
+) -> ModelDrafts:
+    """Choose the conversations for which the model drafts before a step, and the levels, by largest ``(tokens expected
+    of the step) / (its seconds + those of the draft)``.
+
+    Args:
+        paths: of each conversation of the step, probabilities of the path to each level in drafts like the next one,
+            ``[n, LEVELS]``; empty if the model cannot draft for it.
+        known: of each, probabilities of the path to each token of the draft that it has without the model.
+        seconds: of the step.
+    """
+    likeliest = np.sort(np.concatenate([np.asarray(each, np.float64) for each in known]))[::-1]
+    tokens = len(paths) + np.cumsum([0.0, *likeliest])
+    drafted = int(np.argmax(tokens / seconds(np.arange(len(tokens)))))
+    now, more = seconds(np.array([drafted, drafted + len(paths)]))
+    rate = float(tokens[drafted] / now)
+    price = rate * float(more - now) / len(paths)
+    nothing, able = ModelDrafts((), 0, rate, price), [index for index, each in enumerate(paths) if len(each)]
+    if not able:
+        return nothing
+    # A token that is not worth its row stays out of the step.
+    worth = [np.where(paths[index] >= price, paths[index], 0.0) for index in able]
+    least = likeliest[drafted - 1] if drafted else 1.0
+    had = np.array(
+        [[sum(kept), len(kept)] for index in able for kept in [[one for one in known[index] if one >= least]]]
+    )
+    gained = np.array([np.cumsum(each.mean(0)) for each in worth]) - had[:, :1]  # [able, LEVELS]
+    rows = np.array([np.cumsum((each > 0).mean(0)) for each in worth]) - had[:, 1:]
+    order = np.argsort(-(gained - price * rows), axis=0)
+    gained, rows = (np.cumsum(np.take_along_axis(part, order, 0), 0) for part in (gained, rows))
+    counts, levels = np.arange(1, len(able) + 1)[:, None], np.arange(1, LEVELS + 1)[None]
+    steps = seconds(np.maximum(0, np.rint(drafted + rows)).astype(np.int64).ravel()).reshape(rows.shape)
+    rates = (tokens[drafted] + gained) / (steps + cost.seconds(levels, counts))
+    most, level = np.unravel_index(np.argmax(rates), rates.shape)
+    if rates[most, level] < _MARGIN * rate:
+        return nothing
+    return ModelDrafts([able[at] for at in order[: most + 1, level]], int(level) + 1, rate, price)
