@@ -177,7 +177,7 @@ class _ServerEnd:
         self.session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
         self.sequence = new_sequence()
         self._env, self._target, self._up, self._down = target.env, target, up, down
-        self._drafter, self._controller = drafter, CostModel(shared_steps=True)
+        self._drafter, self._controller = drafter, CostModel()
         self._stamped: tuple[int, float] | None = None
         self._env.process(self._run())
 
@@ -233,7 +233,7 @@ class _ServerEnd:
         if work.pushed and self._drafter is not None:
             counts = (len(tree.tokens), tree.depth, len(job.path), tree.steps)
             waited_s = self._env.now - began
-            self._controller.observe(RoundEnded(0, *counts, draft_s, waited_s, job.seconds, sharing))
+            self._controller.observe(RoundEnded(0, *counts, draft_s, waited_s, job.seconds))
         verdict = verdict_of(self.session, work, job, job.seconds, draft_s, sharing)
         active = self._target.active
         verdict.verdict.drafts_wanted = self.sequence in asked_to_draft(active, len(active), Settings().ask_from)

@@ -318,7 +318,7 @@ FIGURES_NAME = "Figures of the answer"
 FIGURES_LATER = "Figures come with the next answer."
 SPEED = ("{:.1f} words a second", "after the first ones")
 FIRST_WORD = ("first word after {:.2f} s", "from the question to it")
-DRAFTED = ("{} of {} pieces of words drafted by {} were right", "the others were corrected before they counted")
+DRAFTED = ("{} of {} pieces of words drafted by {} were used", "the others were wrong or too late, and did not count")
 THIS_DEVICE = "this device"
 THE_SERVER = "the server"
 PASSES = ("{} pieces of words in {} passes of the model", "without drafts it would be a pass for each; τ = {}")

@@ -89,16 +89,17 @@ class AnswerRecord:
             statistics.rolled_back += len(event.tokens)
         elif isinstance(event, Drafted):
             statistics.draft_seconds += event.seconds
+            statistics.drafted += event.unsolicited
         elif isinstance(event, RoundEnded | Pushed):
             statistics.rounds += 1
             statistics.round_trips.append(event.waited_s)
             statistics.wait_seconds += event.waited_s
             statistics.server_drafts = isinstance(event, Pushed)
-            if statistics.server_drafts:
+            if isinstance(event, Pushed) and not event.draft_stamp:
                 statistics.server_drafted += event.drafted
                 statistics.server_accepted += event.accepted
             else:
-                statistics.drafted += event.drafted
+                statistics.drafted += event.drafted if isinstance(event, RoundEnded) else 0  # else counted when sent
                 statistics.accepted += event.accepted
         elif isinstance(event, LinkLost):
             statistics.reconnects += 1

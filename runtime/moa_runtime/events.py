@@ -43,7 +43,8 @@ class Statistics:
 
     Attributes:
         rounds: verdicts received.
-        drafted, accepted: tokens sent to be verified, and those of them that the target accepted.
+        drafted, accepted: tokens of the device's drafts that were sent, asked for or not, and those of them that the
+            target accepted.
         pushed: committed tokens of a server that drafts.
         server_drafted, server_accepted: tokens that it drafted, and those of them that the target accepted.
         server_drafts: whether the last verdict was on the server's own draft.
@@ -83,6 +84,11 @@ class Statistics:
     dtype: str = ""
 
     @property
+    def wasted(self) -> int:
+        """Drafted tokens that were sent in vain: wrong, too late, or not verified."""
+        return self.drafted - self.accepted
+
+    @property
     def tau(self) -> float:
         """Tokens committed by verdicts per round, bonus included."""
         return (self.tokens - self.kept - self.fetched + self.taken_back) / self.rounds if self.rounds else 0.0
@@ -100,6 +106,7 @@ class Statistics:
         trips = sorted(self.round_trips)
         plain = [each.name for each in fields(self) if each.name not in ("server_drafts", "round_trips")]
         figures = {name: getattr(self, name) for name in plain} | {
+            "wasted": self.wasted,
             "tau": self.tau,
             "tokens_per_second": round(self.tokens_per_second, 2),
             "round_trip_ms": round(1000 * trips[len(trips) // 2], 1) if trips else None,

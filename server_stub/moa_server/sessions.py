@@ -221,6 +221,8 @@ class SessionWork:
                 self._budgets.give_back(kind, amount)
             raise
         message, drafted = drafts.verdict(job)
+        if work.pushed and drafted:
+            self._budgets.wait_s(Kind.DRAFTED_TOKENS, drafted)
         verdict = message.verdict
         verifier.metrics.acceptance.add(drafts.paths, job.verified, job.path)
         if verdict.finish:

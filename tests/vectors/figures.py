@@ -13,9 +13,11 @@ from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.drafting.unsolicited import Pace, UnsolicitedDrafts
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.client_table import CALLS, Event, State, transition
 from moa_runtime.session.events import Sampling
+from moa_runtime.session.tree import DraftTree, depths
 from vectors import trace_json
 from vectors.drafts import moa_drafts
 from vectors.fixtures_draws import Draws, copying, said, some_budget, some_candidates, tree_of
@@ -120,16 +122,15 @@ def prices(draws: Draws) -> Iterator[Case]:
             steps = tuple(draws.whole(1, 6) for _ in range(levels))
             accepted = sum(draws.share() < right for _ in range(levels)) if levels else 0
             compute_s = (pass_s + token_s * (drafted + supplied)) * jitter
-            sharing = draws.one_of([1, 1, 3, 8, 2**32 - 1])
             outcome: RoundEnded | Pushed
             if draws.share() < 0.1:
-                outcome = Pushed(drafted, accepted, compute_s + 0.001, draws.one_of([compute_s, 0.0]), sharing)
+                outcome = Pushed(drafted, accepted, compute_s + 0.001, draws.one_of([compute_s, 0.0]))
             else:
                 said_s = draws.one_of([compute_s, compute_s, 0.0, None])
                 draft_s = sum(step_s * (1 + 0.1 * nodes) for nodes in steps) * jitter
                 waited_s = trip_s + compute_s
                 taken = draft_s, waited_s, said_s
-                outcome = RoundEnded(supplied, drafted, levels, accepted, steps, *taken, sharing)
+                outcome = RoundEnded(supplied, drafted, levels, accepted, steps, *taken)
             controller.observe(outcome)
             budget = controller.budget()
             ahead = [controller.ahead(count, 0.9) for count in (0, 7, 8)]
@@ -142,33 +143,66 @@ def placements(draws: Draws) -> Iterator[Case]:
     for _ in range(40):
         drafting, able = draws.one_of(["auto"] * 8 + ["device", "server"]), draws.share() < 0.9
         placement = DrafterSelection(drafting, able=able)
-        placement.server_drafts = draws.share() < 0.6
+        placement.takes_drafts = draws.share() < 0.7
         told: list[Any] = []
         fast = [0.05 * draws.share() for _ in range(3)]  # of link, server and device
+        skill, busy = draws.whole(1, 4), 1.0
         for _ in range(400):
             if draws.share() < 0.03:
                 fast[draws.whole(0, 2)] = 0.1 * draws.share() ** 3
-            if draws.share() < 0.03:
-                placement.drafts_wanted = not placement.drafts_wanted
+            if draws.share() < 0.02:
+                skill, busy = draws.whole(0, 4), draws.one_of([1.0, 1.0, 2.0])
             trip_s, pass_s, draft_s = (round(seconds * (0.9 + 0.2 * draws.share()), 6) for seconds in fast)
-            most = 3 if placement.server_drafts else 1
             args: list[Any]
             what = draws.share()
             if what < 0.2:
                 args = ["trip", trip_s]
                 placement.note_round_trip(args[1])
-            elif placement.at_server and (not placement.wants_shadow_draft or what < 0.6):
-                args = ["pushed", draws.whole(1, most), pass_s, 0.25 * pass_s]
-                placement.pushed(*args[1:])
+            elif placement.at_server and (not placement.wants_draft or what < 0.6):
+                used = placement.takes_drafts and draws.share() < 0.1
+                args = ["pushed", draws.whole(1, 2), pass_s, 0.25 * pass_s, used]
+                placement.pushed(*args[1:4], used=used)
             else:
-                kind = "tried" if placement.at_server else "round_ended"
-                accepted, waited_s = draws.whole(0, 4), trip_s + pass_s
+                kind = "drafted" if placement.at_server else "round_ended"
+                accepted, waited_s = draws.whole(0, skill), trip_s + pass_s * (1 if placement.at_server else busy)
                 outcome = RoundEnded(0, 4, 4, accepted, (1,) * 4, draft_s, waited_s, None)
                 args = [kind, accepted, draft_s, waited_s]
-                placement.shadow_ended(outcome) if kind == "tried" else placement.round_ended(outcome, accepted + 1)
-            now = [placement.at_server, placement.wants_shadow_draft, placement.round_s]
-            told.append([placement.drafts_wanted, args, now])
-        yield {"drafting": drafting, "able": able, "server_drafts": placement.server_drafts, "told": told}
+                placement.drafted(outcome) if kind == "drafted" else placement.round_ended(outcome, accepted + 1)
+            now = [placement.at_server, placement.wants_draft, placement.round_s, trace_json.plain(placement.pace)]
+            told.append([args, now])
+        yield {"drafting": drafting, "able": able, "takes_drafts": placement.takes_drafts, "told": told}
+
+
+def unsolicited(draws: Draws) -> Iterator[Case]:
+    """Budgets of drafts that nobody asked for, and the rounds that they would have made."""
+    for _ in range(40):
+        drafts, told = UnsolicitedDrafts(), list[Any]()
+        step_s, interval_s, trip_s = (0.001 * 2 ** draws.whole(0, 5) for _ in range(3))
+        text = copying(draws, [], draws.whole(1, 10))
+        for _ in range(40):
+            usual = some_budget(draws)
+            pace = Pace(1.0 + 2 * draws.share(), interval_s * (0.5 + draws.share()), trip_s * draws.share())
+            budget = drafts.budget(usual, pace)
+            path = copying(draws, text, 8)[len(text) :]
+            tree = _some_tree(draws, path[: draws.whole(0, 8)])
+            drafts.begin(len(text), tree, step_s * len(tree.steps), usual)
+            text += path[: draws.whole(1, 3)]
+            ended = drafts.decided(text, interval_s, 0.0)
+            said = {"usual": asdict(usual), "pace": asdict(pace), "tree": tree_of(tree), "text": list(text)}
+            results = {"budget": asdict(budget), "next": drafts.next, "ended": trace_json.plain(ended)}
+            told.append(said | results)
+        yield {"step_s": step_s, "interval_s": interval_s, "told": told}
+
+
+def _some_tree(draws: Draws, path: list[int]) -> DraftTree:
+    """A tree around ``path``, in which each node is less likely than its parent."""
+    tokens, parents, scores = list(path), list(range(len(path))), [-0.3 * (at + 1) for at in range(len(path))]
+    for _ in range(draws.whole(0, 4)):
+        parents.append(draws.whole(0, len(tokens)))
+        tokens.append(draws.whole(0, 6))
+        scores.append((scores[parents[-1] - 1] if parents[-1] else 0.0) - 2 * draws.share())
+    steps = (1,) * draws.whole(0, max(depths(parents), default=0))
+    return DraftTree(tuple(tokens), tuple(parents), tuple(scores), steps)
 
 
 def manners(draws: Draws) -> Iterator[Case]:
@@ -211,6 +245,7 @@ _PARTS: tuple[Callable[[Draws], Iterator[Case]], ...] = (
     manners,
     moa_drafts,
     client_table,
+    unsolicited,
 )
 
 

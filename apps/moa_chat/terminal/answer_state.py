@@ -75,6 +75,8 @@ def status_line(link: LinkChanged, words: str, update: AnswerUpdate | None, pale
 def summary(reason: FinishReason | None, statistics: Statistics) -> str:
     """Return the line after an answer; ``reason`` is None if it was stopped."""
     parts = [f"{statistics.tokens} tokens in {statistics.seconds:.1f} s", figures(statistics)]
+    if statistics.drafted:
+        parts.append(f"{statistics.accepted} of {statistics.drafted} drafted tokens used")
     if statistics.offline:
         parts.append(f"{statistics.offline} written offline")
     if statistics.rolled_back:

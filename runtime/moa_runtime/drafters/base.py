@@ -49,6 +49,10 @@ class Prices:
         """Cost of one more token of a chain: a step that continues one node, and sending it."""
         return self.step + self.query + self.node
 
+    def scaled(self, factor: float) -> Prices:
+        """Return the prices with all costs multiplied by ``factor``."""
+        return Prices(factor * self.step, factor * self.query, factor * self.node, self.follows)
+
 
 FREE = Prices()
 GREEDY = Sampling()

@@ -34,16 +34,14 @@ class CostModel:
     of drafts, those of the last from the target's times in verdicts. So a slow link makes drafts larger, a slow device
     makes them flatter, and a slow target makes them narrower.
 
-    If the model's steps do not pay, only copies are sent, and a step is tried now and then. The target's time is
-    shared: its cost is the tokens that all its sessions would have got in that time.
+    If the model's steps do not pay, only copies are sent, and a step is tried now and then. Other sessions that share
+    the target need no price: the server verifies as much of a draft as pays for all.
 
     Args:
         nodes, levels, width: largest draft.
-        shared_steps: whether the model runs on the target's machine, so that its steps cost all sessions there too.
     """
 
-    def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10, *, shared_steps: bool = False) -> None:
-        self._shared_steps, self._sharing = shared_steps, 1
+    def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10) -> None:
         self._nodes, self._levels, self._width = nodes, levels, width
         self._tokens = self._seconds = self._rounds = 0.0
         # Prior: a few judged tokens, because one round says little.
@@ -59,10 +57,8 @@ class CostModel:
     @property
     def prices(self) -> Prices:
         """Present costs of the parts of a draft, in tokens."""
-        own = self._tokens / self._seconds if self._seconds else 0.0
-        shared = self._sharing * own
-        step, rate = self._step, shared if self._shared_steps else own
-        return Prices(rate * step.level, rate * step.slope, shared * self.token_s, self._right / self._judged)
+        rate, step = self._tokens / self._seconds if self._seconds else 0.0, self._step
+        return Prices(rate * step.level, rate * step.slope, rate * self.token_s, self._right / self._judged)
 
     @property
     def token_s(self) -> float:
@@ -83,7 +79,6 @@ class CostModel:
 
     def observe(self, outcome: RoundEnded | Pushed) -> None:
         """Learn the times and tokens of a round or of a pushed verdict."""
-        self._sharing = outcome.sharing
         if isinstance(outcome, Pushed):
             if outcome.compute_s:  # 0 s if verdicts have arrived together
                 self._passed(outcome.drafted, outcome.compute_s)
@@ -122,7 +117,7 @@ class CostModel:
 
     def sibling(self) -> CostModel:
         """Return a controller for another conversation with the same model and target; it has their times."""
-        other = CostModel(self._nodes, self._levels, self._width, shared_steps=self._shared_steps)
+        other = CostModel(self._nodes, self._levels, self._width)
         other._step, other._timed = copy.copy(self._step), self._timed
         if self._pass is not None:
             other._pass = copy.copy(self._pass)

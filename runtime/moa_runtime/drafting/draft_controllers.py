@@ -37,7 +37,7 @@ class Controller(Protocol):
         """
 
     def observe(self, outcome: RoundEnded | Pushed) -> None:
-        """Learn from a round, from a shadow draft's hypothetical round, or from a pushed verdict."""
+        """Learn from a round, from the hypothetical round of a draft that was not awaited, or from a pushed verdict."""
 
     @property
     def token_s(self) -> float:

@@ -11,9 +11,11 @@ from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Draft
 from moa_runtime.drafting.in_flight import DraftInFlight
 from moa_runtime.drafting.timeouts import Timeouts
+from moa_runtime.drafting.unsolicited import UnsolicitedDrafts
 from moa_runtime.events import FinishReason, PauseReason
 from moa_runtime.options import Conditions, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession, LinkState
+from moa_runtime.session.client_table import State
 from moa_runtime.session.events import Origin
 from moa_runtime.session.handshake import Limits
 
@@ -42,6 +44,7 @@ class DraftPolicy:
         timeouts: Timeouts,
         in_flight: DraftInFlight,
         selection: DrafterSelection,
+        unsolicited: UnsolicitedDrafts,
     ) -> None:
         self.conditions = Conditions()
         self.offline: Offline = settings.offline
@@ -49,7 +52,7 @@ class DraftPolicy:
         self._session, self._controller = session, controller
         self._drafter, self._writer = drafter, writer
         self._settings, self._timeouts, self._in_flight = settings, timeouts, in_flight
-        self._selection = selection
+        self._selection, self._unsolicited = selection, unsolicited
 
     @property
     def round_due(self) -> bool:
@@ -72,32 +75,28 @@ class DraftPolicy:
 
     def rows_due(self, now: float) -> bool:
         """Return whether the memory rows that the next draft needs are about to arrive."""
-        needed = self._drafter is not None and self._drafter.needs_rows
-        return needed and self.round_due and self._session.rows_coming > 0 and self._timeouts.rows_may_come(now)
+        needed = self._drafter is not None and self._drafter.needs_rows and (self.round_due or self.unsolicited_due)
+        return needed and self._session.rows_coming > 0 and self._timeouts.rows_may_come(now)
 
     @property
-    def shadow_due(self) -> bool:
-        """Whether the device may make a draft that is not sent, while the server streams."""
+    def unsolicited_due(self) -> bool:
+        """Whether the device drafts while the server streams."""
         session, conditions = self._session, self.conditions
         idle = not (conditions.background or conditions.low_power or conditions.metered or self._alone)
-        return idle and session.server_may_push and not session.tentative and self._selection.wants_shadow_draft
+        return idle and session.state is State.STREAMING and not session.tentative and self._selection.wants_draft
 
-    def shadow_draft(self, earliest: int) -> Draft | None:
-        """Return the draft to make without sending it, if one is due.
+    def unsolicited_draft(self) -> Draft | None:
+        """Return the draft to make while the server streams, if one is due.
 
-        It follows the newest memory row by one token, as in a round, because rows arrive after the text. The user's own
-        text is not drafted.
-
-        Args:
-            earliest: length of the shortest prefix to draft after.
+        It follows the committed text, each length of it once. The user's own text is not drafted.
         """
-        session = self._session
-        if self._drafter is None or not self.shadow_due or not self._has_source:
+        session, after = self._session, self._unsolicited.next
+        if self._drafter is None or not self.unsolicited_due or not self._has_source:
             return None
-        prefix = session.tokens[: session.rows + 1] if self._drafter.needs_rows else session.tokens
-        if len(prefix) < max(earliest, session.answer_start):
+        if len(session.committed) < max(after, session.answer_start):
             return None
-        return Draft(self._drafter, prefix, self._round_budget, Origin.DRAFTED, session.sampling)
+        budget = self._unsolicited.budget(self.round_budget, self._selection.pace)
+        return Draft(self._drafter, list(session.committed), budget, Origin.DRAFTED, session.sampling)
 
     def draft(self) -> Draft | None:
         """Return what to draft now, if anything."""
@@ -170,7 +169,7 @@ class DraftPolicy:
         return self._session.link is not LinkState.UP or self._timeouts.late
 
     @property
-    def _round_budget(self) -> Budget:
+    def round_budget(self) -> Budget:
         """The budget of a whole round's draft."""
         return clip_budget(self._controller.budget(), self._session.limits, self._session.room, self.conditions)
 
@@ -178,7 +177,7 @@ class DraftPolicy:
         """Return the budget of what may be drafted now; None if nothing may."""
         tentative = len(self._session.tentative)
         if self.round_due:
-            return _remaining_budget(self._round_budget, tentative, self._tentative_logprob(tentative))
+            return _remaining_budget(self.round_budget, tentative, self._tentative_logprob(tentative))
         if self.conditions.low_power or (self._alone and self.offline == "off"):
             return None
         one = replace(_ONE_TOKEN, tentative=tentative)

@@ -37,9 +37,15 @@ class Wait:
 
 @dataclass(frozen=True)
 class Drafted:
-    """The device drafted for ``seconds``, or the origins of tentative tokens changed."""
+    """The device drafted, or the origins of tentative tokens changed.
+
+    Attributes:
+        seconds: time of drafting.
+        unsolicited: number of tokens that were sent without being asked for, while the server streams.
+    """
 
     seconds: float
+    unsolicited: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,7 @@ class RoundEnded:
         steps: number of nodes that each step of the device's model continued for this draft.
         draft_s: time of drafting, seconds.
         waited_s: time from sending to the verdict, seconds.
-        compute_s: time of the target's pass as reported by the server, seconds; None for a shadow draft.
-        sharing: number of sessions that share the target, including this one.
+        compute_s: time of the target's pass as reported by the server, seconds; None if the draft was not awaited.
         scores: the drafter's log-probability (nats) of its likeliest path up to each token.
     """
 
@@ -67,7 +72,6 @@ class RoundEnded:
     draft_s: float
     waited_s: float
     compute_s: float | None
-    sharing: int = 1
     scores: tuple[float, ...] = ()
 
 
@@ -76,16 +80,17 @@ class Pushed:
     """A verdict arrived while the server streamed on its own.
 
     Attributes:
-        drafted, accepted: number of tokens that the server drafted, and of these that the target accepted.
+        drafted, accepted: number of drafted tokens that it verified, and of these that the target accepted.
         waited_s: time since the previous verdict, seconds.
-        compute_s, sharing: as in :class:`RoundEnded`.
+        compute_s: as in :class:`RoundEnded`.
+        draft_stamp: stamp of the unsolicited draft that was verified; 0 for the server's own draft, or none.
     """
 
     drafted: int
     accepted: int
     waited_s: float
     compute_s: float
-    sharing: int = 1
+    draft_stamp: int = 0
 
 
 @dataclass(frozen=True)

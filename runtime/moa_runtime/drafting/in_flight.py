@@ -1,12 +1,10 @@
-"""Drafts under way: the one that awaits its verdict, and the one that is compared with the server's own text."""
+"""The draft that awaits its verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.session.events import Decided
-from moa_runtime.session.tree import DraftTree, depths, walk
+from moa_runtime.session.tree import DraftTree
 
 
 class DraftInFlight:
@@ -60,58 +58,8 @@ class DraftInFlight:
         self._steps, self._draft_s, self.sent_path = (), 0.0, 0
         scores, self._sent_scores = self._sent_scores[:depth], ()
         taken = draft_s, waited_s, verdict.compute_s
-        return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, verdict.sharing, scores)
+        return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, scores)
 
     def logprobs(self, start: int, end: int) -> list[float]:
         """Return the log-probabilities (nats) of the tokens at these positions; 0 for those that were not drafted."""
         return [self._logprobs.get(at, 0.0) for at in range(start, end)]
-
-
-class ShadowDraft:
-    """Compare drafts that are not sent, one at a time, with the text that the server streams meanwhile.
-
-    Attributes:
-        next: length of the shortest prefix for the next draft, so that each position is drafted once.
-    """
-
-    def __init__(self) -> None:
-        self.next = self._start = 0
-        self._tree: DraftTree | None = None
-        self._seconds = 0.0
-
-    @property
-    def pending(self) -> bool:
-        """Whether a draft is not compared yet."""
-        return self._tree is not None
-
-    def begin(self, start: int, tree: DraftTree, seconds: float) -> None:
-        """Take a draft after the first ``start`` tokens, made in ``seconds``."""
-        self._start, self._tree, self._seconds = start, tree, seconds
-        self.next = start + 1
-
-    def forget(self) -> None:
-        """Drop the draft: the conversation's text has changed."""
-        self._tree, self.next = None, 0
-
-    def compare(self, committed: Sequence[int], round_s: float, token_s: float, sharing: int) -> RoundEnded | None:
-        """Return the round that this draft would have made, or None if the text does not decide it yet.
-
-        Args:
-            committed: the conversation's tokens.
-            round_s: time of a round without a draft, seconds.
-            token_s: time of each drafted token, seconds.
-            sharing: number of sessions that share the target.
-        """
-        tree = self._tree
-        if tree is None:
-            return None
-        known = committed[self._start :]
-        levels = [0, *depths(tree.parents)]
-        path, _ = walk(tree.tokens, tree.parents, lambda node: known[levels[node]] if levels[node] < len(known) else -1)
-        if len(path) == len(known):
-            return None  # the next token decides
-        self._tree = None
-        drafted, accepted = len(tree.tokens), len(path)
-        waited_s = round_s + token_s * drafted
-        taken = self._seconds, waited_s, None
-        return RoundEnded(0, drafted, tree.depth, accepted, tree.steps, *taken, sharing, tree.likeliest_scores())

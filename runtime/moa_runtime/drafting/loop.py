@@ -22,8 +22,9 @@ from moa_runtime.drafting.events import (
     RoundEnded,
     Wait,
 )
-from moa_runtime.drafting.in_flight import DraftInFlight, ShadowDraft
+from moa_runtime.drafting.in_flight import DraftInFlight
 from moa_runtime.drafting.timeouts import Alarm, Timeouts
+from moa_runtime.drafting.unsolicited import UnsolicitedDrafts
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, LinkStatus, PauseReason
 from moa_runtime.options import Conditions, LoopSettings, Offline
@@ -78,10 +79,9 @@ class DraftingLoop:
         self._timeouts = Timeouts(settings)
         self._in_flight = DraftInFlight(len(session.tentative))
         self._selection = DrafterSelection(settings.drafting, able=drafter is not None)
-        self._shadow = ShadowDraft()
-        self._policy = DraftPolicy(
-            session, drafter, writer, controller, settings, self._timeouts, self._in_flight, self._selection
-        )
+        self._unsolicited = UnsolicitedDrafts()
+        parts = self._timeouts, self._in_flight, self._selection, self._unsolicited
+        self._policy = DraftPolicy(session, drafter, writer, controller, settings, *parts)
         self._listeners: list[Callable[[LoopEvent], None]] = []
         self.link = LinkChanged(LinkStatus.OFFLINE)
         self._paused: PauseReason | None = None
@@ -250,9 +250,7 @@ class DraftingLoop:
         self._tell(*self._session.resume())
         self._select_drafter()
         if not self._policy.rows_due(now):
-            draft = self._policy.draft()
-            if draft is None and not self._shadow.pending:
-                draft = self._policy.shadow_draft(self._shadow.next)
+            draft = self._policy.draft() or self._policy.unsolicited_draft()
             if draft is not None:
                 return draft
             if self._policy.round_due:
@@ -269,8 +267,12 @@ class DraftingLoop:
         if len(tree.tokens) > draft.budget.nodes:
             raise ValueError(f"the drafter proposed {len(tree.tokens)} tokens where {draft.budget.nodes} were allowed")
         session, start = self._session, len(draft.prefix)
-        if self._policy.shadow_due:
-            self._shadow.begin(start, tree, seconds)
+        if self._policy.unsolicited_due:
+            self._unsolicited.begin(start, tree, seconds, self._policy.round_budget)
+            sends = bool(tree.tokens) and session.may_send_unsolicited
+            if sends:
+                session.send_unsolicited(tree, start)
+            self._tell(Drafted(seconds, len(tree.tokens) if sends else 0))
             return
         extension = self._in_flight.drafted(start, tree)
         # Without levels or nodes to spend, an empty draft does not mean that the drafter is exhausted.
@@ -291,7 +293,7 @@ class DraftingLoop:
 
     def _take_welcome(self, welcome: Welcomed) -> None:
         self._timeouts.up()
-        self._selection.server_drafts = welcome.drafts
+        self._selection.takes_drafts = self._session.takes_unsolicited
         self._in_flight.resume(len(self._session.tentative))
         self._set_link(LinkStatus.ONLINE)
 
@@ -340,7 +342,6 @@ class DraftingLoop:
         Returns:
             the event that describes it; None for a verdict that ends no round of this device.
         """
-        self._selection.drafts_wanted = verdict.drafts_wanted
         if verdict.cause is Cause.PUSHED:
             return self._record_pushed(verdict, waited_s)
         outcome, in_flight = self._in_flight.ended(verdict, waited_s), self._in_flight
@@ -354,14 +355,14 @@ class DraftingLoop:
 
     def _record_pushed(self, verdict: Decided, waited_s: float) -> Pushed:
         controller, selection = self._controller, self._selection
-        pushed = Pushed(verdict.drafted, verdict.accepted, waited_s, verdict.compute_s, verdict.sharing)
+        pushed = Pushed(verdict.drafted, verdict.accepted, waited_s, verdict.compute_s, verdict.draft_stamp)
         controller.observe(pushed)
         spared_s = verdict.draft_s + controller.token_s * verdict.drafted
-        selection.pushed(verdict.accepted + 1, waited_s, spared_s)
-        outcome = self._shadow.compare(self._session.committed, selection.round_s, controller.token_s, verdict.sharing)
-        if outcome is not None:
+        used = verdict.draft_stamp > 0 and verdict.accepted > 0
+        selection.pushed(verdict.accepted + 1, waited_s, spared_s, used=used)
+        for outcome in self._unsolicited.decided(self._session.committed, selection.round_s, controller.token_s):
             controller.observe(outcome)
-            selection.shadow_ended(outcome)
+            selection.drafted(outcome)
         return pushed
 
     # -- helpers -----------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ class DraftingLoop:
     def _forget_rows(self, length: int) -> None:
         if self._drafter is not None:
             self._drafter.truncate_rows(length)
-        self._shadow.forget()
+        self._unsolicited.forget()
         self._policy.exhausted = None
 
     def _tell(self, *events: LoopEvent) -> None:

@@ -129,7 +129,6 @@ def test_an_engine_without_a_whole_drafter_has_no_backend(
 ):
     backend = backend_of(transformers_engine)
     assert backend is not None and backend.kv_shape == (2, 16)
-    backend.close()
     assert backend_of(ToyEngine()) is None
     assert backend_of(load_torch_engine(str(tiny_target), None)) is None
     for trained in (False, True):  # whose layers are in its checkpoint
@@ -137,14 +136,12 @@ def test_an_engine_without_a_whole_drafter_has_no_backend(
         monkeypatch.setattr(transformers_engine, "drafter", drafter)
         backend = backend_of(transformers_engine)
         assert (backend is not None) == trained
-    backend.close()
     rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
     assert backend_of(load_torch_engine(str(tiny_target), rival)) is None
     weights = CheckpointWeights(tiny_target)
     assert own_drafter(None, weights, 1) is own_drafter(read_weights(rival), weights, 1) is None
     backend = own_drafter(read_weights(tiny_drafter), weights, 1)
     assert backend is not None and backend.kv_shape == (2, 16)
-    backend.close()
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
@@ -177,9 +174,7 @@ def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, 
     engine = load_torch_engine(str(tiny_target), tmp_path, release_weights=True)
     backend, [given] = backend_of(engine), [inputs(1, 3, 20, 20, heads=4)]
     assert backend is not None and backend.kv_shape == (4, 16)
-    with backend.drafting():
-        got = backend.step(given)
-    backend.close()
+    got = backend.step(given)
     np.testing.assert_allclose(got.top_logprobs, torch_backend_of(drafter, top_k=16).step(given).top_logprobs, atol=0.2)
 
 

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from moa_bench.simulated_clock import Pace
-from moa_runtime.drafters.base import FREE, Budget, Prices
+from moa_runtime.drafters.base import FREE, Budget
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import (
     BetaThompson,
@@ -19,7 +19,7 @@ from moa_runtime.drafting.draft_controllers import (
     FixedShape,
     controller_for,
 )
-from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.options import draft_length_of
 from moa_runtime.session.tree import DraftTree
 from support.runtime.simulated import Shares, draft_in, expected_rate, hold, prompt_of, rate_of, round_of
@@ -201,32 +201,3 @@ def test_a_command_line_names_a_draft_length() -> None:
     assert isinstance(controller_for(draft_length_of("thompson-calibrated")), CalibratedThompson)
     with pytest.raises(ArgumentTypeError, match="thompson-calibrated"):
         draft_length_of("many")
-
-
-# -- a target that several conversations share -----------------------------------------------------
-
-
-def shared_by(controller: CostModel, conversations: int) -> CostModel:
-    """Tell the controller the number of conversations, nothing else."""
-    controller.observe(Pushed(0, 0, 0.0, 0.0, conversations))
-    return controller
-
-
-@pytest.mark.parametrize(("shared_steps", "of_steps"), [(False, 1), (True, 8)])
-def test_shared_time_costs_a_multiple_by_the_number_of_conversations(shared_steps: bool, of_steps: int) -> None:
-    controller = CostModel(shared_steps=shared_steps)
-    hold(controller, TOKEN_HEAVY, GOOD)
-    alone, other = controller.prices, controller.sibling()
-    expected = Prices(of_steps * alone.step, of_steps * alone.query, 8 * alone.node, alone.follows)
-    assert shared_by(controller, 8).prices == expected
-    assert shared_by(other, 8).prices.step == pytest.approx(expected.step)
-
-
-def test_drafts_shrink_to_none_as_more_conversations_share_the_target() -> None:
-    controller = CostModel()
-    hold(controller, TOKEN_HEAVY, GOOD)
-    counts = (1, 2, 4, 100, 2**32 - 1)
-    sizes = [len(draft_in(shared_by(controller, count).budget(), GOOD).tokens) for count in counts]
-    assert sizes[0] > sizes[1] > sizes[2] > 0 == sizes[3] == sizes[4]
-    assert not controller.ahead(0, 1.0)
-    assert len(draft_in(shared_by(controller, 1).budget(), GOOD).tokens) == sizes[0]

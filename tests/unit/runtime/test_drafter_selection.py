@@ -1,4 +1,4 @@
-"""The drafting side: the server at first, the device if shadow drafts show that it is faster, and back."""
+"""The drafting side: the server at first, the device if its drafts show that rounds are faster, and back."""
 
 from __future__ import annotations
 
@@ -10,133 +10,118 @@ from moa_runtime.options import Drafting
 
 
 def selection(
-    drafting: Drafting = "auto", *, able: bool = True, trip_s: float = 0.005, server_drafts: bool = True
+    drafting: Drafting = "auto", *, able: bool = True, trip_s: float = 0.005, takes_drafts: bool = True
 ) -> DrafterSelection:
     one = DrafterSelection(drafting, able=able)
-    one.server_drafts = server_drafts
+    one.takes_drafts = takes_drafts
     one.note_round_trip(trip_s)
     return one
 
 
-def push(
-    one: DrafterSelection, count: int = 10, *, tokens: int = 1, seconds: float = 0.03, draft_s: float = 0.0
-) -> None:
+def push(one: DrafterSelection, count: int = 1, *, tokens: int = 1, seconds: float = 0.03, used: bool = False) -> None:
     for _ in range(count):
-        one.pushed(tokens, seconds, draft_s)
+        one.pushed(tokens, seconds, 0.0, used=used)
 
 
-def outcome(accepted: int, draft_s: float, waited_s: float = 0.0) -> RoundEnded:
-    return RoundEnded(0, 6, 6, accepted, (1,) * 6, draft_s, waited_s, 0.0)
+def outcome(accepted: int, draft_s: float, waited_s: float) -> RoundEnded:
+    return RoundEnded(0, 6, 6, accepted, (1,) * 6, draft_s, waited_s, None)
 
 
-def shadow_drafts(one: DrafterSelection, accepted: int, draft_s: float) -> int:
-    """Make shadow drafts until the device takes over or none is wanted; return their number."""
-    count = 0
-    while one.at_server and one.wants_shadow_draft:
-        one.shadow_ended(outcome(accepted, draft_s, one.round_s))
-        count += 1
-    return count
-
-
-def rounds(one: DrafterSelection, count: int, *, accepted: int, draft_s: float, waited_s: float) -> None:
-    for _ in range(count):
+def stream(one: DrafterSelection, verdicts: int, *, accepted: int, draft_s: float = 0.01, used: bool = False) -> int:
+    """Let the server stream as long as it may, with a draft after each verdict; return the number of drafts."""
+    drafts = 0
+    for _ in range(verdicts):
         if not one.at_server:
-            one.round_ended(outcome(accepted, draft_s, waited_s), accepted + 1)
+            break
+        push(one, used=used)
+        if one.wants_draft:
+            one.drafted(outcome(accepted, draft_s, one.round_s))
+            drafts += 1
+    return drafts
 
 
-def test_the_device_takes_over_if_its_shadow_drafts_are_faster():
+def rounds(one: DrafterSelection, most: int, *, accepted: int, draft_s: float = 0.01, waited_s: float = 0.035) -> int:
+    """Return the number of rounds until the server streams, at most ``most``."""
+    for number in range(most):
+        if one.at_server:
+            return number
+        one.round_ended(outcome(accepted, draft_s, waited_s), accepted + 1)
+    return most
+
+
+def test_the_device_takes_over_if_its_drafts_show_faster_rounds() -> None:
     one = selection()
-    assert one.at_server and not one.wants_shadow_draft
-    push(one)
-    assert shadow_drafts(one, accepted=2, draft_s=0.01) > 1
-    assert not one.at_server  # 3 tokens in 45 ms against 1 in 30
+    assert one.at_server and not one.wants_draft
+    drafts = stream(one, 50, accepted=2)
+    assert not one.at_server and 1 < drafts < 5  # 3 tokens in 45 ms against 1 in 30
+    close = selection()
+    assert stream(close, 50, accepted=0, used=True) == 50 and close.at_server  # 1 token in 45 ms
 
 
-def test_slower_shadow_drafts_pause_the_device_for_longer_and_longer():
-    one = selection()
+def test_a_small_lead_needs_more_drafts() -> None:
+    counts = [stream(one := selection(), 400, accepted=2, draft_s=draft_s) for draft_s in (0.005, 0.035, 0.048)]
+    assert counts == sorted(counts) and counts[0] < counts[-1] < 400 and not one.at_server
+
+
+@pytest.mark.parametrize("takes_drafts", [True, False])
+def test_drafts_in_vain_pause_for_longer_and_longer(takes_drafts: bool) -> None:
+    one = selection(takes_drafts=takes_drafts)
     push(one)
-    tried, verdicts = [], []
+    pauses, drafts = [], []
     for _ in range(4):
-        tried.append(shadow_drafts(one, accepted=0, draft_s=0.01))
-        assert one.at_server
-        verdicts.append(0)
-        while not one.wants_shadow_draft:
-            push(one, 1)
-            verdicts[-1] += 1
-    assert all(tried) and verdicts == [64, 128, 256, 512]
+        drafts.append(0)
+        while one.wants_draft:
+            one.drafted(outcome(0, 0.01, one.round_s))
+            drafts[-1] += 1
+        pauses.append(0)
+        while not one.wants_draft:
+            push(one)
+            pauses[-1] += 1
+    assert drafts == [16] * 4 and pauses == [64, 128, 256, 512]
+    push(one, used=True)
+    assert stream(one, 100, accepted=0, used=True) == 100
 
 
-def test_a_device_that_cannot_win_makes_no_shadow_drafts():
-    one = selection(trip_s=0.3)
-    push(one, 1000)
-    assert not one.wants_shadow_draft  # 6 tokens in 330 ms against 1 in 30
-
-
-@pytest.mark.parametrize(("accepted", "waited_s", "at_server"), [(0, 0.035, True), (2, 0.305, False)])
-def test_the_server_takes_over_if_the_device_became_slower_but_not_the_verifier(accepted, waited_s, at_server):
+@pytest.mark.parametrize(
+    ("accepted", "waited_s", "most"),
+    [(0, 0.035, 30), (2, 0.075, 3), (2, 0.305, 2)],
+    ids=["worse drafts", "a pass of others before each", "a slower verifier"],
+)
+def test_the_server_streams_again_if_rounds_bring_less_than_expected(accepted: int, waited_s: float, most: int) -> None:
     one = selection()
-    push(one)
-    shadow_drafts(one, accepted=2, draft_s=0.01)
-    rounds(one, 8, accepted=2, draft_s=0.01, waited_s=0.035)
+    stream(one, 50, accepted=2)
+    assert rounds(one, 100, accepted=accepted, waited_s=waited_s) <= most
+    stream(one, 100, accepted=2, used=True)
+    assert one.at_server  # it pauses
+    stream(one, 100, accepted=2, used=True)
     assert not one.at_server
-    rounds(one, 30 if at_server else 12, accepted=accepted, draft_s=0.01, waited_s=waited_s)
-    assert one.at_server == at_server
 
 
-def test_a_drafting_server_is_measured_again_from_time_to_time():
+def test_a_verifier_that_slowly_becomes_slower_is_not_busy() -> None:
+    """Passes take longer as the context grows."""
     one = selection()
-    push(one)
-    shadow_drafts(one, accepted=2, draft_s=0.025)
-    verdicts = []
-    for _ in range(3):
-        count = 0
-        while not one.at_server:
-            rounds(one, 1, accepted=2, draft_s=0.025, waited_s=0.035)
-            count += 1
-        verdicts.append(count)
-        push(one, 6)
+    stream(one, 50, accepted=2)
+    for number in range(22):
         assert not one.at_server
-    assert verdicts == [22, 43, 86]  # 64, 128 and 256 tokens
-    rounds(one, 171, accepted=2, draft_s=0.025, waited_s=0.035)
-    assert one.at_server
-    push(one, 10, tokens=4)  # its drafts have got better
-    assert one.at_server
+        one.round_ended(outcome(2, 0.01, 0.035 * 1.002**number), 3)
 
 
-def test_the_device_begins_beside_a_server_without_drafts_if_two_tokens_a_round_pay():
-    near, far, able = (selection(trip_s=trip_s, server_drafts=False) for trip_s in (0.005, 0.03, 0.005))
-    for one in (near, far):
-        push(one, 3)
-    assert not near.at_server and far.at_server  # two tokens in 45 or 70 ms, one in 30
-    rounds(near, 200, accepted=2, draft_s=0.025, waited_s=0.035)
-    assert not near.at_server  # what does not draft need not show how fast it is
-    assert able.at_server
-
-
-def test_a_server_without_drafts_counts_a_token_for_each_pass():
-    """Its first verdicts are slow, so it would look slower than rounds of one token."""
-    one = selection(server_drafts=False)
-    push(one, 3, seconds=0.3)
-    assert not one.at_server
-    rounds(one, 20, accepted=0, draft_s=0.01, waited_s=0.035)
+def test_streaming_is_measured_again_after_a_pause_that_becomes_longer() -> None:
+    one = selection()
+    counts = []
+    for _ in range(3):
+        stream(one, 50, accepted=2)
+        assert not one.at_server
+        counts.append(rounds(one, 200, accepted=2))
+    assert counts == [22, 43, 86]  # 64, 128 and 256 tokens
+    for _ in range(200):  # unsolicited drafts are used now
+        push(one, tokens=3, used=True)
+        one.drafted(outcome(2, 0.01, one.round_s))
     assert one.at_server
 
 
-def test_a_chosen_side_always_drafts():
+def test_a_chosen_side_always_drafts() -> None:
     device = selection("device")
-    rounds(device, 50, accepted=0, draft_s=1.0, waited_s=1.0)
-    assert not device.at_server
+    assert rounds(device, 50, accepted=0, draft_s=1.0, waited_s=1.0) == 50
     for server in (selection("server"), selection("server", able=False), selection(able=False)):
-        push(server)
-        assert server.at_server and not server.wants_shadow_draft
-
-
-def test_a_busy_verifier_gets_drafts_if_they_cost_little():
-    ways = []
-    for wanted in (False, True):
-        one = selection()
-        one.drafts_wanted = wanted
-        push(one)
-        shadow_drafts(one, accepted=1, draft_s=0.03)  # 2 tokens in 65 ms against 1 in 30
-        ways.append(one.at_server)
-    assert ways == [True, False]
+        assert not stream(server, 20, accepted=4) and server.at_server

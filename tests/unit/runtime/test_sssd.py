@@ -107,19 +107,19 @@ def test_tokens_that_do_not_pay_are_not_sent() -> None:
     assert len(SssdDrafter().propose(text, Budget(62, 1, branches=True, prices=Prices(node=0.61))).tokens) == 1
 
 
-def test_trees_shrink_as_more_conversations_share_the_verifier() -> None:
+def test_trees_shrink_where_the_verifier_computes_tokens_less_cheaply() -> None:
     """The paper's section 4, with the loop's own controller."""
     text = [token for number in range(8) for token in (1, 2, 10 + number, 20 + number, 30 + number)] + [1, 2]
 
-    def size(sharing: int) -> int:
+    def size(load: int) -> int:
         controller = CostModel()
-        controller.observe(RoundEnded(40, 0, 0, 0, (), 0.0, 0.030, 0.020, sharing))
+        controller.observe(RoundEnded(40, 0, 0, 0, (), 0.0, 0.030, 0.020))
         for drafted in (4, 12, 24, 40) * 5:
-            passed = 0.010 + 0.0003 * drafted
-            controller.observe(RoundEnded(0, drafted, 4, 2, (), 0.0005, passed + 0.010, passed, sharing))
+            passed = 0.010 + load * 0.0003 * drafted
+            controller.observe(RoundEnded(0, drafted, 4, 2, (), 0.0005, passed + 0.010, passed))
         return len(SssdDrafter().propose(text, controller.budget()).tokens)
 
-    sizes = [size(sharing) for sharing in (1, 4, 16, 64)]
+    sizes = [size(load) for load in (1, 4, 16, 64)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] >= 8 > sizes[-1] > 0, sizes
 
 

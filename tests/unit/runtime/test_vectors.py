@@ -70,8 +70,8 @@ def test_the_vectors_have_all_codes_and_events() -> None:
 def test_the_selected_side_changes_in_the_figures() -> None:
     """Both ways, and again after pauses."""
     cases = list(trace_files.read("figures/placements"))
-    turns = [sum(a[2][0] != b[2][0] for a, b in zip(case["told"], case["told"][1:], strict=False)) for case in cases]
-    trials = [told[2][1] for case in cases for told in case["told"]]
+    turns = [sum(a[1][0] != b[1][0] for a, b in zip(case["told"], case["told"][1:], strict=False)) for case in cases]
+    trials = [told[1][1] for case in cases for told in case["told"]]
     assert sum(turn >= 2 for turn in turns) >= 10 and 0.05 < sum(trials) / len(trials) < 0.95
 
 
