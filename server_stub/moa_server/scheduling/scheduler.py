@@ -168,7 +168,8 @@ class Scheduler:
         """Return how many rounds go into a step that no served sequence wants."""
         context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
         base = self._cost.seconds(1, context, context, 1)
-        return 1 + self._cost.fitting((ASIDE_STRETCH - 1) * base, context)
+        another = self._cost.seconds(2, 2 * context, 2 * context, 2) - base
+        return 1 + int((ASIDE_STRETCH - 1) * base / another) if another > 0 else len(rounds)
 
     def waiting_rounds(self) -> list[Job]:
         """Return the jobs of clients that await their next token, and have a source of drafts."""

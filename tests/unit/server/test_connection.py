@@ -16,7 +16,6 @@ from moa_server.edge.rate_limits import Budget
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd, ServerEnd
 from support.server.in_memory import (
-    PROMPT,
     SETTINGS,
     Served,
     asked,
@@ -91,18 +90,6 @@ async def begun(served: Served, most: int, row_encoding: int = wire.ROW_ENCODING
     await send(end, hello(row_encoding=row_encoding), asked(most))
     await receive(end)
     return end
-
-
-@with_served()
-async def test_a_verdict_tells_how_many_conversations_share_the_target(served: Served):
-    ends = []
-    for count in (1, 2, 3):
-        ends.append(await begun(served, 2))
-        assert (await verdict_of(ends[-1])).sharing == count == served.verifier.worker.serving
-    for count, end in zip((3, 2, 1), ends, strict=True):  # each answer ends
-        await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(PROMPT) + 1)))
-        verdict = await verdict_of(end)
-        assert verdict.finish and verdict.sharing == count
 
 
 async def streaming(served: Served, round_trip_us: int, row_encoding: int = wire.ROW_ENCODING_INT8) -> ClientEnd:
