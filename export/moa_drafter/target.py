@@ -178,13 +178,29 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
 
     Raises:
         TargetError: see :func:`resolve_target`; also a model that is no Llama-like causal model, damaged weights
-            (code ``damaged``), and tensors that are missing, superfluous or of another shape (``weights_differ``).
+            (code ``damaged``), tensors that are missing, superfluous or of another shape (``weights_differ``), and
+            quantised weights for which packages are missing (``quantised``).
     """
+    folder = resolve_target(name)
+    write_tensors(folder)
+    method = read_config(folder).get("quantization_config")
+    try:
+        return _load(folder, device, dtype)
+    except (TargetError, RuntimeError, ValueError) as error:  # the latter two if it cannot be moved to the device
+        if method is None:
+            raise
+        named = method.get("quant_method") if isinstance(method, dict) else None
+        raise TargetError(
+            f"the weights in {folder} are quantised ({named or 'in an unknown way'}) and cannot be loaded here "
+            f"({error}): take the model's original weights, or a GGUF file of it",
+            code="quantised",
+        ) from error
+
+
+def _load(folder: Path, device: str, dtype: torch.dtype | None) -> Target:
     quiet_transformers()
     from transformers import AutoTokenizer
 
-    folder = resolve_target(name)
-    write_tensors(folder)
     _supported_config(folder)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     model = _whole_model(folder, dtype=dtype)

@@ -96,11 +96,12 @@ def _check_tls(options: argparse.Namespace) -> tuple[Path, Path] | None:
 
 def _diagnose(settings: Settings, options: argparse.Namespace) -> None:
     with contextlib.closing(load_engine(options)) as engine:
-        from moa_server.doctor import facts, measure, report, table, this_machine
+        from moa_server.doctor import facts, measure, measure_drafting, report, table, this_machine
 
         machine = this_machine(options.threads)  # before the steps, whose memory is not the target's
-        timed = asyncio.run(measure(engine))
-        found = report(facts(engine.facts, options.max_connections, settings.max_sessions), machine, engine, timed)
+        timed, worth = asyncio.run(measure(engine)), asyncio.run(measure_drafting(engine))
+        known = facts(engine.facts, options.max_connections, settings.max_sessions)
+        found = report(known, machine, engine, timed, worth)
     print(json.dumps(found, indent=2) if options.json else table(found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 import shutil
@@ -29,8 +30,14 @@ DRAFTED, COMMITTED = 8, 3
 
 _CONTEXT, _SHORT_CONTEXT, _PREFILL, _SEQUENCES, _REPEATS = 512, 64, 256, 8, 5
 _TOKENS = (1, 4, 8, 16)
+#: Sessions and lengths of drafts whose steps show what drafting is worth, and the probability that a drafted token is
+#: right if those before it are.
+_CROWDS, _DRAFTS, LIKELY = (1, 2, 4, 8, 16, 32), (0, 1, 2, 4), 0.6
+_CROWD_REPEATS = 3
 #: Seconds that the driver may take to name the GPU.
 _GPU_SECONDS = 10
+#: Tokens that a sequence may take beside its context: blocks are reserved whole, and for what follows.
+_RESERVED = 256
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,36 @@ class StepTiming:
     tokens: int
     context: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class DraftingWorth:
+    """What drafting is worth to so many ``sessions`` in one step.
+
+    Attributes:
+        seconds: of a step with one token for each.
+        drafted_seconds: that each drafted token adds, if each session has one.
+        pays_from: probability from which that token brings more than the same time without drafts.
+        length: of the drafts that bring the most tokens a second, of those measured, if each token is right with
+            :data:`LIKELY`.
+        gain: tokens a second with these, as a multiple of those without drafts.
+    """
+
+    sessions: int
+    seconds: float
+    drafted_seconds: float
+    pays_from: float
+    length: int
+    gain: float
+
+    @classmethod
+    def of(cls, sessions: int, seconds: Mapping[int, float]) -> DraftingWorth:
+        """Find the draft with the most tokens a second, from measured ``seconds`` of a step by the length of drafts, 0
+        and 1 among them."""
+        more = max(0.0, seconds[1] - seconds[0])
+        rates = {length: sum(LIKELY**level for level in range(length + 1)) / took for length, took in seconds.items()}
+        best = max(rates, key=rates.__getitem__)
+        return cls(sessions, seconds[0], more / sessions, more / seconds[0], best, rates[best] / rates[0])
 
 
 @dataclass(frozen=True)
@@ -100,6 +137,29 @@ async def measure(engine: Engine) -> list[StepTiming]:
     return timed
 
 
+async def measure_drafting(engine: Engine) -> list[DraftingWorth]:
+    """Measure what drafting is worth by the number of sessions, as many as the caches and one step hold; the engine is
+    warm. Empty if it verifies no drafts."""
+    lengths = [length for length in _DRAFTS if length <= engine.capabilities.max_draft_tokens]
+    context = min(_SHORT_CONTEXT, engine.max_context - max(lengths))
+    if 1 not in lengths or context < 1:
+        return []
+    most = min(MOST_SEQUENCES, engine.cache_use[1] // (context + _RESERVED))
+    found = []
+    with TimedSteps(engine, StepCost()) as trial:
+        opened: list[int] = []
+        for count in (count for count in _CROWDS if count <= most):
+            while len(opened) < count:
+                opened.append(trial.open())
+                await trial.prefill(opened[-1], context)
+            best = dict.fromkeys(lengths, math.inf)
+            for _ in range(_CROWD_REPEATS):
+                for length in lengths:
+                    best[length] = min(best[length], await trial.verify(opened, length))
+            found.append(DraftingWorth.of(count, best))
+    return found
+
+
 def sessions(timed: Sequence[StepTiming], most: int) -> SessionCapacity:
     """Estimate from the measured steps how many sessions can run at once, at most ``most``.
 
@@ -136,7 +196,9 @@ def advice(facts: Facts, machine: Machine, able: SessionCapacity) -> list[str]:
     return said
 
 
-def report(facts: Facts, machine: Machine, engine: Engine, timed: Sequence[StepTiming]) -> dict[str, Any]:
+def report(
+    facts: Facts, machine: Machine, engine: Engine, timed: Sequence[StepTiming], worth: Sequence[DraftingWorth]
+) -> dict[str, Any]:
     """Return the report as a dictionary, for JSON."""
     able = sessions(timed, facts.max_sessions)
     assumed = {"least_tokens_per_second": LEAST_RATE, "drafted_tokens": DRAFTED, "committed_tokens": COMMITTED}
@@ -149,6 +211,7 @@ def report(facts: Facts, machine: Machine, engine: Engine, timed: Sequence[StepT
         **asdict(facts),
         "steps": [asdict(step) for step in timed],
         "sessions": {**asdict(able), **assumed},
+        "drafting": [asdict(each) for each in worth],
         "advice": advice(facts, machine, able),
     }
 
@@ -182,6 +245,15 @@ def table(found: Mapping[str, Any]) -> str:
         f"                with at least {rate};",
         f"                drafting: {drafts}; at most --max-sessions {found['max_sessions']}",
     ]
+    if found["drafting"]:
+        last = f"{f'draft at {LIKELY}':>14}{'gain':>7}"
+        lines += ["", f"{'sessions in a step':<20}{'ms':>8}{'ms a drafted token':>20}{'pays from':>11}{last}"]
+    for one in found["drafting"]:
+        drafted_ms = 1e3 * one["drafted_seconds"]
+        lines.append(
+            f"{one['sessions']:<20}{1e3 * one['seconds']:>8.1f}{drafted_ms:>20.2f}{one['pays_from']:>11.2f}"
+            f"{one['length']:>14}{one['gain']:>7.2f}"
+        )
     return "\n".join([*lines, *(f"advice          {text}" for text in found["advice"])])
 
 

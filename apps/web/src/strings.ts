@@ -106,7 +106,7 @@ export function figuresOf(statistics: Statistics, wordsAToken: number): string[]
     ["this device", statistics.drafted, statistics.accepted],
     ["the server", statistics.serverDrafted, statistics.serverAccepted],
   ] as const) {
-    if (drafted > 0) shown.push(`${accepted} of ${drafted} pieces of words drafted by ${who} were right`);
+    if (drafted > 0) shown.push(`${accepted} of ${drafted} pieces of words drafted by ${who} were used`);
   }
   if (rounds > 0) {
     const written = statistics.tokens - statistics.kept - statistics.fetched + statistics.takenBack;

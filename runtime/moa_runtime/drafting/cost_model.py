@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from moa_runtime.drafters.base import Budget, Prices
 from moa_runtime.drafting.events import Pushed, RoundEnded
 
@@ -114,16 +112,6 @@ class CostModel:
             self._judged = _DECAY * self._judged + min(outcome.accepted + 1, outcome.depth)
             self._first_right = _DECAY * self._first_right + (outcome.accepted > 0)
             self._firsts = _DECAY * self._firsts + 1
-
-    def sibling(self) -> CostModel:
-        """Return a controller for another conversation with the same model and target; it has their times."""
-        other = CostModel(self._nodes, self._levels, self._width)
-        other._step, other._timed = copy.copy(self._step), self._timed
-        if self._pass is not None:
-            other._pass = copy.copy(self._pass)
-            rounds = max(1.0, self._rounds)
-            other._tokens, other._seconds = self._tokens / rounds, self._seconds / rounds
-        return other
 
     def _passed(self, drafted: int, target_s: float) -> None:
         """Learn from a pass of the target over ``drafted`` tokens that took ``target_s``."""

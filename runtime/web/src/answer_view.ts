@@ -89,6 +89,7 @@ export class AnswerRecord {
         break;
       case "Drafted":
         statistics.draftSeconds += event.seconds;
+        statistics.drafted += event.unsolicited;
         break;
       case "RoundEnded":
       case "Pushed":
@@ -114,11 +115,11 @@ export class AnswerRecord {
     statistics.roundTrips.push(event.waitedS);
     statistics.waitSeconds += event.waitedS;
     statistics.serverDrafts = event.event === "Pushed";
-    if (statistics.serverDrafts) {
+    if (event.event === "Pushed" && !event.draftStamp) {
       statistics.serverDrafted += event.drafted;
       statistics.serverAccepted += event.accepted;
     } else {
-      statistics.drafted += event.drafted;
+      statistics.drafted += event.event === "RoundEnded" ? event.drafted : 0; // else counted when sent
       statistics.accepted += event.accepted;
     }
   }

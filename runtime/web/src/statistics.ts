@@ -6,7 +6,7 @@ export interface Statistics {
   rounds: number;
   /** Committed tokens. */
   tokens: number;
-  /** Drafted tokens that were sent. */
+  /** Tokens of the device's drafts that were sent, asked for or not. */
   drafted: number;
   /** Those of them that the target accepted. */
   accepted: number;

@@ -5,9 +5,10 @@ import { test } from "node:test";
 
 import { DrafterSelection } from "../src/drafting/drafter_selection.js";
 import type { Drafting } from "../src/drafting/settings.js";
+import { UnsolicitedDrafts, type Pace } from "../src/drafting/unsolicited.js";
 import { CostModel, GrowingTree, GumbelCoupling, NgramDrafter, NgramIndex, NgramMixture } from "../src/index.js";
 import { gumbel, likeliestPath } from "../src/index.js";
-import type { DraftToken, Pushed, RoundEnded, StoppingRule } from "../src/index.js";
+import type { DraftToken, DraftTree, Pushed, RoundEnded, StoppingRule } from "../src/index.js";
 import { mayContinue } from "../src/offline_stopping.js";
 import { budgetFrom, samplingOf, type Fields } from "./figure_inputs.js";
 import { alike, ours, plain, read, type Value } from "./vectors.js";
@@ -98,15 +99,27 @@ part("prices", (given) => {
 
 part("placements", (given) => {
   const selection = new DrafterSelection(given["drafting"] as Drafting, given["able"] as boolean);
-  selection.serverDrafts = given["server_drafts"] as boolean;
-  const told = (given["told"] as [boolean, [string, ...number[]], Value][]).map(([wanted, args]) => {
+  selection.takesDrafts = given["takes_drafts"] as boolean;
+  const told = (given["told"] as [[string, ...number[]], Value][]).map(([args]) => {
     const [name, ...figures] = args;
-    selection.draftsWanted = wanted;
     if (name === "trip") selection.noteRoundTrip(figures[0]!);
-    else if (name === "pushed") selection.pushed(figures[0]!, figures[1]!, figures[2]!);
-    else if (name === "tried") selection.shadowEnded(roundOf(figures));
+    else if (name === "pushed") selection.pushed(figures[0]!, figures[1]!, figures[2]!, Boolean(figures[3]));
+    else if (name === "drafted") selection.drafted(roundOf(figures));
     else selection.roundEnded(roundOf(figures), figures[0]! + 1);
-    return [wanted, args, [selection.atServer, selection.wantsShadowDraft, selection.roundS]];
+    return [args, [selection.atServer, selection.wantsDraft, selection.roundS, plain(selection.pace)]];
+  });
+  return { told };
+});
+
+part("unsolicited", (given) => {
+  const drafts = new UnsolicitedDrafts();
+  const told = (given["told"] as Fields[]).map(({ next, pace, text, tree, usual }) => {
+    const budget = drafts.budget(budgetFrom(usual!), ours<Pace>(pace!));
+    const drafted = tree as unknown as DraftTree;
+    const seconds = (given["step_s"] as number) * drafted.steps.length;
+    drafts.begin((next as number) - 1, drafted, seconds, budgetFrom(usual!));
+    const ended = drafts.decided(text as number[], given["interval_s"] as number, 0).map(({ event, ...round }) => plain(round));
+    return { usual: usual!, pace: pace!, tree: tree!, text: text!, budget: plain(budget), next: drafts.next, ended };
   });
   return { told };
 });
@@ -120,7 +133,7 @@ part("manners", (given) => {
 function roundOf([accepted, draftS, waitedS]: number[]): RoundEnded {
   const draft = { supplied: 0, drafted: 4, depth: 4, steps: [1, 1, 1, 1] };
   const times = { draftS: draftS!, waitedS: waitedS!, computeS: null };
-  return { event: "RoundEnded", ...draft, accepted: accepted!, ...times, sharing: 1 };
+  return { event: "RoundEnded", ...draft, accepted: accepted!, ...times };
 }
 
 function candidatesOf(said: Pair[]): DraftToken[] {

@@ -231,12 +231,16 @@ class TimedSteps:
         self._lengths[sequence] = length
         return seconds
 
-    async def verify(self, sequences: Sequence[int], drafted: int = 0) -> float:
-        """Run one token of each non-empty sequence, and a chain of ``drafted`` tokens after it; return the seconds."""
+    async def verify(self, sequences: Sequence[int], drafted: int = 0, *, rows: bool = True) -> float:
+        """Run one token of each non-empty sequence, and a chain of ``drafted`` tokens after it; return the seconds.
+
+        Args:
+            rows: whether memory rows are made, if the engine makes any.
+        """
         requests = []
         for sequence in sequences:
             length = self._lengths[sequence]
-            tokens, rows_from = self._tokens(sequence, length + drafted), self._rows_from(length - 1)
+            tokens, rows_from = self._tokens(sequence, length + drafted), self._rows_from(length - 1) if rows else None
             prefix, draft = tokens[:length], tokens[length:]
             requests.append(StepRequest(sequence, prefix, draft, chain(drafted), Sampling(), rows_from))
         return await self._timed(requests, drafted + 1)
@@ -268,8 +272,9 @@ class TimedSteps:
         return position if self._engine.fingerprints.drafter else None
 
 
-async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Run the first steps, which take longer than others, and teach ``cost`` the duration of later ones.
+async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Run the first steps, which take longer than others, and teach ``cost`` the duration of later ones; return the
+    seconds that memory rows add to a step.
 
     About half a second for the default target on two cores. An engine that schedules itself needs no StepCost.
 
@@ -277,7 +282,7 @@ async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = t
         WarmUpError: the engine failed on a step.
     """
     if engine.capabilities.schedules_itself:
-        return
+        return 0.0
     room = engine.max_context - _DRAFT
     piece = max(1, min(_PREFILL, room // 2))
     drafted = max(0, min(_DRAFT, engine.capabilities.max_draft_tokens, engine.max_context - 2 * piece))
@@ -290,3 +295,5 @@ async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = t
             for _ in range(2):
                 await trial.verify([sequence])
             await trial.verify([sequence], drafted)
+        seconds = {rows: min([await trial.verify([sequence], rows=rows) for _ in range(3)]) for rows in (True, False)}
+    return max(0.0, seconds[True] - seconds[False])

@@ -41,8 +41,11 @@ class Replica:
     async def __init__(self, options: argparse.Namespace) -> None:  # type: ignore[misc]  # Ray awaits it
         configure(options.log_format, options.log_level)
         engine, settings = load_engine(options), settings_of(options)
-        self._verifier = Verifier(engine, settings, drafts=server_drafts(engine, settings, options))
-        await warm_up(engine, self._verifier.worker.cost)
+        drafts = server_drafts(engine, settings, options)
+        self._verifier = Verifier(engine, settings, drafts=drafts)
+        rows_s = await warm_up(engine, self._verifier.worker.cost)
+        if drafts is not None:
+            drafts.cost.rows_s = rows_s
         # Exclude loaded objects from garbage collection: a full collection would take a second.
         gc.collect()
         gc.freeze()

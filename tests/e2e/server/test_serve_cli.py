@@ -181,7 +181,7 @@ def loading(options):
 async def warming(*args):
     Path(sys.argv[-1]).write_text('{"tokens": []}')
     os.kill(os.getpid(), signal.SIGHUP)
-    await warm_up(*args)
+    return await warm_up(*args)
 
 cli.load_engine, process.warm_up = loading, warming
 sys.exit(cli.main())

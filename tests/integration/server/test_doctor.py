@@ -9,7 +9,17 @@ import re
 import pytest
 
 from moa_server.cli import main
-from moa_server.doctor import Facts, Machine, SessionCapacity, StepTiming, advice, measure, sessions
+from moa_server.doctor import (
+    DraftingWorth,
+    Facts,
+    Machine,
+    SessionCapacity,
+    StepTiming,
+    advice,
+    measure,
+    measure_drafting,
+    sessions,
+)
 from moa_server.engine.base import Capabilities
 from moa_server.engine.load import warm_up
 from moa_server.scheduling.step_cost import StepCost
@@ -42,7 +52,7 @@ class Clocked(ToyEngine):
 @pytest.mark.parametrize(("a", "b"), [(0.04, 0.003), (0.004, 0.0001), (1.0, 0.2)])
 def test_warming_up_teaches_what_steps_take(a, b):
     engine, cost = Clocked(a, b), StepCost()
-    asyncio.run(warm_up(engine, cost, lambda: engine.now))
+    assert asyncio.run(warm_up(engine, cost, lambda: engine.now)) == pytest.approx(0, abs=1e-9)  # rows are free
     for tokens in (1, 16, 64):
         assert cost.seconds(tokens, tokens * 128, 128) == pytest.approx(a + b * tokens, rel=0.35)
     assert engine.sequences_open == 0
@@ -102,6 +112,24 @@ def test_steps_are_measured_and_leave_nothing(engine):
     assert {step.tokens for step in itself} == {1, 256} and sessions(itself, 64).streaming > 0  # without drafts
 
 
+@pytest.mark.parametrize(
+    ("engine", "most"),
+    [(ToyEngine(), 32), (ToyEngine(max_context=3), 0), (ToyEngine(capabilities=Capabilities(False, 0)), 0)],
+)
+def test_what_drafting_is_worth_is_measured_by_sessions(engine, most):
+    found = asyncio.run(measure_drafting(engine))
+    assert [each.sessions for each in found] == [count for count in (1, 2, 4, 8, 16, 32) if count <= most]
+    assert engine.sequences_open == 0
+
+
+def test_a_draft_is_worth_what_it_brings_for_its_time():
+    # 8 sessions: 1.6 tokens in 1.2 times the time, 1.96 in 1.5 times, 2.3056 in twice the time
+    worth = DraftingWorth.of(8, {0: 0.1, 1: 0.12, 2: 0.15, 4: 0.2})
+    assert (worth.length, worth.gain) == (1, pytest.approx(1.6 / 1.2))
+    assert (worth.drafted_seconds, worth.pays_from) == (pytest.approx(0.0025), pytest.approx(0.2))
+    assert DraftingWorth.of(8, {0: 0.1, 1: 0.17}).length == 0 and DraftingWorth.of(1, {0: 0.2, 1: 0.1}).pays_from == 0
+
+
 def test_advice():
     def given(facts=FACTS, machine=MACHINE, able=SessionCapacity(1, 1)):  # noqa: B008 (frozen)
         return advice(facts, machine, able)
@@ -126,7 +154,7 @@ def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
     assert found["sessions"]["streaming"] > 0 and len(found["steps"]) == 7
     assert main(options) == 0
     out = capsys.readouterr().out
-    assert "streaming" in out and "rounding" not in out
+    assert "streaming" in out and "rounding" not in out and "draft at 0.6" in out
     assert main([*options, "--dtype", "int8", "--accept-rounding"]) == 0
     assert re.search(r"^rounding +perplexity \d\.\d{3} times", capsys.readouterr().out, re.MULTILINE)
 

@@ -245,6 +245,25 @@ def test_a_target_of_other_tensors_is_refused(own_target, load, change, faults):
         load(str(own_target))
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+        {"quant_method": "never heard of"},
+        {"bits": 4},
+        "awq",
+    ],
+)
+def test_quantised_weights_are_one_sentence(own_target, method):
+    configure(own_target, {"quantization_config": method})
+    changed(own_target / "model.safetensors", without("layers.0.mlp.up_proj"))
+    with refused("quantised", TargetError):
+        load_target(str(own_target))
+
+
 @pytest.mark.parametrize("load", [load_target, target_facts])
 def test_tied_embeddings_lack_nothing(own_target, load):
     changed(own_target / "model.safetensors", lambda state: state.pop("lm_head.weight"))

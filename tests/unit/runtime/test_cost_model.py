@@ -96,18 +96,6 @@ def test_the_first_prompt_gives_the_first_prices() -> None:
     assert controllers[0].prices == plain
 
 
-def test_a_sibling_begins_with_the_known_times_and_learns_alone() -> None:
-    known = CostModel()
-    assert known.sibling().prices == CostModel().prices
-    hold(known, PLAIN, GOOD)
-    other = known.sibling()
-    before, theirs = known.prices, other.prices
-    assert (theirs.step, theirs.query, theirs.node) == pytest.approx((before.step, before.query, before.node))
-    assert theirs.follows == CostModel().prices.follows != before.follows
-    hold(other, TOKEN_HEAVY, GOOD)
-    assert known.prices == before and other.prices.node > before.node
-
-
 def test_a_step_that_reads_a_prompt_does_not_count() -> None:
     """The first draft of an answer takes half a second longer, because the device reads the question."""
     read, unread = CostModel(), CostModel()

@@ -33,6 +33,11 @@ export function tokenPrice(prices: Prices): number {
   return prices.step + prices.query + prices.node;
 }
 
+/** Return the prices with all costs multiplied by `factor`. */
+export function scaled({ follows, node, query, step }: Prices, factor: number): Prices {
+  return { step: factor * step, query: factor * query, node: factor * node, follows };
+}
+
 /** The largest draft that is allowed, and the cost of its parts. */
 export interface Budget {
   /** Tokens sent. */

@@ -24,12 +24,11 @@ const TRIES = 0.02;
 /**
  * Take each part of a draft that brings more tokens a second than the rounds so far.
  *
- * With `rate` the tokens a second of the rounds so far, a part that takes `t` seconds costs `rate * t` tokens; a sent token
- * also costs the tokens that the other sessions of the target would have got. Times are learned from drafts and verdicts.
+ * With `rate` the tokens a second of the rounds so far, a part that takes `t` seconds costs `rate * t` tokens. Times are
+ * learned from drafts and verdicts. Other sessions of the target need no price: the server verifies what pays for all.
  * The Python class of this name says more.
  */
 export class CostModel implements Controller {
-  private sharing = 1;
   private tokens = 0;
   private seconds = 0;
   private rounds = 0;
@@ -56,8 +55,7 @@ export class CostModel implements Controller {
   get prices(): Prices {
     const rate = this.seconds ? this.tokens / this.seconds : 0;
     const { level, slope } = this.step;
-    const node = this.sharing * rate * this.tokenS;
-    return { step: rate * level, query: rate * slope, node, follows: this.right / this.judged };
+    return { step: rate * level, query: rate * slope, node: rate * this.tokenS, follows: this.right / this.judged };
   }
 
   get tokenS(): number {
@@ -77,7 +75,6 @@ export class CostModel implements Controller {
   }
 
   observe(outcome: RoundEnded | Pushed): void {
-    this.sharing = outcome.sharing;
     if (outcome.event === "Pushed") {
       // With 0 s, verdicts have arrived together and say nothing.
       if (outcome.computeS) this.passed(outcome.drafted, outcome.computeS);

@@ -14,7 +14,7 @@ export interface Controller {
    * @param probability the drafter's own, that the draft in flight and these tokens are all accepted.
    */
   ahead(drafted: number, probability: number): boolean;
-  /** Learn from a round, from a shadow draft's hypothetical round, or from a pushed verdict. */
+  /** Learn from a round, from the hypothetical round of a draft that was not awaited, or from a pushed verdict. */
   observe(outcome: RoundEnded | Pushed): void;
   /** Seconds that each drafted token adds to the target's pass, as far as is known. */
   readonly tokenS: number;

@@ -11,6 +11,7 @@ import type { Draft } from "./events.js";
 import type { DraftInFlight } from "./in_flight.js";
 import { USUAL_CONDITIONS, type Conditions, type LoopSettings, type Offline } from "./settings.js";
 import type { Timeouts } from "./timeouts.js";
+import type { UnsolicitedDrafts } from "./unsolicited.js";
 
 /**
  * Tokens that the server may stream on its own, and after how many of them the credit is renewed. The answer to a renewal
@@ -39,6 +40,7 @@ export class DraftPolicy<D extends Drafter> {
     private readonly timeouts: Timeouts,
     private readonly inFlight: DraftInFlight,
     private readonly selection: DrafterSelection,
+    private readonly unsolicited: UnsolicitedDrafts,
   ) {
     this.offline = settings.offline;
   }
@@ -63,31 +65,29 @@ export class DraftPolicy<D extends Drafter> {
 
   /** Return whether the memory rows that the next draft needs are about to arrive. */
   rowsDue(now: number): boolean {
-    const needed = this.drafter?.needsRows ?? false;
-    return needed && this.roundDue && this.session.rowsComing > 0 && this.timeouts.rowsMayCome(now);
+    const needed = this.drafter?.needsRows && (this.roundDue || this.unsolicitedDue);
+    return needed === true && this.session.rowsComing > 0 && this.timeouts.rowsMayCome(now);
   }
 
-  /** Whether the device may make a draft that is not sent, while the server streams. */
-  get shadowDue(): boolean {
+  /** Whether the device drafts while the server streams. */
+  get unsolicitedDue(): boolean {
+    const { session } = this;
     const { background, lowPower, metered } = this.conditions;
     const idle = !(background || lowPower || metered || this.alone);
-    return idle && this.session.serverMayPush && !this.session.tentative.length && this.selection.wantsShadowDraft;
+    return idle && session.state === "streaming" && !session.tentative.length && this.selection.wantsDraft;
   }
 
   /**
-   * Return the draft to make without sending it, if one is due: one token after the newest memory row, as in a round. Rows
-   * arrive after the text, and what a drafter expects without them says nothing of rounds; nor does a draft of the user's
-   * own text.
-   *
-   * @param earliest tokens of the shortest prefix that may be drafted after.
+   * Return the draft to make while the server streams, if one is due. It follows the committed text, each length of it once.
+   * The user's own text is not drafted.
    */
-  shadowDraft(earliest: number): Draft<D> | undefined {
-    const { drafter, session } = this;
-    if (!drafter || !this.shadowDue || !this.hasSource) return undefined;
-    const prefix = drafter.needsRows ? session.tokens.slice(0, session.rows + 1) : session.tokens;
-    if (prefix.length < Math.max(earliest, session.answerStart)) return undefined;
-    const { sampling } = session;
-    return { todo: "draft", by: drafter, prefix, budget: this.roundBudget, origin: "drafted", sampling };
+  unsolicitedDraft(): Draft<D> | undefined {
+    const { drafter, session, unsolicited } = this;
+    if (!drafter || !this.unsolicitedDue || !this.hasSource) return undefined;
+    if (session.committed.length < Math.max(unsolicited.next, session.answerStart)) return undefined;
+    const budget = unsolicited.budget(this.roundBudget, this.selection.pace);
+    const prefix = [...session.committed];
+    return { todo: "draft", by: drafter, prefix, budget, origin: "drafted", sampling: session.sampling };
   }
 
   /** Return what to draft now, if anything. */
@@ -151,7 +151,7 @@ export class DraftPolicy<D extends Drafter> {
   }
 
   /** The budget of a whole round's draft. */
-  private get roundBudget(): Budget {
+  get roundBudget(): Budget {
     return clipBudget(this.controller.budget(), this.session.limits, this.session.room, this.conditions);
   }
 

@@ -1,85 +1,75 @@
-/** Choose which side drafts: the device, or the server, which then streams its answer on its own. */
+/** Selection of the drafting side: the server, which streams, or the device, for whose drafts the server then waits. */
 
 import type { RoundEnded } from "./events.js";
 import type { Drafting } from "./settings.js";
+import type { Pace } from "./unsolicited.js";
 
-/** Decay of the moving averages, a verdict. Tokens vary from draft to draft; seconds follow link and load. */
+/** Decay of the moving averages per verdict. Tokens vary from draft to draft; seconds follow link and load. */
 const SLOW_DECAY = 0.96;
 const FAST_DECAY = 0.9;
-const BETTER = 1.05; // switch only if the other side is this many times as fast
-const WANTED = 1.2; // weight of the device's tokens while a busy server asks the device to draft
-const FAR = 1.6; // a device this many times as fast need not check what the server can do now
-const ENOUGH = 6; // verdicts after which a rate is known
-/**
- * Shadow drafts before the first judgement, and at most. A judgement needs a margin of `DOUBT / number` to switch and `HOPE`
- * times that to give up: the first drafts still have a shape that is being learned.
- */
-const FEW_SHADOWS = 2;
-const MOST_SHADOWS = 24;
+/** Switch only if the other side is this many times as fast, and by `DOUBT / rounds` more after few rounds. */
+const BETTER = 1.05;
 const DOUBT = 0.7;
-const HOPE = 3;
-/** Assumed of a device that has not drafted yet. */
-const HOPED_TOKENS = 2;
-const HOPED_DRAFT_S = 0.01;
-const MOST_TOKENS = 6; // a round, at the most that may be hoped for
-/** Tokens until the other side is considered again; doubled each time that it was not faster. */
+const SHARED = 1.1;
+const DRIFT = 0.02;
+const UNUSED = 16; // drafts in vain, one after the other, after which the device pauses
+/** Tokens until the other side, or unsolicited drafts, are considered again; doubled each time that it was in vain. */
 const FIRST_PAUSE = 64;
 const LONGEST_PAUSE = 2048;
-/** Reconsider at once if round trip or verdicts take this many times as long as before, or that part of it. */
-const CHANGED = 1.6;
 const LEAST_S = 1e-6;
 
 /**
- * Compare the tokens a second of device and server at the present round trip. The server's rate is measured while it
- * streams, the device's while it drafts, or by shadow drafts that are never sent. The Python class of this name gives the
- * reasons.
+ * Compare the tokens a second of streaming and of rounds at the present round trip. While the server streams, each draft of
+ * the device shows the round that it would have made. The Python class of this name gives the reasons.
  */
 export class DrafterSelection {
-  /** Whether the server is busy and asks the device to draft. */
-  draftsWanted = false;
-  /** Whether the server drafts while it streams, so that its rate may become better. */
-  serverDrafts = false;
+  /** Whether the server takes unsolicited drafts. */
+  takesDrafts = false;
   private readonly drafting: Drafting;
   private server: boolean;
   private roundTripS: number | undefined;
-  // A verdict of the server: its tokens, its seconds, and its seconds without the server's own draft.
+  // A verdict of the server: its tokens, its seconds, and its seconds without drafts.
   private pushedTokens = new MovingMean(SLOW_DECAY);
-  private readonly pushedS = new MovingMean(FAST_DECAY);
-  private readonly ownS = new MovingMean(FAST_DECAY);
-  // A round of the device, real or shadow: its tokens, the seconds of its draft, and the server's part.
+  private pushedS = new MovingMean();
+  private ownS = new MovingMean();
+  // A round of the device, real or hypothetical: its tokens, the seconds of its draft, and the server's part.
   private readonly taken = new MovingMean(SLOW_DECAY);
-  private readonly draftS = new MovingMean(FAST_DECAY);
-  private partS = new MovingMean(FAST_DECAY);
-  private shadows = 0; // since the device was last considered
-  private serverPartS: number | undefined; // of the device's first rounds since it began to draft
-  private since = 0; // verdicts since the last switch
-  private pause = FIRST_PAUSE; // tokens until the device is considered again
-  private waits = 0;
-  private look = FIRST_PAUSE; // tokens until the server is considered again
-  private stays = 0;
-  private leftRate: number | undefined; // the device's tokens a second, while the server shows its own
-  private judged: { roundTripS: number; pushedS: number } | undefined; // at the last judgement
+  private readonly draftS = new MovingMean();
+  private partS = new MovingMean();
+  private rounds = 0; // since the last switch, real or hypothetical
+  private expectedPartS = 0; // when the device began
+  private vain = 0; // drafts since one was used
+  private readonly roundsPause = new Pause();
+  private draftsPause = new Pause();
 
   /**
-   * @param drafting `auto`, or the side that drafts in any case.
-   * @param able whether the device can draft at all.
+   * @param drafting `auto`, or the side that always drafts.
+   * @param able whether the device can draft.
    */
   constructor(drafting: Drafting, able: boolean) {
     this.drafting = able || drafting === "device" ? drafting : "server";
     this.server = this.drafting !== "device";
   }
 
-  /** Whether the server shall draft. */
+  /** Whether the server shall stream. */
   get atServer(): boolean {
     return this.server;
   }
 
-  /** Whether the device shall make a draft that is not sent. */
-  get wantsShadowDraft(): boolean {
-    const known = this.since >= 2 && this.roundTripS !== undefined;
-    if (!this.server || this.drafting !== "auto" || !known || this.leftRate !== undefined) return false;
-    if (this.waits && !this.changed) return false;
-    return MOST_TOKENS / Math.max(LEAST_S, this.roundS) > BETTER * this.serverRate;
+  /** Whether the device shall draft while the server streams. */
+  get wantsDraft(): boolean {
+    const served = this.takesDrafts || !this.roundsPause.left;
+    return this.server && this.drafting === "auto" && served && this.pushedTokens.known && !this.draftsPause.left;
+  }
+
+  /** The pace of streaming. */
+  get pace(): Pace {
+    return { tokens: this.pushedTokens.value, intervalS: this.pushedS.value, roundTripS: this.roundTripS ?? 0 };
+  }
+
+  /** Seconds that a round without a draft is expected to take while the server streams. */
+  get roundS(): number {
+    return (this.roundTripS ?? 0) + this.ownS.value;
   }
 
   /** Note a measured round trip, without the time that the server held the frame; return the present estimate. */
@@ -90,127 +80,108 @@ export class DrafterSelection {
     return this.roundTripS;
   }
 
-  /** Seconds that a round without a draft is expected to take while the server drafts. */
-  get roundS(): number {
-    return (this.roundTripS ?? 0) + this.ownS.value;
-  }
-
   /**
    * Note a pushed verdict.
    *
    * @param tokens its committed tokens.
    * @param seconds since the verdict before.
-   * @param sparedS seconds of it that the server spent on its own draft.
+   * @param sparedS seconds of it that drafts took.
+   * @param used whether tokens of an unsolicited draft were accepted.
    */
-  pushed(tokens: number, seconds: number, sparedS: number): void {
+  pushed(tokens: number, seconds: number, sparedS: number, used: boolean): void {
     this.pushedTokens.add(tokens);
     this.pushedS.add(seconds);
     this.ownS.add(Math.max(0, seconds - sparedS));
-    this.waits = Math.max(0, this.waits - tokens);
-    this.since++;
-    if (this.promises) {
-      this.switchToDevice();
-    } else if (this.leftRate !== undefined && this.since >= ENOUGH) {
-      const left = this.leftRate;
-      this.leftRate = undefined;
-      if (left * BETTER > this.serverRate) this.switchToDevice();
+    this.roundsPause.passBy(tokens);
+    this.draftsPause.passBy(tokens);
+    if (used) {
+      this.vain = 0;
+      this.draftsPause = new Pause();
     }
   }
 
-  /** Note the hypothetical round of a shadow draft. */
-  shadowEnded(outcome: RoundEnded): void {
-    if (this.roundTripS === undefined) return;
-    this.shadows++;
+  /** Note the round that a draft would have made while the server streams. */
+  drafted(outcome: RoundEnded): void {
+    this.vain++;
+    if (this.vain >= UNUSED) {
+      this.vain = 0;
+      this.draftsPause.begin();
+    }
+    if (this.roundTripS === undefined || !this.server) return;
     this.addRound(outcome, outcome.accepted + 1, this.roundTripS);
-    if (this.shadows < FEW_SHADOWS) return;
-    const ratio = this.deviceRate(this.roundTripS + this.partS.value) / Math.max(LEAST_S, this.serverRate);
-    const doubt = DOUBT / this.shadows;
-    if (ratio > BETTER + doubt) this.switchToDevice();
-    else if (ratio < 1 - HOPE * doubt || this.shadows >= MOST_SHADOWS) this.pauseDevice();
-    else return;
-    this.judged = { roundTripS: this.roundTripS, pushedS: this.pushedS.value };
-    this.shadows = 0;
-    this.partS = new MovingMean(FAST_DECAY);
+    if (this.drafting !== "auto" || this.roundsPause.left || this.rounds < 2) return;
+    if (this.roundRate(this.roundTripS) > this.margin * this.streamingRate) {
+      this.switchTo(false);
+      this.roundsPause.begin();
+    }
   }
 
   /** Note a round of the device that committed `tokens`. */
   roundEnded(outcome: RoundEnded, tokens: number): void {
-    if (outcome.supplied || this.roundTripS === undefined) return;
+    if (outcome.supplied || this.roundTripS === undefined || this.server) return;
     this.addRound(outcome, tokens, this.roundTripS);
-    this.since++;
-    this.stays = Math.max(0, this.stays - tokens);
-    if (this.drafting !== "auto" || this.server || this.since < ENOUGH || !this.pushedTokens.known) return;
+    this.roundsPause.passBy(tokens);
+    if (this.drafting !== "auto" || !this.pushedTokens.known) return;
     const partS = Math.max(LEAST_S, this.partS.value);
-    this.serverPartS ??= partS;
-    // On its own it commits at least one token in the time of each such part.
-    const server = Math.max(1, this.serverRate * this.serverPartS) / partS;
-    const device = this.deviceRate(this.roundTripS + partS);
-    if (server > BETTER * device) {
+    const longer = partS / Math.max(LEAST_S, this.expectedPartS);
+    this.expectedPartS += DRIFT * (this.partS.value - this.expectedPartS);
+    // On its own the server commits at least one token in the time of each such part.
+    const streaming = Math.max(1 / partS, this.streamingRate / longer);
+    if (streaming > this.margin * this.roundRate(this.roundTripS) || longer > SHARED * this.margin) {
       this.switchTo(true);
-      this.pauseDevice();
-    } else if (!this.stays && device < FAR * server && this.serverDrafts) {
-      this.switchTo(true); // for a moment, to measure its present rate
+      this.roundsPause.begin();
+    } else if (!this.roundsPause.left) {
+      this.switchTo(true);
       this.pushedTokens = new MovingMean(SLOW_DECAY);
-      this.leftRate = device;
+      this.pushedS = new MovingMean();
+      this.ownS = new MovingMean();
     }
   }
 
-  /** Whether a device that has not drafted yet is likely to be faster than a server that does not draft. */
-  private get promises(): boolean {
-    if (!this.wantsShadowDraft || this.serverDrafts || this.taken.known) return false;
-    return HOPED_TOKENS / (HOPED_DRAFT_S + this.roundS) > BETTER * this.serverRate;
+  /** Lead that the other side needs. */
+  private get margin(): number {
+    return BETTER + DOUBT / this.rounds;
+  }
+
+  /** Return the tokens a second of rounds. */
+  private roundRate(roundTripS: number): number {
+    return this.taken.value / Math.max(LEAST_S, this.draftS.value + roundTripS + this.partS.value);
+  }
+
+  /** Tokens a second while the server streams. */
+  private get streamingRate(): number {
+    return this.pushedTokens.value / Math.max(LEAST_S, this.pushedS.value);
   }
 
   private addRound(outcome: RoundEnded, tokens: number, roundTripS: number): void {
+    this.rounds++;
     this.taken.add(tokens);
     this.draftS.add(outcome.draftS);
     this.partS.add(Math.max(0, outcome.waitedS - roundTripS));
   }
 
-  /**
-   * Return the device's tokens a second, weighted if the server asks for drafts.
-   *
-   * @param roundS seconds of a round without its draft.
-   */
-  private deviceRate(roundS: number): number {
-    const worth = this.draftsWanted ? WANTED : 1;
-    return (worth * this.taken.value) / Math.max(LEAST_S, this.draftS.value + roundS);
-  }
-
-  /** Tokens a second while the server streams. */
-  private get serverRate(): number {
-    return this.pushedTokens.value / Math.max(LEAST_S, this.pushedS.value);
-  }
-
-  /** Whether round trip or verdicts take much more or less than at the last judgement. */
-  private get changed(): boolean {
-    const { judged } = this;
-    if (judged === undefined) return false;
-    const other = (now: number, old: number): boolean => {
-      const ratio = now / Math.max(LEAST_S, old);
-      return !(1 / CHANGED < ratio && ratio < CHANGED);
-    };
-    return other(this.roundTripS ?? 0, judged.roundTripS) || other(this.pushedS.value, judged.pushedS);
-  }
-
   private switchTo(server: boolean): void {
     this.server = server;
-    this.since = 0;
-    this.serverPartS = undefined;
-    this.partS = new MovingMean(FAST_DECAY);
+    this.rounds = 0;
+    this.expectedPartS = this.partS.value;
+    this.partS = new MovingMean();
+  }
+}
+
+/** A pause that is counted in tokens, and becomes longer each time. */
+class Pause {
+  /** Tokens until it ends. */
+  left = 0;
+  private next = FIRST_PAUSE;
+
+  begin(): void {
+    this.left = this.next;
+    this.next = Math.min(2 * this.next, LONGEST_PAUSE);
   }
 
-  /** Let the device draft; the server is measured again after a while. */
-  private switchToDevice(): void {
-    this.switchTo(false);
-    this.stays = this.look;
-    this.look = Math.min(2 * this.look, LONGEST_PAUSE);
-  }
-
-  /** Do not consider the device for a while. */
-  private pauseDevice(): void {
-    this.waits = this.pause;
-    this.pause = Math.min(2 * this.pause, LONGEST_PAUSE);
+  /** Note committed tokens. */
+  passBy(tokens: number): void {
+    this.left = Math.max(0, this.left - tokens);
   }
 }
 
@@ -220,7 +191,7 @@ class MovingMean {
   private sum = 0;
 
   /** @param decay weight of a figure by that of the next one. */
-  constructor(private readonly decay: number) {}
+  constructor(private readonly decay = FAST_DECAY) {}
 
   get known(): boolean {
     return this.count > 0;

@@ -29,6 +29,8 @@ export interface Wait {
 export interface Drafted {
   readonly event: "Drafted";
   readonly seconds: number;
+  /** Tokens that were sent without being asked for, while the server streams. */
+  readonly unsolicited: number;
 }
 
 /** A frame was answered. */
@@ -48,16 +50,14 @@ export interface RoundEnded {
   readonly draftS: number;
   /** Seconds from sending to the verdict. */
   readonly waitedS: number;
-  /** Seconds of the target's pass, as the server reports them; null for a shadow draft. */
+  /** Seconds of the target's pass, as the server reports them; null if the draft was not awaited. */
   readonly computeS: number | null;
-  /** Sessions that share the target, this one included. */
-  readonly sharing: number;
 }
 
 /** A verdict arrived while the server streamed on its own. */
 export interface Pushed {
   readonly event: "Pushed";
-  /** Tokens that the server drafted. */
+  /** Drafted tokens that the server verified. */
   readonly drafted: number;
   /** Those of them that the target chose. */
   readonly accepted: number;
@@ -65,8 +65,8 @@ export interface Pushed {
   readonly waitedS: number;
   /** Seconds of the target's pass, as the server reports them. */
   readonly computeS: number;
-  /** As in `RoundEnded`. */
-  readonly sharing: number;
+  /** Stamp of the unsolicited draft that was verified; 0 for the server's own draft, or none. */
+  readonly draftStamp: number;
 }
 
 /** An established connection is gone. */

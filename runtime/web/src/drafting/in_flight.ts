@@ -58,7 +58,7 @@ export class DraftInFlight {
 
   /** Return the round that `verdict` ended, `waitedS` seconds after its draft was sent. */
   ended(verdict: Decided, waitedS: number): RoundEnded {
-    const { supplied, drafted, computeS, sharing } = verdict;
+    const { supplied, drafted, computeS } = verdict;
     const outcome: RoundEnded = {
       event: "RoundEnded",
       supplied,
@@ -69,7 +69,6 @@ export class DraftInFlight {
       draftS: drafted ? this.draftS : 0,
       waitedS,
       computeS,
-      sharing,
     };
     this.steps = [];
     this.draftS = 0;

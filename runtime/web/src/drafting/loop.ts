@@ -8,7 +8,7 @@
  * | `draft_controllers` | the shape of the next draft | the session, the link |
  * | `cost_model` | seconds of each part of a draft | which side drafts |
  * | `drafter_selection` | tokens a second of device and server | shapes of drafts |
- * | `shadow_draft` | a draft that is not sent, beside the server's text | prices |
+ * | `unsolicited` | drafts made while the server streams, beside its text | which side drafts |
  * | `in_flight` | the draft that is in flight | time |
  * | `timeouts` | when a verdict is late and a link is down | what is drafted |
  */
@@ -16,7 +16,7 @@
 import { RowsMismatchError, type Drafter } from "../drafters/base.js";
 import type { LinkChanged, PauseReason } from "../events.js";
 import type { ClientSession } from "../session/client.js";
-import type { Decided, Echoed, Faulted, Origin, Policy, RowsReceived, Welcomed } from "../session/events.js";
+import type { Decided, Echoed, Faulted, Origin, Policy, RowsReceived } from "../session/events.js";
 import type { Sampling } from "../session/sampling.js";
 import { NOTHING, depthOf, prependChain, type DraftTree } from "../session/tree.js";
 import type { Controller } from "./draft_controllers.js";
@@ -25,8 +25,8 @@ import { DrafterSelection } from "./drafter_selection.js";
 import type { Draft, LoopEvent, Pushed, RoundEnded, Wait } from "./events.js";
 import { DraftInFlight } from "./in_flight.js";
 import { USUAL_SETTINGS, type Conditions, type LoopSettings, type Offline } from "./settings.js";
-import { ShadowDraft } from "./shadow_draft.js";
 import { Timeouts, type Alarm } from "./timeouts.js";
+import { UnsolicitedDrafts } from "./unsolicited.js";
 
 export interface AskOptions {
   readonly whileAway?: boolean;
@@ -45,7 +45,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
   private readonly timeouts: Timeouts;
   private readonly inFlight: DraftInFlight;
   private readonly selection: DrafterSelection;
-  private readonly shadow = new ShadowDraft();
+  private readonly unsolicited = new UnsolicitedDrafts();
   private readonly draftPolicy: DraftPolicy<D>;
   private readonly listeners: ((event: LoopEvent) => void)[] = [];
   private lastLink: LinkChanged = { event: "LinkChanged", status: "offline", detail: "", retryInS: null };
@@ -65,7 +65,8 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     const timeouts = (this.timeouts = new Timeouts(settings));
     const inFlight = (this.inFlight = new DraftInFlight(session.tentative.length));
     const selection = (this.selection = new DrafterSelection(settings.drafting, drafter !== undefined));
-    this.draftPolicy = new DraftPolicy(session, drafter, writer, controller, settings, timeouts, inFlight, selection);
+    const parts = [timeouts, inFlight, selection, this.unsolicited] as const;
+    this.draftPolicy = new DraftPolicy(session, drafter, writer, controller, settings, ...parts);
   }
 
   // -- what an application may read and set at any time ----------------------------------------
@@ -219,7 +220,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
       if (fault) events.push(fault);
     }
     for (const event of events) {
-      if (event.event === "Welcomed") this.takeWelcome(event);
+      if (event.event === "Welcomed") this.takeWelcome();
       else if (event.event === "Decided") this.takeVerdict(event, now);
       else if (event.event === "Echoed") this.takeEcho(event, now);
       else if (event.event === "Faulted") this.takeFault(event, now);
@@ -249,8 +250,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     this.tell(...this.session.resume());
     this.selectDrafter();
     if (!this.draftPolicy.rowsDue(now)) {
-      const draft =
-        this.draftPolicy.draft() ?? (this.shadow.pending ? undefined : this.draftPolicy.shadowDraft(this.shadow.next));
+      const draft = this.draftPolicy.draft() ?? this.draftPolicy.unsolicitedDraft();
       if (draft) return draft;
       if (this.draftPolicy.roundDue) this.send(NOTHING);
     }
@@ -270,8 +270,11 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     }
     const { session } = this;
     const start = draft.prefix.length;
-    if (this.draftPolicy.shadowDue) {
-      this.shadow.begin(start, tree, seconds);
+    if (this.draftPolicy.unsolicitedDue) {
+      this.unsolicited.begin(start, tree, seconds, this.draftPolicy.roundBudget);
+      const sends = tree.tokens.length > 0 && session.maySendUnsolicited;
+      if (sends) session.sendUnsolicited(tree, start);
+      this.tell({ event: "Drafted", seconds, unsolicited: sends ? tree.tokens.length : 0 });
       return;
     }
     const extension = this.inFlight.drafted(start, tree);
@@ -288,14 +291,14 @@ export class DraftingLoop<D extends Drafter = Drafter> {
       session.extend(extension, draft.origin);
     }
     if (extension.length) this.paused = undefined;
-    this.tell({ event: "Drafted", seconds });
+    this.tell({ event: "Drafted", seconds, unsolicited: 0 });
   }
 
   // -- frames of the server --------------------------------------------------------------------
 
-  private takeWelcome(welcome: Welcomed): void {
+  private takeWelcome(): void {
     this.timeouts.up();
-    this.selection.serverDrafts = welcome.drafts;
+    this.selection.takesDrafts = this.session.takesUnsolicited;
     this.inFlight.resume(this.session.tentative.length);
     this.setLink("online");
   }
@@ -343,7 +346,6 @@ export class DraftingLoop<D extends Drafter = Drafter> {
    */
   private recordOutcome(verdict: Decided, waitedS: number): Pushed | RoundEnded | undefined {
     const { inFlight, selection } = this;
-    selection.draftsWanted = verdict.draftsWanted;
     if (verdict.cause === "pushed") return this.recordPushed(verdict, waitedS);
     const outcome = inFlight.ended(verdict, waitedS);
     const asked = verdict.cause === "asked";
@@ -358,14 +360,14 @@ export class DraftingLoop<D extends Drafter = Drafter> {
 
   private recordPushed(verdict: Decided, waitedS: number): Pushed {
     const { controller, selection } = this;
-    const { accepted, computeS, drafted, sharing } = verdict;
-    const pushed: Pushed = { event: "Pushed", drafted, accepted, waitedS, computeS, sharing };
+    const { accepted, computeS, draftStamp, drafted } = verdict;
+    const pushed: Pushed = { event: "Pushed", drafted, accepted, waitedS, computeS, draftStamp };
     controller.observe(pushed);
-    selection.pushed(accepted + 1, waitedS, verdict.draftS + controller.tokenS * drafted);
-    const outcome = this.shadow.compare(this.session.committed, selection.roundS, controller.tokenS, sharing);
-    if (outcome) {
+    const sparedS = verdict.draftS + controller.tokenS * drafted;
+    selection.pushed(accepted + 1, waitedS, sparedS, draftStamp > 0 && accepted > 0);
+    for (const outcome of this.unsolicited.decided(this.session.committed, selection.roundS, controller.tokenS)) {
       controller.observe(outcome);
-      selection.shadowEnded(outcome);
+      selection.drafted(outcome);
     }
     return pushed;
   }
@@ -378,7 +380,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     } else if (alarm === "resend") {
       this.resend();
     } else if (this.session.declareOffline(this.inFlight.sentPath)) {
-      this.tell({ event: "Drafted", seconds: 0 });
+      this.tell({ event: "Drafted", seconds: 0, unsolicited: 0 });
     }
   }
 
@@ -415,7 +417,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
 
   private forgetRows(length: number): void {
     this.drafter?.truncateRows(length);
-    this.shadow.forget();
+    this.unsolicited.forget();
     this.draftPolicy.exhausted = undefined;
   }
 
