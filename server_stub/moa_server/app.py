@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from moa_server.engine.base import Engine
 from moa_server.engine.baseline import PlainDecoding
 from moa_server.logging import add_log_fields, log_fields, log_unexpected
 from moa_server.metrics import Metrics
+from moa_server.scheduling.step_drafts import prepare_drafts
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError
 from moa_server.scheduling.worker import Worker
 from moa_server.sessions import BackgroundAnswers, SessionStore
@@ -78,7 +80,8 @@ class Verifier:
     ) -> None:
         self.settings, self.engine, self.timeline, self.drafts, self.clock = settings, engine, timeline, drafts, clock
         self.metrics = Metrics()
-        self.worker = Worker(engine, self.metrics, settings.step_tokens, clock)
+        prepare = None if drafts is None else partial(prepare_drafts, drafts)
+        self.worker = Worker(engine, self.metrics, settings.step_tokens, prepare, clock)
         self.authenticator = Authenticator(settings.token, settings.token_file, clock)
         self.background_answers = BackgroundAnswers(self)
         self.store = SessionStore(self)
@@ -155,6 +158,8 @@ class Verifier:
                 "sessions": len(self.store),
                 "forwards": self.engine.forwards,
                 "uptime_s": round(self.clock() - self._began, 3),
+                "step_cost": self.worker.step_cost(),
+                "acceptance": self.metrics.acceptance.message(),
             }
         )
 

@@ -20,8 +20,9 @@ from moa_server.auth import Bearer
 from moa_server.edge.connection_limits import ALL_BUSY, FULL_KEY
 from moa_server.edge.rate_limits import Kind
 from moa_server.logging import add_log_fields, log_unexpected
+from moa_server.scheduling.step_drafts import MOST_US
 from moa_server.scheduling.verify_job import GivenUpError
-from moa_server.sessions import MOST_US, Conversation, OlderConnectionError, SessionWork, busy
+from moa_server.sessions import Conversation, OlderConnectionError, SessionWork, busy
 from moa_server.settings import Settings
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +14,7 @@ from moa_server.scheduling.scheduler import Step
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_BINS = 20  # of probabilities
 
 
 class _Watched(Collector):
@@ -26,6 +28,27 @@ class _Watched(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._family(self._name, self._text, value=self._value())
+
+
+class Acceptance:
+    """Drafted tokens of all rounds so far, by the calibrated probability that a token and all before it are right: in
+    20 bins of 0.05, those that were offered when the step was planned, that were verified, and that were accepted."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._bins: dict[str, list[int]] = {kind: [0] * _BINS for kind in ("offered", "verified", "accepted")}
+
+    def add(self, paths: Sequence[float], verified: Iterable[int], path: Iterable[int]) -> None:
+        """Count a round: the probabilities of its draft, and the indices that were verified and accepted."""
+        self._rounds += 1
+        bins = [min(int(_BINS * probability), _BINS - 1) for probability in paths]
+        for kind, indices in (("offered", range(len(paths))), ("verified", verified), ("accepted", path)):
+            for index in indices:
+                self._bins[kind][bins[index]] += 1
+
+    def message(self) -> dict[str, Any]:
+        """Return all counts."""
+        return {"rounds": self._rounds, **self._bins}
 
 
 class Metrics:
@@ -49,6 +72,7 @@ class Metrics:
         self._took = histogram("moa_step_seconds", "Seconds that a step takes.", _SECONDS)
         self._queued = histogram("moa_queue_seconds", "Seconds from a frame to its first step.", _SECONDS)
         self._tau = histogram("moa_round_tokens", "Tokens that a round commits; sum by count is tau.", _COUNTS)
+        self.acceptance = Acceptance()
         # Make the counters visible before the first event.
         for kind in ("prefill", "verified", "accepted", "committed"):
             self._tokens.labels(kind)

@@ -11,22 +11,18 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from moa_runtime.session.handshake import fault
 from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
-from moa_server.drafting.own_draft import OwnDraft
-from moa_server.drafting.server_drafting import Round
 from moa_server.edge.rate_limits import Budgets, Kind
 from moa_server.engine.base import new_sequence
 from moa_server.logging import log_unexpected
+from moa_server.scheduling.step_drafts import Calibrations, StepDrafts, take_rows
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
 from moa_server.settings import Settings
 
@@ -34,9 +30,6 @@ if TYPE_CHECKING:
     from moa_server.app import Verifier
 
 _log = logging.getLogger(__name__)
-
-#: Most microseconds that a message can tell.
-MOST_US = (1 << 32) - 1
 
 
 class OlderConnectionError(Exception):
@@ -52,6 +45,7 @@ class Conversation:
     bearer: Bearer  # of its newest connection; the conversation belongs to its name, and is forgotten with its token
     session: ServerSession
     sequence: int  # the engine's number of it
+    calibrations: Calibrations = field(default_factory=Calibrations)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held from taking a frame to its verdict
     taken_over: asyncio.Event | None = None  # of its connection, None without one; set when another one took over
     connections: int = 0  # number of connections so far
@@ -74,15 +68,6 @@ class SessionStore:
     def connected(self) -> int:
         """Conversations that have a connection."""
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
-
-    def asks(self, conversation: Conversation) -> bool:
-        """Whether its client is to be asked to draft, if it can: see :func:`asked_to_draft`."""
-        others = [c for c in self._conversations.values() if c.taken_over is not None and c.session.runs]
-        if len(others) <= self._settings.ask_from or not conversation.session.client_takes_rows:
-            return False
-        able = [c for c in others if c.session.client_takes_rows and c.session.round_trip_us]
-        trips = {c.number: c.session.round_trip_us for c in able}
-        return conversation.number in asked_to_draft(trips, len(others), self._settings.ask_from)
 
     def attach(
         self, resume_token: str, bearer: Bearer, connection: int = 1
@@ -168,17 +153,6 @@ class SessionStore:
             self._verifier.drafts.release(conversation.sequence)
 
 
-def asked_to_draft(trips: Mapping[int, float], answers: int, ask_from: int) -> list[int]:
-    """Choose the clients that are asked to draft: as many as there are answers beyond ``ask_from``, those with the
-    shortest round trips.
-
-    Args:
-        trips: round trip of each answer whose client can draft, by the answer's number.
-        answers: number of answers written at once, including those of clients that cannot draft.
-    """
-    return sorted(trips, key=trips.__getitem__)[: max(0, answers - ask_from)]
-
-
 def busy(text: str, settings: Settings) -> wire.ServerMessage:
     """Build the fault of a verifier that is overloaded or full."""
     return fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=settings.retry_after_ms)
@@ -228,14 +202,15 @@ class SessionWork:
             self._doing = None
 
     async def _rows(self, conversation: Conversation, work: RowsWork) -> None:
-        job = job_of(work, conversation.sequence)
+        job = Job(conversation.sequence, work.prefix, None, rows_from=work.start)
         await self._verifier.worker.run(job, self._verifier.settings.answer_seconds)
         take_rows(conversation.session, job)
 
     async def _verdict(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
         verifier, began_ns = self._verifier, time.time_ns()
-        work, own = await self._drafted(conversation, work)
-        job = job_of(work, conversation.sequence)
+        unasked = not work.pushed or not self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0)
+        drafts = StepDrafts(conversation.session, conversation.sequence, conversation.calibrations, work)
+        job = drafts.job(verifier.drafts, unasked=unasked)
         used = {Kind.PREFILL_TOKENS: work.supplied, Kind.DRAFTED_TOKENS: len(work.draft)}
         charges = [(kind, amount) for kind, amount in used.items() if amount]
         owed_s = max((self._budgets.wait_s(kind, amount) for kind, amount in charges), default=0.0)
@@ -245,73 +220,20 @@ class SessionWork:
             for kind, amount in charges:
                 self._budgets.give_back(kind, amount)
             raise
-        message = verdict_of(conversation.session, work, job, job.seconds, sharing=verifier.worker.serving)
+        message, drafted = drafts.verdict(job)
+        if work.pushed and drafted:
+            self._budgets.wait_s(Kind.DRAFTED_TOKENS, drafted)
         verdict = message.verdict
-        verdict.drafts_wanted = verifier.store.asks(conversation)
-        if own is not None and verifier.drafts is not None:
-            verifier.drafts.learn(conversation.sequence, own, range(len(own.tokens)), job.path)
-            tokens = [*work.prefix, *(work.draft[index] for index in job.path)]
-            verifier.drafts.add_rows(conversation.sequence, tokens, job.rows)
+        verifier.metrics.acceptance.add(drafts.paths, job.verified, job.path)
         if verdict.finish:
             verifier.worker.rest(conversation.sequence)
-        drafted, accepted, committed = len(work.draft), verdict.accepted, len(verdict.tokens)
+        accepted, committed = verdict.accepted, len(verdict.tokens)
         counts = {"drafted": drafted, "accepted": accepted, "prefill": work.supplied, "steps": job.steps}
         verifier.timeline.span("verify", began_ns, time.time_ns(), self.track, **counts)
         verifier.metrics.decided(drafted=drafted, accepted=accepted, committed=committed)
         self.verdicts += 1
         self.committed += committed
         return message
-
-    async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, OwnDraft | None]:
-        """Add a draft of the server to pushed work, unless its bearer is over the rate limit."""
-        drafts, sequence = self._verifier.drafts, conversation.sequence
-        if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
-            return work, None
-        start = drafts.rows_from(sequence, work.prefix)
-        with self._verifier.worker.coming(sequence):
-            room, known = conversation.session.room, len(work.prefix)
-            own = drafts.offered(sequence, work.prefix, work.sampling, room)
-            cost = self._verifier.worker.cost
-
-            def seconds(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-                return np.array([cost.seconds(1 + n, (1 + n) * known, known) for n in rows.tolist()])
-
-            if await drafts.prepare([Round(sequence, work.prefix, work.sampling, room, own.paths)], seconds):
-                own = drafts.offered(sequence, work.prefix, work.sampling, room)
-        return replace(work, draft=own.tokens, parents=own.parents, rows_from=start), own
-
-
-def job_of(work: Verify | RowsWork, sequence: int) -> Job:
-    """Make the job for a piece of session work."""
-    if isinstance(work, RowsWork):
-        return Job(sequence, work.prefix, None, rows_from=work.start)
-    return Job(sequence, work.prefix, work.sampling, work.draft, work.parents, work.rows_from)
-
-
-def verdict_of(
-    session: ServerSession, work: Verify, job: Job, seconds: float, draft_s: float = 0.0, sharing: int = 0
-) -> wire.ServerMessage:
-    """Commit the target's choice and build the verdict; queue the memory rows that came with it.
-
-    Args:
-        job: of :func:`job_of`, done.
-        seconds, draft_s: time of the target and of the server's own draft, for the verdict.
-        sharing: see :meth:`moa_runtime.session.server.ServerSession.decide`.
-    """
-    assert job.token is not None
-    compute_us, draft_us = (min(int(1e6 * each), MOST_US) for each in (seconds, draft_s))
-    verdict = session.decide(work, job.path, job.token, compute_us, draft_us, sharing)
-    if work.rows_from is not None:
-        take_rows(session, job)
-    return verdict
-
-
-def take_rows(session: ServerSession, job: Job) -> None:
-    """Give a session its job's memory rows; disable rows if the engine made none."""
-    if job.rows is None:
-        session.disable_rows()
-    else:
-        session.add_rows(job.rows.start, job.rows.keys, job.rows.values)
 
 
 class BackgroundAnswers:
@@ -354,7 +276,7 @@ class BackgroundAnswers:
                     work = conversation.session.next_background_work()
                     if work is None:
                         return
-                    job = job_of(work, conversation.sequence)
+                    job = Job(conversation.sequence, work.prefix, work.sampling)
                     await self._verifier.worker.run(job, left, background=True)
                     assert job.token is not None
                     conversation.session.decide(work, job.path, job.token, sent=False)

@@ -35,7 +35,6 @@ class Settings:
     origins: tuple[str, ...] = ()
     max_sessions: int = 64  # conversations held at once, and plain decodings run at once
     keep_seconds: float = 3600.0  # how long a conversation outlives its connection
-    ask_from: int = 4  # answers that are written at once before clients are asked to draft themselves
     away_seconds: float = 600.0  # how long an answer is continued while its client is disconnected; 0 for not at all
     away_tokens: int = 4096  # most tokens of an answer that are written meanwhile
     idle_seconds: float = 900.0  # silence after which a connection is closed
@@ -64,7 +63,6 @@ _LIMITS: dict[str, tuple[float, str, str]] = {
     "max_draft_tokens": (Settings.max_draft_tokens, "N", "tokens of one draft"),
     "max_frame_bytes": (Settings.max_frame_bytes, "N", "bytes of one message and of one request"),
     "keep_seconds": (Settings.keep_seconds, "S", "how long a conversation outlives its connection"),
-    "ask_from": (Settings.ask_from, "N", "answers at once beyond which clients draft, the shortest round trips first"),
     "away_seconds": (Settings.away_seconds, "S", "how long a disconnected client's answer continues; 0 for not at all"),
     "away_tokens": (Settings.away_tokens, "N", "most tokens of an answer that are written meanwhile"),
     "idle_seconds": (Settings.idle_seconds, "S", "silence after which a connection is closed"),

@@ -88,6 +88,7 @@ class FusedLlama:
 
     has_own_weights = True
     batch_invariant = windows = False
+    row_multiple = 4  # of few rows, see padded()
 
     def __init__(self, target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> None:
         model, config = target.model.model, target.model.config

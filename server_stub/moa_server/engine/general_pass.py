@@ -30,6 +30,7 @@ class GeneralPass:
 
     has_own_weights = False
     batch_invariant = windows = False
+    row_multiple = 1
 
     def __init__(self, target: Target, *, keep_last: bool = False) -> None:
         self._target = target

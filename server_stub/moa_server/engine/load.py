@@ -256,7 +256,7 @@ class TimedSteps:
         seconds = max(self._clock() - began, 1e-6)
         if all(outcome.done for outcome in outcomes):
             contexts = sum(len(request.prefix) + len(request.draft) for request in requests)
-            self._cost.observe(each * len(requests), each * contexts, contexts, seconds)
+            self._cost.observe(each * len(requests), each * contexts, contexts, len(requests), seconds)
         return seconds
 
     async def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:

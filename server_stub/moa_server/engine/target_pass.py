@@ -111,6 +111,10 @@ class TargetPass(Protocol):
         """Whether layers with a window are computed as such; else a context ends with it."""
 
     @property
+    def row_multiple(self) -> int:
+        """Rows of a forward are padded to a multiple of this."""
+
+    @property
     def cache_shape(self) -> CacheShape:
         """Of the caches that it takes."""
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moa_server.engine.base import StepRequest
-from moa_server.scheduling.step_cost import StepCost
+from moa_server.scheduling.draft_choice import choose_nodes
+from moa_server.scheduling.step_cost import Float64, StepCost
 from moa_server.scheduling.verify_job import Job
 
-#: While others are being served, the longest step, as a multiple of a step with one token for each of them ...
+#: While others are being served, the longest step without drafts, as a multiple of a step with one token for each of
+#: them.
 STRETCH = 2.25
-#: ... and the multiple for drafts; the rest is left for prefill, which is never starved.
-DRAFT_STRETCH = 1.8
 #: While others are being served, the longest step for other work, as a multiple of a step with one token: their next
 #: frames wait for it.
 ASIDE_STRETCH = 1.25
@@ -23,6 +26,8 @@ ATTENTIVE_S = 2.0
 #: Sequences in one step at most.
 MOST_SEQUENCES = 64
 
+#: Seconds of a step with each of some numbers of drafted tokens in all, ``[n]`` -> ``[n]``.
+StepSeconds = Callable[[NDArray[np.int64]], Float64]
 #: Number of tokens at a prefix's beginning that a sequence holds: ``held(sequence, prefix)``.
 Held = Callable[[int, Sequence[int]], int]
 
@@ -88,7 +93,8 @@ class Scheduler:
 
     A sequence that is alone gets all of a step. If others are served too, a step takes at most :data:`STRETCH` times
     the predicted time (:class:`StepCost`) of one token for each of them, or ``step_tokens`` tokens if the operator
-    set a limit, so a long prompt or draft of one client does not delay the next token of another.
+    set a limit, so a long prompt of one client does not delay the next token of another. To that come the drafted
+    tokens that bring all sessions together the most tokens a second (:func:`choose_nodes`).
 
     Args:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
@@ -100,6 +106,7 @@ class Scheduler:
         self._cost, self._step_tokens, self._cache_tokens = cost, step_tokens, cache_tokens
         self._queue: list[Waiting] = []  # those served least recently first
         self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
+        self._ended: float | None = None  # clock reading at the end of the last step
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -121,17 +128,14 @@ class Scheduler:
         """Stop counting a sequence as served: its answer has ended, or its client is gone."""
         self._served.pop(sequence, None)
 
-    def plan(self, now: float, held: Held, *, aside: bool = True) -> Step:
+    def plan(self, now: float, held: Held) -> Step:
         """Plan the next step; it has no pieces if nothing waits. Its jobs stay in the queue until :meth:`stepped`.
-
-        Args:
-            aside: whether background jobs may use the step if no other job wants it.
-        """
+        Background jobs are in it if no other job is."""
         step = Step()
         self._served = {sequence: at for sequence, at in self._served.items() if now - at < ATTENTIVE_S}
         queue: list[tuple[Waiting, int]] = []
         wanted = [waiting for waiting in self._queue if not waiting.background]
-        for waiting in wanted or (self._queue if aside else []):
+        for waiting in wanted or self._queue:
             try:
                 queue.append((waiting, held(waiting.job.sequence, waiting.job.prefix)))
             except Exception as error:
@@ -143,7 +147,8 @@ class Scheduler:
         if self._served and not wanted:
             rounds = rounds[: self._few(rounds)]
         alone = len({waiting.job.sequence for waiting, _ in queue} | self._served.keys()) <= 1
-        self._add_rounds(step, rounds, alone=alone)
+        idle_s = 0.0 if self._ended is None else min(now - self._ended, ATTENTIVE_S)
+        self._add_rounds(step, rounds, idle_s, alone=alone)
         self._add_prefills(step, self._admitted(prefills, rounds))
         return step
 
@@ -154,6 +159,7 @@ class Scheduler:
             heard = piece.waiting.job.done and not piece.waiting.background
             if heard and piece.waiting in self._queue:  # else its client left in the middle
                 self._served[piece.waiting.job.sequence] = now
+        self._ended = now
         ran = {id(piece.waiting) for piece in step.pieces}
         behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
         self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
@@ -161,16 +167,53 @@ class Scheduler:
     def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
         """Return how many rounds go into a step that no served sequence wants."""
         context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
-        base = self._cost.seconds(1, context, context)
-        return 1 + self._cost.fitting((ASIDE_STRETCH - 1) * base, context)
+        base = self._cost.seconds(1, context, context, 1)
+        another = self._cost.seconds(2, 2 * context, 2 * context, 2) - base
+        return 1 + int((ASIDE_STRETCH - 1) * base / another) if another > 0 else len(rounds)
 
-    def _add_rounds(self, step: Step, rounds: Sequence[tuple[Waiting, int]], *, alone: bool) -> None:
-        """Give each round what it lacks and an equal share of what drafts may have."""
-        sure = [max(1, len(waiting.job.prefix) - held) for waiting, held in rounds]
-        wanted = [waiting.job.draft_length for waiting, _ in rounds]
-        room = self._draft_room(rounds, sum(sure), alone=alone)
-        for share, (waiting, held), least in zip(_shares(wanted, room), rounds, sure, strict=True):
-            step.pieces.append(Piece(waiting, waiting.job.request(held, least + share), held))
+    def waiting_rounds(self) -> list[Job]:
+        """Return the jobs of clients that await their next token, and have a source of drafts."""
+        return [
+            waiting.job
+            for waiting in self._queue[:MOST_SEQUENCES]
+            if waiting.job.source is not None and not waiting.background
+        ]
+
+    def seconds_with(self, drafted: NDArray[np.int64], rounds: Sequence[tuple[Job, int]]) -> Float64:
+        """Predict the seconds of a step with what each round lacks and so many drafted tokens, ``[n]`` -> ``[n]``.
+
+        Args:
+            rounds: jobs, with the number of tokens that the engine holds.
+        """
+        lengths = [len(job.prefix) for job, _ in rounds]
+        sure = [max(1, length - held) for length, (_, held) in zip(lengths, rounds, strict=True)]
+        context, mean = sum(lengths), sum(lengths) / max(1, len(lengths))
+        computed = sum(count * length for count, length in zip(sure, lengths, strict=True))
+        return self._cost.curve(sum(sure) + drafted, computed + mean * drafted, np.array(float(context)), len(rounds))
+
+    def _add_rounds(self, step: Step, rounds: Sequence[tuple[Waiting, int]], idle_s: float, *, alone: bool) -> None:
+        """Give each round what it lacks, and the drafted tokens that pay.
+
+        Args:
+            idle_s: seconds since the last step: the target will wait as long for the next drafts of devices.
+        """
+        jobs = [(waiting.job, held) for waiting, held in rounds]
+        sure = sum(max(1, len(job.prefix) - held) for job, held in jobs)
+        most = None if self._step_tokens is None or alone else max(0, self._step_tokens - sure)
+        chosen = choose_nodes(
+            [job.paths for job, _ in jobs], lambda drafted: idle_s + self.seconds_with(drafted, jobs), most=most
+        )
+        for (waiting, held), nodes in zip(rounds, chosen, strict=True):
+            lacking = max(1, len(waiting.job.prefix) - held)
+            step.pieces.append(Piece(waiting, waiting.job.request(held, lacking + len(nodes), nodes), held))
+
+    def piece_alone(self, waiting: Waiting, held: int, most: int) -> Piece:
+        """Return the next piece of a job for an engine that schedules itself; ``most`` tokens of it at most."""
+        job, step = waiting.job, Step()
+        if job.prefills(held) or job.sampling is None:
+            return Piece(waiting, job.request(held, most), held)
+        self._add_rounds(step, [(waiting, held)], 0.0, alone=True)
+        return step.pieces[0]
 
     def _admitted(
         self, prefills: Sequence[tuple[Waiting, int]], rounds: Sequence[tuple[Waiting, int]]
@@ -200,15 +243,6 @@ class Scheduler:
             half = number == 0 and shortest is not prefills[0]
             step.pieces.append(Piece(waiting, waiting.job.request(held, max(1, room // 2) if half else room), held))
 
-    def _draft_room(self, rounds: Sequence[tuple[Waiting, int]], sure: int, *, alone: bool) -> int:
-        """Drafted tokens that all rounds of a step together may have, besides ``sure`` other tokens."""
-        if self._step_tokens is not None and not alone:
-            return max(0, self._step_tokens - sure)
-        context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
-        base = self._cost.seconds(sure, sure * context, len(rounds) * context)
-        longest = max(LONGEST_S, 2 * base)
-        return self._cost.fitting((longest if alone else min(DRAFT_STRETCH * base, longest)) - base, context)
-
     def _prefill_room(self, step: Step, waiting: Waiting, held: int) -> int:
         """Tokens of prefill that still go into the step."""
         first = len(_rounds_of(step)) == len(step.pieces)
@@ -217,8 +251,8 @@ class Scheduler:
             return max(self._step_tokens - step.tokens, self._step_tokens // 4 if first else 0, 0)
         base = self._base(step)
         longest = STRETCH * base if others else max(LONGEST_S, 2 * base)
-        taken = self._cost.seconds(step.tokens, step.products, step.contexts + held)
-        room = self._cost.fitting(longest - taken, held)
+        prefilled = step.tokens - sum(piece.tokens for piece in _rounds_of(step))
+        room = self._cost.fitting(longest - base, held) - prefilled
         return max(room, 1) if first else room  # the first prompt always proceeds, however full the step is
 
     def _base(self, step: Step) -> float:
@@ -226,7 +260,7 @@ class Scheduler:
         rounds = _rounds_of(step)
         context = max((len(piece.request.prefix) for piece in rounds), default=0)
         count = max(1, len(rounds))
-        return self._cost.seconds(count, count * context, count * context)
+        return self._cost.seconds(count, count * context, count * context, count)
 
 
 def _rounds_of(step: Step) -> list[Piece]:
@@ -238,18 +272,3 @@ def _rounds_of(step: Step) -> list[Piece]:
 def _room_of(job: Job) -> int:
     """Upper bound of the tokens that the engine reserves for a job's sequence."""
     return len(job.prefix) + job.draft_length + 128
-
-
-def _shares(wanted: Sequence[int], room: int) -> list[int]:
-    """Share ``room`` evenly: ``_shares([1, 8, 8], 11)`` -> ``[1, 5, 5]``; what is left over goes to the first ones."""
-    shares = [0] * len(wanted)
-    open_ = [index for index, want in enumerate(wanted) if want]
-    while open_ and room > 0:
-        each = max(1, room // len(open_))
-        for index in list(open_):
-            given = min(each, wanted[index] - shares[index], room)
-            shares[index] += given
-            room -= given
-            if shares[index] == wanted[index]:
-                open_.remove(index)
-    return shares

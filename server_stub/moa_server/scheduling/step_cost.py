@@ -2,54 +2,99 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 #: Weight that a step has lost after one more: some 300 steps are remembered.
 _FORGETTING = 1 / 300
 #: A guess that the first observation scales: a pass over one token costs as much as 15 more tokens do, attention to
-#: 4,000 tokens as much as the rest of a token, and to read a context as much as attention of 8 more tokens to it. Of a
-#: Llama of 135 million parameters on a CPU.
-_GUESS = np.array([15.0, 1.0, 1 / 4000, 8 / 4000])
+#: 4,000 tokens as much as the rest of a token, to read a context as much as attention of 8 more tokens to it, and
+#: another sequence as much as half a token. Of a Llama of 135 million parameters on a CPU.
+_GUESS = np.array([15.0, 1.0, 1 / 4000, 8 / 4000, 0.5])
+#: Steps after which the coefficients are computed again; the first ones are computed at once.
+_EVERY = 16
+#: Stairs of up to this many tokens have a correction of their own, of the weight of this many steps at first.
+_CORRECTED, _TRUST = 64, 8.0
+#: Above this many tokens a stair has eight.
+_FEW, _MANY = 64, 8
+
+Float64 = NDArray[np.float64]
+_Floats = NDArray[np.floating[Any]]
 
 
 class StepCost:
-    """Seconds of a step: ``a + b * tokens + c * products + d * contexts``, least squares over the last steps.
+    """Seconds of a step: ``a + b * stairs(tokens) + c * products + d * contexts + e * sequences``, least squares over
+    the last steps, times a measured correction for stairs of few tokens.
 
     ``products`` counts pairs of a token and a token that it attends to, ``contexts`` the tokens that the sequences of
-    the step hold, each read once however few of a sequence's tokens attend to it. The four coefficients are scaled
-    by their initial guesses, so that a few steps of one kind change the scale of all and not their proportions; none
-    becomes negative.
+    the step hold, each read once however few of a sequence's tokens attend to it. The coefficients are scaled by their
+    initial guesses, so that a few steps of one kind change the scale of all and not their proportions; none becomes
+    negative.
+
+    Args:
+        stair: the engine rounds the number of tokens up to a multiple of this.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stair: int = 1) -> None:
+        self._stair = stair
         self._weights = _GUESS * 1e-4
         # Ridge towards the guess at the present scale.
-        self._square = np.zeros((4, 4))
-        self._cross = np.zeros(4)
+        self._square = np.zeros((5, 5))
+        self._cross = np.zeros(5)
         self._scale: float | None = None
+        self._steps = 0
+        self._corrections = np.ones(_CORRECTED + 1)  # by tokens, rounded up
+        self._seen = np.zeros(_CORRECTED + 1)
 
-    def observe(self, tokens: int, products: int, contexts: int, seconds: float) -> None:
+    def observe(self, tokens: int, products: int, contexts: int, sequences: int, seconds: float) -> None:
         """Learn from one measured step."""
-        sizes = np.array([1.0, tokens, products, contexts]) * _GUESS
-        guess = float(sizes.sum())
-        ratio = seconds / guess
+        rows = int(self._stairs(np.array(tokens)))
+        sizes = np.array([1.0, rows, products, contexts, sequences]) * _GUESS
+        ratio = seconds / float(sizes.sum())
         self._scale = ratio if self._scale is None else self._scale + (ratio - self._scale) * 0.05
         sizes /= seconds  # relative errors: long steps do not outweigh short ones
-        self._square = self._square * (1 - _FORGETTING) + np.outer(sizes, sizes)
-        self._cross = self._cross * (1 - _FORGETTING) + sizes
-        ridge = np.eye(4) * 0.02 * max(float(np.trace(self._square)), 1e-12)
-        solution = np.linalg.solve(self._square + ridge, self._cross + ridge @ np.full(4, self._scale))
-        self._weights = np.maximum(solution, 0.02 * self._scale) * _GUESS
+        self._square *= 1 - _FORGETTING
+        self._square += sizes[:, None] * sizes
+        self._cross *= 1 - _FORGETTING
+        self._cross += sizes
+        self._steps += 1
+        if self._steps <= _EVERY or self._steps % _EVERY == 0:
+            self._solve(self._scale)
+        if rows <= _CORRECTED:
+            exact = float(self._weights @ (1.0, rows, products, contexts, sequences))
+            seen = self._seen[rows] = min(self._seen[rows] + 1, 1 / _FORGETTING)
+            self._corrections[rows] += (min(2.0, max(0.5, seconds / exact)) - self._corrections[rows]) / (seen + _TRUST)
 
-    def seconds(self, tokens: int, products: int, contexts: int) -> float:
+    def _solve(self, scale: float) -> None:
+        ridge = np.eye(5) * 0.02 * max(float(np.trace(self._square)), 1e-12)
+        solution = np.linalg.solve(self._square + ridge, self._cross + ridge @ np.full(5, scale))
+        self._weights = np.maximum(solution, 0.02 * scale) * _GUESS
+
+    def _stairs(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Round numbers of tokens up as the engine does."""
+        stairs = np.where(tokens <= _FEW, self._stair, self._stair if self._stair == 1 else max(self._stair, _MANY))
+        rounded: NDArray[np.int64] = -(-tokens // stairs) * stairs
+        return rounded
+
+    def curve(self, tokens: NDArray[np.int64], products: _Floats, contexts: _Floats, sequences: int) -> Float64:
+        """Predict the seconds of several steps of so many sequences, ``[n]`` each."""
+        level, token, product, context, sequence = self._weights
+        rows = self._stairs(tokens)
+        exact = level + token * rows + product * products + context * contexts + sequence * sequences
+        corrected: Float64 = exact * np.where(rows <= _CORRECTED, self._corrections[np.minimum(rows, _CORRECTED)], 1.0)
+        return corrected
+
+    def seconds(self, tokens: int, products: int, contexts: int, sequences: int) -> float:
         """Predict the seconds of a step."""
-        return float(self._weights @ (1.0, tokens, products, contexts))
+        return float(self.curve(np.array(tokens), np.array(float(products)), np.array(float(contexts)), sequences))
 
     def fitting(self, seconds: float, context: int) -> int:
         """Return the number of tokens after ``context`` others that add at most ``seconds`` to a step; at least 0."""
-        _, token, product, _ = self._weights
+        _, token, product, _, _ = self._weights
         return max(0, int(seconds / (token + product * context)))
 
 

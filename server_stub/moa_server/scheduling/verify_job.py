@@ -1,12 +1,14 @@
 """A verification job: process a prefix, verify a draft after it, return memory rows; divisible into pieces.
 
-The result does not depend on how a job is split: after some nodes of a draft are accepted, the job continues with
-their subtree, so each piece only leaves less to do.
+The text does not depend on how a job is split, or on what of its draft is verified. After some nodes of an asked draft
+are accepted, and the target's choice is one that was left out, the job continues with the subtree of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Outcome, Rows, StepRequest, joined
@@ -29,6 +31,27 @@ class GivenUpError(Exception):
     """The verifier shuts down before the job is done."""
 
 
+@dataclass(frozen=True)
+class PricedDraft:
+    """A draft, and how probable it is.
+
+    Attributes:
+        tokens, parents: a tree as in :mod:`moa_runtime.session.tree`.
+        paths: probability that a token and all before it are right, for each token.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    paths: Sequence[float] = ()
+
+
+class DraftSource(Protocol):
+    """Proposes the draft of a job when its step is planned."""
+
+    def newest(self) -> PricedDraft:
+        """Return the best draft that there is after the job's prefix."""
+
+
 class Job:
     """Work for one sequence. Pure: :meth:`request` returns the next request to an engine, :meth:`take` its outcome.
 
@@ -39,12 +62,16 @@ class Job:
             rows.
         draft, parents: a tree as in :mod:`moa_runtime.session.tree`.
         rows_from: position of the first wanted memory row; None for none.
+        paths: see :class:`PricedDraft`; without it all tokens of a draft are worth verifying.
+        source: proposes the draft, which is verified in one step.
 
     Attributes:
         path: indices of the accepted draft tokens.
+        verified: indices of the draft tokens that the target has verified.
         token: the target's choice after the path; None until it has chosen.
         steps: number of steps that contained a piece of it.
         seconds: total time of those steps, whatever else they contained.
+        drafting_s: time that the verifier's own drafting before these steps took.
     """
 
     def __init__(
@@ -55,14 +82,19 @@ class Job:
         draft: Sequence[int] = (),
         parents: Sequence[int] = (),
         rows_from: int | None = None,
+        paths: Sequence[float] | None = None,
+        source: DraftSource | None = None,
     ) -> None:
-        self.sequence, self.sampling = sequence, sampling
+        self.sequence, self.sampling, self.source = sequence, sampling, source
         self.path: tuple[int, ...] = ()
+        self.verified: list[int] = []
         self.token: int | None = None
-        self.steps, self.seconds = 0, 0.0
+        self.steps, self.seconds, self.drafting_s = 0, 0.0, 0.0
         self._prefix = list(prefix)  # grows by what pieces of the draft were accepted
         self._draft, self._parents = list(draft), list(parents)
+        self._paths = [1.0] * len(draft) if paths is None else list(paths)
         self._nodes = list(range(len(draft)))  # their indices in the whole draft
+        self._asked: list[int] = []  # of those, the nodes of the last request
         self._rows_next = rows_from
         self._rows: list[Rows] = []
 
@@ -83,15 +115,28 @@ class Job:
         """Number of drafted tokens that are still to be verified."""
         return len(self._draft)
 
+    @property
+    def paths(self) -> Sequence[float]:
+        """Probability that a drafted token and all before it are right, for each that is still to be verified."""
+        return self._paths
+
+    def take_newest(self) -> None:
+        """Take the newest draft of the source, if there is one."""
+        if self.source is not None:
+            draft = self.source.newest()
+            self._draft, self._parents, self._paths = list(draft.tokens), list(draft.parents), list(draft.paths)
+            self._nodes = list(range(len(draft.tokens)))
+
     def prefills(self, held: int) -> bool:
         """Whether the job is in prefill: much is to be done before the draft, given ``held`` tokens of the prefix."""
         return len(self._prefix) - held > FEW or self._rows_behind(held) > MOST_ROWS
 
-    def request(self, held: int, most: int) -> StepRequest:
+    def request(self, held: int, most: int, nodes: Sequence[int] | None = None) -> StepRequest:
         """Return the next piece: at least one token, at most ``most``.
 
         Args:
             held: number of leading tokens of :attr:`prefix` that the engine holds.
+            nodes: ascending indices of the drafted tokens to verify, a tree; None for the first ones.
         """
         if self._rows_behind(held) > MOST_ROWS:  # held from an earlier connection, say: rows alone
             return self._prefill(min(held, (self._rows_next or 0) + MOST_ROWS))
@@ -101,8 +146,10 @@ class Job:
         if lacking > most:
             return self._prefill(held + most)
         # The first nodes of a tree are a tree: parents come first.
-        count = max(0, most - lacking) if self._draft else 0
-        draft, parents = self._draft[:count], self._parents[:count]
+        chosen = range(len(self._draft)) if nodes is None else nodes
+        self._asked = list(chosen)[: max(0, most - lacking)]
+        places = {0: 0, **{index + 1: place for place, index in enumerate(self._asked, 1)}}
+        draft, parents = [self._draft[i] for i in self._asked], [places[self._parents[i]] for i in self._asked]
         return StepRequest(self.sequence, self._prefix, draft, parents, self.sampling, self._rows_next)
 
     def take(self, request: StepRequest, outcome: Outcome) -> None:
@@ -117,12 +164,13 @@ class Job:
             self._rows_next = outcome.rows.stop
         if outcome.token is None:
             return
-        self.path += tuple(self._nodes[index] for index in outcome.path)
-        node = outcome.path[-1] + 1 if outcome.path else 0
-        unseen = range(len(request.draft), len(self._draft))
+        self.path += tuple(self._nodes[self._asked[index]] for index in outcome.path)
+        self.verified += [self._nodes[index] for index in self._asked]
+        node = self._asked[outcome.path[-1]] + 1 if outcome.path else 0
+        unseen = sorted(set(range(len(self._draft))).difference(self._asked))
         matching = (i for i in unseen if self._parents[i] == node and self._draft[i] == outcome.token)
         child = next(matching, None)
-        if child is None:
+        if child is None or self.source is not None:
             self.token = outcome.token
             return
         self._prefix += [request.draft[index] for index in outcome.path] + [outcome.token]
@@ -152,4 +200,6 @@ class Job:
         kept = [index for index in places if index != child]
         self._parents = [places[self._parents[index] - 1] for index in kept]
         self._draft = [self._draft[index] for index in kept]
+        sure = self._paths[child]
+        self._paths = [self._paths[index] / sure if sure else 0.0 for index in kept]
         self._nodes = [self._nodes[index] for index in kept]

@@ -7,61 +7,23 @@ import contextlib
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine
 from moa_server.logging import log_unexpected
 from moa_server.metrics import Metrics
-from moa_server.scheduling.scheduler import Piece, Scheduler, Step, Waiting
+from moa_server.scheduling.scheduler import MOST_SEQUENCES, Piece, Scheduler, Step, StepSeconds, Waiting
 from moa_server.scheduling.step_cost import Load, StepCost
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
 
 _log = logging.getLogger(__name__)
 
-#: Fraction of the last step's time that the next step may wait.
-_PATIENCE = 0.25
-_MEMORY = 0.9  # weight of the old mean of preparation times
-
-
-class BatchWindow:
-    """Announced jobs that the next step waits for. Without the wait, each conversation that drafts during the
-    others' step would get a separate pass.
-
-    The next step waits at most a quarter of a step time, and only if drafts usually finish within it. ``count`` is the
-    number of jobs that are being prepared.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.count = 0
-        self._usual_s = 0.0
-        self._none = asyncio.Event()
-
-    @contextlib.contextmanager
-    def coming(self) -> Iterator[None]:
-        """Announce a job: it is prepared in this block and submitted after it."""
-        began = self._clock()
-        self.count += 1
-        self._none.clear()
-        try:
-            yield
-        finally:
-            self._usual_s += (1 - _MEMORY) * (self._clock() - began - self._usual_s)
-            self.count -= 1
-            if not self.count:
-                self._none.set()
-
-    async def wait(self, step_s: float) -> bool:
-        """Wait until no job is being prepared any more; return whether there was anything to wait for. A step takes
-        ``step_s`` seconds."""
-        most_s = _PATIENCE * step_s
-        if not self.count or self._usual_s > most_s:
-            return False
-        none = asyncio.ensure_future(self._none.wait())
-        await asyncio.wait({none}, timeout=most_s)
-        none.cancel()
-        return True
+#: Lets the verifier draft for the rounds of the coming step, given what the step takes with more drafted tokens; says
+#: whether there is anything new.
+Prepare = Callable[[Sequence[Job], StepSeconds], Awaitable[bool]]
 
 
 class _PendingJobs:
@@ -128,6 +90,7 @@ class Worker:
 
     Args:
         step_tokens: see :class:`Scheduler`.
+        prepare: the verifier's own drafting, if there is any.
         clock: seconds, monotonic.
     """
 
@@ -136,10 +99,11 @@ class Worker:
         engine: Engine,
         metrics: Metrics,
         step_tokens: int | None = None,
+        prepare: Prepare | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cost = StepCost()
-        self._batch_window = BatchWindow(clock)
+        self.cost = StepCost(engine.facts.row_multiple)
+        self._prepare = prepare
         self._load = Load()
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
@@ -149,7 +113,7 @@ class Worker:
         self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
         self._undecided: set[int] = set()  # sequences that got a result, and may submit their next job at once
         self._more = asyncio.Event()
-        self._step_s = 0.0  # of the last step
+        self._last = Step()
         self._given_up = False
         self._loop: asyncio.Task[None] | None = None
 
@@ -167,6 +131,14 @@ class Worker:
         """Number of sequences that wait for their next token or got one lately; 0 for engines that schedule
         themselves."""
         return self._scheduler.serving
+
+    def step_cost(self) -> dict[str, float]:
+        """Return the expected milliseconds of a step like the last one, by its number of tokens."""
+        last = self._last
+        rows = np.array([*range(1, 33), *range(40, 4 * MOST_SEQUENCES + 1, 8)])
+        sequences = max(1, len(last.pieces))
+        seconds = self.cost.curve(rows, rows * last.contexts / sequences, np.array(float(last.contexts)), sequences)
+        return {str(count): round(1000 * float(each), 3) for count, each in zip(rows, seconds, strict=True)}
 
     async def run(self, job: Job, within: float, after: float = 0.0, *, background: bool = False) -> None:
         """Do a job; when this is cancelled, the job is dropped before the next step.
@@ -208,18 +180,6 @@ class Worker:
             self._scheduler.drop(job)
             if unscheduled is not None:
                 unscheduled.cancel()
-
-    @contextlib.contextmanager
-    def coming(self, sequence: int) -> Iterator[None]:
-        """Announce a job that is prepared in this block, such as a draft, and submitted after it: the next step waits
-        for it briefly, and no step of background jobs alone begins meanwhile. Engines that schedule themselves do not
-        wait."""
-        self._undecided.discard(sequence)
-        try:
-            with self._batch_window.coming():
-                yield
-        finally:
-            self._more.set()
 
     def give_up(self) -> None:
         """Fail all present and future jobs with GivenUpError."""
@@ -264,15 +224,13 @@ class Worker:
     async def _turn(self) -> None:
         """Take one step, or wait until there is something to do."""
         await self._breathe()
-        if len(self._scheduler) and await self._batch_window.wait(self._step_s):
-            await asyncio.sleep(0)  # what was prepared is submitted
-        coming = self._batch_window.count > 0
-        step = self._scheduler.plan(self._clock(), self._engine.held, aside=not coming)
+        await self._take_drafts(self._scheduler.waiting_rounds())
+        step = self._scheduler.plan(self._clock(), self._engine.held)
         for job, error in step.failed:
             self._pending.fail(job, error)
         if step.pieces:
             await self._take_step(step)
-        elif coming or not len(self._scheduler):
+        elif not len(self._scheduler):
             self._more.clear()
             await self._more.wait()
 
@@ -281,10 +239,10 @@ class Worker:
         self._under_way = asyncio.create_task(self._step(step.pieces))
         failures = await asyncio.shield(self._under_way)  # a step is never broken off
         ended = self._clock()
-        self._step_s = ended - began
         self._load.stepped(began - min(piece.waiting.since for piece in step.pieces), ended - began)
         if not failures and step.tokens:  # memory rows alone tell nothing of the target
-            self.cost.observe(step.tokens, step.products, step.contexts, max(ended - began, 1e-6))
+            self.cost.observe(step.tokens, step.products, step.contexts, len(step.pieces), max(ended - began, 1e-6))
+        self._last = step
         self._metrics.stepped(step, began, ended)
         self._scheduler.stepped(step, ended)
         for piece in step.pieces:
@@ -304,6 +262,26 @@ class Worker:
             if not self._undecided:
                 break
         self._undecided.clear()
+
+    async def _take_drafts(self, jobs: Sequence[Job]) -> None:
+        """Let jobs take the newest drafts, and the verifier make some where that pays."""
+        for job in jobs:
+            job.take_newest()
+        if self._prepare is None or not jobs:
+            return
+        rounds = []
+        for job in jobs:
+            with contextlib.suppress(Exception):  # of the engine, which the plan reports
+                held = self._engine.held(job.sequence, job.prefix)
+                if not job.prefills(held):
+                    rounds.append((job, held))
+        began = self._clock()
+        if rounds and await self._prepare(
+            [job for job, _ in rounds], lambda drafted: self._scheduler.seconds_with(drafted, rounds)
+        ):
+            for job, _ in rounds:
+                job.take_newest()
+                job.drafting_s += self._clock() - began
 
     async def _step(self, pieces: list[Piece]) -> dict[int, BaseException]:
         """Run one step; if it fails, run each piece alone, so that one failing piece does not affect the others.
@@ -355,14 +333,17 @@ class Worker:
         job, most = waiting.job, self._engine.max_context
         try:
             while not job.done:
+                await self._take_drafts([] if job.source is None else [job])
                 held = self._engine.held(job.sequence, job.prefix)
-                piece = Piece(waiting, job.request(held, most), held)
+                piece = self._scheduler.piece_alone(waiting, held, most)
                 began = self._clock()
                 [outcome] = await self._engine.step([piece.request])
                 job.take(piece.request, outcome)
                 ended = self._clock()
                 job.seconds += ended - began
-                self._metrics.stepped(Step([piece]), began, ended)
+                step = Step([piece])
+                self.cost.observe(step.tokens, step.products, step.contexts, 1, max(ended - began, 1e-6))
+                self._metrics.stepped(step, began, ended)
                 waiting.started = True
         except Exception as error:
             self._pending.fail(job, error)

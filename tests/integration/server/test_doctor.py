@@ -54,7 +54,7 @@ def test_warming_up_teaches_what_steps_take(a, b):
     engine, cost = Clocked(a, b), StepCost()
     assert asyncio.run(warm_up(engine, cost, lambda: engine.now)) == pytest.approx(0, abs=1e-9)  # rows are free
     for tokens in (1, 16, 64):
-        assert cost.seconds(tokens, tokens * 128, 128) == pytest.approx(a + b * tokens, rel=0.35)
+        assert cost.seconds(tokens, tokens * 128, 128, 1) == pytest.approx(a + b * tokens, rel=0.35)
     assert engine.sequences_open == 0
 
 

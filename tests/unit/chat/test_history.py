@@ -191,3 +191,16 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
 )
 def test_a_title_is_the_first_line_of_the_question(question, title):
     assert title_of(question) == title
+
+
+def test_a_full_disk_is_told_and_keeps_what_was_saved(history):
+    chat = history.create("Colours")
+    history.save(chat, 0, Message("user", "Name three."))
+    [(pages,)] = history._rows("PRAGMA page_count", ())
+    history._rows(f"PRAGMA max_page_count = {pages}", ())  # what SQLite does then is what it does on a full disk
+    with refused("history_refused"):
+        history.save(chat, 1, Message("assistant", "red " * 10_000))
+    assert [message.content for message in history.messages(chat)] == ["Name three."]
+    history._rows("PRAGMA max_page_count = 100000", ())
+    history.save(chat, 1, Message("assistant", "Red."))
+    assert [message.content for message in history.messages(chat)] == ["Name three.", "Red."]

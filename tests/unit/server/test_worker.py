@@ -1,4 +1,4 @@
-"""Jobs on engines of several kinds: results, dropped and failed jobs, deadlines, and steps that wait for drafts."""
+"""Jobs on engines of several kinds: results, dropped and failed jobs, deadlines, and what steps wait for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Capabilities, new_sequence
 from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
-from moa_server.scheduling.worker import BatchWindow, Worker
+from moa_server.scheduling.worker import Worker
 from support.toy_engine import VOCAB, ToyEngine, plain
 from support.virtual_loop import run_virtually
 
@@ -185,32 +185,16 @@ def test_a_job_counts_the_time_of_its_steps_but_not_its_wait_for_a_budget(capabi
     with_worker(ToyEngine(capabilities=capabilities, delay_s=(0.5, 0.0)), scenario)
 
 
-# -- steps wait for announced jobs --------------------------------------------------------------------
+# -- steps wait for conversations that go on ------------------------------------------------------------
 
 STEP_S = 0.5
 
 
-async def decode(worker: Worker, number: int, tokens: int, prepare_s: float) -> None:
-    """Decode a number of tokens, preparing each for a given time."""
-    text, sequence = [number, 2, 3], new_sequence()
+async def decode(worker: Worker, tokens: int) -> None:
+    text, sequence = [1, 2, 3], new_sequence()
     for _ in range(tokens):
-        with worker.coming(sequence):
-            await asyncio.sleep(prepare_s)
-        job = Job(sequence, text, Sampling())
-        await worker.run(job, 60)
+        await worker.run(job := Job(sequence, text, Sampling()), 60)
         text.append(job.token)
-
-
-@pytest.mark.parametrize(("prepare_s", "together"), [(0.05, True), (0.4, False)])
-def test_announced_jobs_share_steps_if_preparing_takes_little_of_a_step(prepare_s, together):
-    engine = ToyEngine(delay_s=(STEP_S, 0.0))
-
-    async def scenario(worker, loop) -> None:
-        await asyncio.gather(*(decode(worker, number, 12, prepare_s * number) for number in (1, 2)))
-        shared = [len(step) for step in engine.steps].count(2)
-        assert shared >= 10 if together else shared <= 2
-
-    with_worker(engine, scenario)
 
 
 @pytest.mark.parametrize(("turns", "parked", "together"), [(30, False, True), (30, True, False), (60, False, False)])
@@ -229,36 +213,7 @@ def test_a_step_waits_for_conversations_that_may_go_on_until_they_say_that_they_
                 await asyncio.sleep(0)
 
     async def scenario(worker, loop) -> None:
-        await asyncio.gather(decode(worker, 1, 12, 0.0), slowly(worker))
+        await asyncio.gather(decode(worker, 12), slowly(worker))
         assert ([len(step) for step in engine.steps].count(2) >= 11) == together
 
     with_worker(engine, scenario)
-
-
-def test_a_step_waits_a_quarter_of_a_step_at_most_and_not_for_jobs_that_usually_come_late():
-    async def scenario(loop) -> None:
-        window, done = BatchWindow(loop.time), asyncio.Event()
-
-        async def prepare() -> None:
-            with window.coming():
-                await done.wait()
-
-        assert not await window.wait(STEP_S)
-        preparing = asyncio.create_task(prepare())
-        await asyncio.sleep(0)
-        began = loop.time()
-        assert await window.wait(STEP_S)
-        assert loop.time() - began == pytest.approx(0.25 * STEP_S, abs=0.01)
-        await asyncio.sleep(20 * STEP_S)
-        done.set()
-        await preparing
-        done.clear()
-        preparing = asyncio.create_task(prepare())
-        await asyncio.sleep(0)
-        began = loop.time()
-        assert not await window.wait(STEP_S) and loop.time() == began
-        preparing.cancel()
-        await asyncio.gather(preparing, return_exceptions=True)
-        assert not await window.wait(100 * STEP_S), "a job that left is not waited for"
-
-    run_virtually(scenario)

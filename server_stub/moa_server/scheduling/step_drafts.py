@@ -1,0 +1,142 @@
+"""The drafts of one piece of a session's work: from what is offered when its step is planned to the verdict on it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from moa_runtime.session.server import ServerSession, SessionDraft, Verify
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.drafting.own_draft import OwnDraft
+from moa_server.drafting.server_drafting import Round, ServerDrafting
+from moa_server.scheduling.calibration import Calibration
+from moa_server.scheduling.scheduler import StepSeconds
+from moa_server.scheduling.verify_job import Job, PricedDraft
+
+#: Most microseconds that a message can tell.
+MOST_US = (1 << 32) - 1
+
+
+@dataclass
+class Calibrations:
+    """Those of a session: of its client's drafts, and of the verifier's own."""
+
+    device: Calibration = field(default_factory=Calibration)
+    own: Calibration = field(default_factory=Calibration)
+
+
+class StepDrafts:
+    """The drafts for one piece of work: what its client asked to verify, or for work that no frame asked for, the
+    likelier of the client's newest unsolicited draft and the verifier's own.
+
+    Args:
+        sequence: the engine's number of the session.
+        calibrations: of the session.
+
+    Attributes:
+        paths: calibrated probability that a token of the draft and all before it are right, for each token.
+    """
+
+    def __init__(self, session: ServerSession, sequence: int, calibrations: Calibrations, work: Verify) -> None:
+        self._session, self._sequence, self._calibrations, self._work = session, sequence, calibrations, work
+        self._own: ServerDrafting | None = None
+        self._taken: SessionDraft | OwnDraft | None = None  # the client's or the verifier's
+        self.paths: list[float] = []
+
+    def job(self, own: ServerDrafting | None, *, unasked: bool = True) -> Job:
+        """Make the job.
+
+        Args:
+            own: the verifier's drafts, if it makes any.
+            unasked: whether work that no frame asked for may have drafts.
+        """
+        work, self._own = self._work, own
+        if work.pushed and not unasked:
+            return Job(self._sequence, work.prefix, work.sampling, rows_from=work.rows_from)
+        if not work.pushed:
+            self.paths = paths = self._calibrations.device.paths(work.parents, work.confidences)
+            return Job(self._sequence, work.prefix, work.sampling, work.draft, work.parents, work.rows_from, paths)
+        starts = [work.rows_from, None if own is None else own.rows_from(self._sequence, work.prefix)]
+        rows_from = min((start for start in starts if start is not None), default=None)
+        return Job(self._sequence, work.prefix, work.sampling, rows_from=rows_from, source=self)
+
+    def newest(self) -> PricedDraft:
+        """See :meth:`moa_server.scheduling.verify_job.DraftSource.newest`."""
+        work = self._work
+        offers: list[tuple[SessionDraft | OwnDraft, list[float]]] = []
+        if (sent := self._session.newest_draft()) is not None:
+            offers.append((sent, self._calibrations.device.paths(sent.parents, sent.confidences)))
+        if self._own is not None:
+            made = self._own.offered(self._sequence, work.prefix, work.sampling, self._session.room)
+            offers.append((made, self._calibrations.own.paths(made.parents, made.probabilities)))
+        self._taken, self.paths = max(offers, key=lambda offer: sum(offer[1]), default=(None, []))
+        if self._taken is None:
+            return PricedDraft()
+        return PricedDraft(self._taken.tokens, self._taken.parents, self.paths)
+
+    @property
+    def round(self) -> Round:
+        """The conversation of the coming step, as the verifier's own drafting sees it."""
+        work = self._work
+        return Round(self._sequence, work.prefix, work.sampling, self._session.room, self.paths)
+
+    def verdict(self, job: Job) -> tuple[wire.ServerMessage, int]:
+        """Commit the target's choice, learn from it, and build the verdict; queue the memory rows that came with it.
+
+        Returns:
+            the verdict, and the number of verified tokens.
+        """
+        session, work, taken, own = self._session, self._work, self._taken, self._own
+        device, stamp = self._calibrations.device, 0
+        if work.pushed:
+            whole = (taken.tokens, taken.parents) if taken is not None else ((), ())
+            if isinstance(taken, OwnDraft):
+                self._calibrations.own.learn(taken.parents, taken.probabilities, job.verified, job.path)
+            elif taken is not None:
+                device.learn(taken.parents, taken.confidences, job.verified, job.path)
+                stamp = taken.stamp
+        else:
+            whole = work.draft, work.parents
+            device.learn(work.parents, work.confidences, job.verified, job.path)
+            stamp = work.stamp if len(job.verified) < len(work.draft) else 0
+        tokens, parents, path = only_verified(*whole, job.verified, job.path)
+        done = replace(work, draft=tokens, parents=parents)
+        assert job.token is not None
+        spent = (min(int(1e6 * each), MOST_US) for each in (job.seconds, job.drafting_s))
+        message = session.decide(done, path, job.token, *spent, draft_stamp=stamp)
+        if work.rows_from is not None:
+            take_rows(session, job)
+        if work.pushed and own is not None:
+            if isinstance(taken, OwnDraft):
+                own.learn(self._sequence, taken, job.verified, job.path)
+            own.add_rows(self._sequence, [*work.prefix, *(tokens[index] for index in path)], job.rows)
+        return message, len(tokens)
+
+
+def only_verified(
+    tokens: Sequence[int], parents: Sequence[int], verified: Collection[int], path: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+    """Reduce a draft to the tokens at the indices ``verified``, a tree; return its tokens and parents, and the path in
+    it."""
+    kept = sorted({*verified, *path})  # the target may have chosen one that was left out
+    places = {0: 0, **{index + 1: place for place, index in enumerate(kept, 1)}}
+    return (
+        tuple(tokens[index] for index in kept),
+        tuple(places[parents[index]] for index in kept),
+        [places[index + 1] - 1 for index in path],
+    )
+
+
+async def prepare_drafts(own: ServerDrafting, jobs: Sequence[Job], seconds: StepSeconds) -> bool:
+    """Let the verifier draft for those jobs of the coming step for which that pays; return whether there is anything
+    new."""
+    rounds = [job.source.round for job in jobs if isinstance(job.source, StepDrafts)]
+    return bool(rounds) and await own.prepare(rounds, seconds)
+
+
+def take_rows(session: ServerSession, job: Job) -> None:
+    """Give a session its job's memory rows; disable rows if the engine made none."""
+    if job.rows is None:
+        session.disable_rows()
+    else:
+        session.add_rows(job.rows.start, job.rows.keys, job.rows.values)

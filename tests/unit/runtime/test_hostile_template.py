@@ -1,0 +1,49 @@
+"""Any chat template renders, or is refused by a sentence, within its budget."""
+
+from __future__ import annotations
+
+import contextlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moa_runtime.chat_template import _FILTERS, _METHODS, ChatTemplate, ChatTemplateError
+
+VALUES = (
+    "messages messages[0].content 'a' '%s%9d' '{}{}' -1 2**20 1.5 none true n n.x m loop range(9999) [1,2] () {'a':1} "
+    "x namespace(x=1) 'a'*9999 range(99)|list cycler('a','b') joiner(',') dict(a=1)"
+)
+OPERATORS = "+ - * / // % ** ~ == < in and or"
+NAMES = [*sorted(_METHODS), "format", "append", "__class__", "x"]
+
+
+def larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    operators, filters, names = map(st.sampled_from, (OPERATORS.split(), sorted(_FILTERS), NAMES))
+    return st.one_of(
+        st.builds("({} {} {})".format, inner, operators, inner),
+        st.builds("({}|{}({}))".format, inner, filters, inner | st.just("")),
+        st.builds("{}.{}({})".format, inner, names, inner | st.just("")),
+        st.builds("{}[{}]".format, inner, inner | st.sampled_from([":", "::-1"])),
+        st.builds("[{},{}]".format, inner, inner),
+        st.builds("({} if {} is eq {} else {})".format, inner, inner, inner, inner),
+    )
+
+
+EXPRESSIONS = st.recursive(st.sampled_from(VALUES.split()), larger, max_leaves=12)
+STATEMENTS = st.recursive(
+    st.builds("{{{{ {} }}}}".format, EXPRESSIONS),
+    lambda inner: st.one_of(
+        st.builds("{{% for m in {} recursive %}}{}{{% endfor %}}".format, EXPRESSIONS, inner),
+        st.builds("{{% set n.x = {} %}}{}{}".format, EXPRESSIONS, inner, inner),
+        st.builds("{{% macro f(x) %}}{}{{{{ f(x) }}}}{{% endmacro %}}{{{{ f({}) }}}}".format, inner, EXPRESSIONS),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(STATEMENTS)
+def test_a_template_renders_or_is_refused(statements: str) -> None:
+    with contextlib.suppress(ChatTemplateError):
+        template = ChatTemplate("{% set n = namespace(x='a') %}" + statements, {})
+        assert len(template.render([{"role": "user", "content": "Hi"}], True)) < 1 << 21

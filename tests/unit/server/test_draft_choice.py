@@ -1,0 +1,69 @@
+"""Which drafted tokens a step verifies, and how probable they are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from moa_server.scheduling.calibration import Calibration
+from moa_server.scheduling.draft_choice import choose_nodes
+
+
+def trees(rng: random.Random) -> tuple[list[list[int]], list[list[float]]]:
+    """Make small drafts: parents, and the probability of each path."""
+    parents, paths = [], []
+    for _ in range(rng.randint(1, 3)):
+        own, all_paths = [], [1.0]
+        for index in range(rng.randint(0, 4)):
+            own.append(rng.randint(0, index))
+            all_paths.append(all_paths[own[-1]] * rng.choice([0.1, 0.5, 0.5, 0.9, 1.0]))
+        parents.append(own)
+        paths.append(all_paths[1:])
+    return parents, paths
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_other_tokens_bring_more_a_second(seed: int) -> None:
+    rng = random.Random(seed)
+    parents, paths = trees(rng)
+    stairs = np.cumsum([rng.choice([0.0, 0.1, 1.0]) for _ in range(13)]) + rng.uniform(0.5, 5)
+    chosen = choose_nodes(paths, lambda drafted: stairs[drafted])
+
+    def rate(sets) -> float:
+        gains = len(paths) + sum(paths[session][index] for session, own in enumerate(sets) for index in own)
+        return gains / stairs[sum(map(len, sets))]
+
+    def subtrees(own: list[int]) -> list[tuple[int, ...]]:
+        found = itertools.chain.from_iterable(itertools.combinations(range(len(own)), n) for n in range(len(own) + 1))
+        return [nodes for nodes in found if all(not own[node] or own[node] - 1 in nodes for node in nodes)]
+
+    assert all(tuple(nodes) in subtrees(own) for nodes, own in zip(chosen, parents, strict=True))
+    best = max(map(rate, itertools.product(*map(subtrees, parents))))
+    assert rate(chosen) == pytest.approx(best)
+    assert sum(map(len, choose_nodes(paths, lambda drafted: stairs[drafted], most=2))) <= 2
+
+
+def test_a_drafter_that_claims_too_much_gains_nothing() -> None:
+    honest, boastful, silent, rng = Calibration(), Calibration(), Calibration(), random.Random(1)
+    parents = [0, 1, 2]
+    assert honest.paths(parents, [0.8, 0.5, 0.5])[0] == pytest.approx(0.85, abs=0.1)
+    for _ in range(300):
+        path = list(itertools.takewhile(lambda _: rng.random() < 0.6, range(3)))
+        honest.learn(parents, [0.6] * 3, range(3), path)
+        boastful.learn(parents, [0.99] * 3, range(3), path)
+        silent.learn(parents, None, range(3), path)
+    for calibration, claims in ((honest, [0.6] * 3), (boastful, [0.99] * 3), (silent, None)):
+        assert calibration.paths(parents, claims) == pytest.approx([0.6, 0.36, 0.216], abs=0.12)
+
+
+def test_tokens_after_a_wrong_one_and_those_not_verified_teach_nothing() -> None:
+    calibration = Calibration()
+    before = calibration.paths([0, 1], [0.3, 0.9])
+    calibration.learn([0, 1], [0.3, 0.9], [0, 1], [])
+    after = calibration.paths([0, 1], [0.3, 0.9])
+    assert after[0] < before[0] and after[1] / after[0] == pytest.approx(before[1] / before[0])
+    calibration.learn([0, 1], [0.3, 0.9], [], [])
+    assert calibration.paths([0, 1], [0.3, 0.9]) == after
