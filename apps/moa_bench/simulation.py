@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import simpy
-from moa_server.scheduling.step_drafts import Calibrations, StepDrafts, take_rows
 from numpy.typing import NDArray
 
 from moa_bench.harness import Conversation, LoopbackVerifier, Round
@@ -37,6 +36,7 @@ from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.engine.base import new_sequence
 from moa_server.scheduling.scheduler import MOST_SEQUENCES, Scheduler, Step, Waiting
 from moa_server.scheduling.step_cost import StepCost
+from moa_server.scheduling.step_drafts import Calibrations, StepDrafts, take_rows
 from moa_server.scheduling.verify_job import Job
 
 #: Nothing is late here: a device that writes on alone is not simulated.
