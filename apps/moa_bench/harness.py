@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moa_server.scheduling.step_drafts import Calibrations, StepDrafts, take_rows
-
 from moa_bench.simulated_clock import Clock, Pace
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
@@ -37,6 +35,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine, new_sequence
 from moa_server.engine.baseline import BlockingEngine
 from moa_server.engine.dtypes import DTYPES
+from moa_server.scheduling.step_drafts import Calibrations, StepDrafts, take_rows
 from moa_server.scheduling.verify_job import Job
 
 if TYPE_CHECKING:  # these bring torch
