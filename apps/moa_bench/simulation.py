@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from math import exp, log
@@ -182,14 +182,20 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 class _Way:
     """One direction of a link, which keeps the order of frames.
 
+    Args:
+        take: handles a frame on its arrival; says whether it needs no further handling.
+
     Attributes:
         frames: arrived ones, with the time of their arrival.
         arrival: the event of the next one.
     """
 
-    def __init__(self, target: Target, draws: random.Random) -> None:
+    def __init__(
+        self, target: Target, draws: random.Random, take: Callable[[bytes], bool] = lambda frame: False
+    ) -> None:
         self.frames: deque[tuple[float, bytes]] = deque()
-        self._env, self._fleet, self._draws, self._last = target.env, target.fleet, draws, 0.0
+        self._env, self._fleet, self._draws, self._take = target.env, target.fleet, draws, take
+        self._last = 0.0
         self.arrival = self._env.event()
 
     def send(self, frame: bytes) -> None:
@@ -199,6 +205,8 @@ class _Way:
 
     def _deliver(self, frame: bytes, after: float) -> Process:
         yield self._env.timeout(after)
+        if self._take(frame):
+            return
         self.frames.append((self._env.now, frame))
         arrival, self.arrival = self.arrival, self._env.event()
         arrival.succeed()
@@ -207,19 +215,19 @@ class _Way:
 class _ServerEnd:
     """The verifier's end of one conversation: frames that have arrived, then pushed verdicts, then memory rows."""
 
-    def __init__(self, target: Target, up: _Way, down: _Way) -> None:
+    def __init__(self, target: Target, draws: random.Random, down: _Way) -> None:
         engine = target.engine
         self.session = ServerSession(target.limits, engine.vocab_size, engine.stop_tokens)
         self.sequence = new_sequence()
-        self._env, self._target, self._up, self._down = target.env, target, up, down
+        self.up = _Way(target, draws, self._keep_draft)
+        self._env, self._target, self._down = target.env, target, down
         self._calibrations = Calibrations()
         self._stamped: tuple[int, float] | None = None
         self._env.process(self._run())
 
     def _run(self) -> Process:
         while True:
-            self._keep_drafts()
-            if frames := self._up.frames:
+            if frames := self.up.frames:
                 if (work := self._receive(*frames.popleft())) is not None:
                     yield from self._do(work)
             elif (work := self.session.next_work()) is not None:
@@ -227,21 +235,16 @@ class _ServerEnd:
             elif (rows := self.session.take_rows()) is not None:
                 self._send(rows)
             else:
-                yield self._up.arrival
+                yield self.up.arrival
 
-    def _keep_drafts(self) -> None:
-        """Take unsolicited drafts among the frames that have arrived."""
-        others = []
-        for arrived, frame in self._up.frames:
-            message = parse_client_message(frame)
-            if isinstance(message, wire.ClientMessage) and message.draft.unsolicited:
-                self.session.keep_draft(message.draft)
-                self._stamped = (message.draft.stamp, arrived) if message.draft.stamp else self._stamped
-            else:
-                others.append((arrived, frame))
-        if len(others) < len(self._up.frames):
-            self._up.frames.clear()
-            self._up.frames.extend(others)
+    def _keep_draft(self, frame: bytes) -> bool:
+        """Keep an unsolicited draft, also while a step runs; return whether it is one."""
+        message = parse_client_message(frame)
+        if not isinstance(message, wire.ClientMessage) or not message.draft.unsolicited:
+            return False
+        self.session.keep_draft(message.draft)
+        self._stamped = message.draft.stamp, self._env.now
+        return True
 
     def _receive(self, arrived: float, frame: bytes) -> Verify | None:
         message = parse_client_message(frame)
@@ -270,7 +273,7 @@ class _ServerEnd:
                 job.take(request, finish(self._target.engine.step([request]))[0])
             take_rows(self.session, job)
         else:
-            drafts = _ArrivedDrafts(self, self._calibrations, work)
+            drafts = StepDrafts(self.session, self.sequence, self._calibrations, work)
             job = drafts.job(self._target.own)
             yield self._target.run(job)
             self._send(drafts.verdict(job)[0])
@@ -288,18 +291,6 @@ class _ServerEnd:
         self._down.send(message.SerializeToString())
 
 
-class _ArrivedDrafts(StepDrafts):
-    """The drafts of a piece of work, those included that arrive while it waits for its step."""
-
-    def __init__(self, end: _ServerEnd, calibrations: Calibrations, work: Verify) -> None:
-        super().__init__(end.session, end.sequence, calibrations, work)
-        self._end = end
-
-    def newest(self) -> Any:
-        self._end._keep_drafts()
-        return super().newest()
-
-
 class Client:
     """A device, its link, and the verifier's end of its conversation.
 
@@ -315,11 +306,11 @@ class Client:
         self.text: list[int] = []
         self._env, self._target = target.env, target
         recording, draws = target.recording, random.Random(seed)
-        self._up, self._down = _Way(target, draws), _Way(target, draws)
+        self._down = _Way(target, draws)
         self._backend = RecordedBackend(recording.answers[0])
         drafts = mode in ("auto", "device")
         drafter = replayed_drafter(recording, self._backend) if drafts else None
-        self._server = _ServerEnd(target, self._up, self._down)
+        self._server = _ServerEnd(target, draws, self._down)
         rows = wire.ROW_ENCODING_INT8 if drafts else wire.ROW_ENCODING_UNSPECIFIED
         session = ClientSession(recording.fingerprints, stop_tokens=recording.stop_tokens, row_encoding=rows)
         drafting = mode if drafts else "server"
@@ -349,7 +340,7 @@ class Client:
             yield env.timeout(seconds)
             loop.drafted(todo, tree, seconds, env.now)
         for frame in loop.frames_to_send(env.now):
-            self._up.send(frame)
+            self._server.up.send(frame)
         if todo is None or isinstance(todo, Draft) or self._down.frames:
             return
         alarm = [] if todo.until is None else [env.timeout(max(0.0, todo.until - env.now))]
@@ -367,7 +358,7 @@ class Client:
 #: Tokens of the answers of a scenario of shapes.
 TOKENS = 400
 #: Tokens of all sessions of a fleet by streaming, at least and at most for each.
-FLEET_TOKENS, _LEAST_TOKENS, _MOST_TOKENS = 2400, 40, 400
+FLEET_TOKENS, _LEAST_TOKENS, _MOST_TOKENS = 4000, 60, 600
 #: Ways in which a fleet is served.
 MODES = ("auto", "device", "server", "stream")
 
