@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -78,25 +79,27 @@ def drafts_that_pay(
         known: of each, probabilities of the path to each token of the draft that it has without the model.
         seconds: of the step.
     """
-    likeliest = np.sort(np.concatenate([np.asarray(each, np.float64) for each in known]))[::-1]
-    tokens = len(paths) + np.cumsum([0.0, *likeliest])
+    likeliest = np.array(sorted((one for each in known for one in each), reverse=True))
+    tokens = len(paths) + np.concatenate(([0.0], np.cumsum(likeliest)))
     drafted = int(np.argmax(tokens / seconds(np.arange(len(tokens)))))
-    now, more = seconds(np.array([drafted, drafted + len(paths)]))
-    rate = float(tokens[drafted] / now)
-    price = rate * float(more - now) / len(paths)
+    now, more = seconds(np.array([drafted, drafted + len(paths)])).tolist()
+    rate = float(tokens[drafted]) / now
+    price = rate * (more - now) / len(paths)
     nothing, able = ModelDrafts((), 0, rate, price), [index for index, each in enumerate(paths) if len(each)]
     if not able:
         return nothing
-    # A token that is not worth its row stays out of the step.
-    worth = [np.where(paths[index] >= price, paths[index], 0.0) for index in able]
-    least = likeliest[drafted - 1] if drafted else 1.0
-    had = np.array(
-        [[sum(kept), len(kept)] for index in able for kept in [[one for one in known[index] if one >= least]]]
-    )
-    gained = np.array([np.cumsum(each.mean(0)) for each in worth]) - had[:, :1]  # [able, LEVELS]
-    rows = np.array([np.cumsum((each > 0).mean(0)) for each in worth]) - had[:, 1:]
-    order = np.argsort(-(gained - price * rows), axis=0)
-    gained, rows = (np.cumsum(np.take_along_axis(part, order, 0), 0) for part in (gained, rows))
+    every = np.stack([paths[index] for index in able])
+    worth = every >= price  # a token that is not worth its row stays out of the step
+    least = likeliest[drafted - 1] if drafted else math.inf
+    kept = [[one for one in known[index] if one >= least] for index in able]
+    had = np.array([[sum(each), len(each)] for each in kept])
+    gained = (every * worth).mean(1).cumsum(1) - had[:, :1]  # [able, LEVELS]
+    rows = worth.mean(1).cumsum(1) - had[:, 1:]
+    if len(able) > 1:
+        order = np.argsort(price * rows - gained, axis=0)
+        gained, rows = (np.take_along_axis(part, order, 0).cumsum(0) for part in (gained, rows))
+    else:
+        order = np.zeros((1, LEVELS), np.int64)
     counts, levels = np.arange(1, len(able) + 1)[:, None], np.arange(1, LEVELS + 1)[None]
     steps = seconds(np.maximum(0, np.rint(drafted + rows)).astype(np.int64).ravel()).reshape(rows.shape)
     rates = (tokens[drafted] + gained) / (steps + cost.seconds(levels, counts))
