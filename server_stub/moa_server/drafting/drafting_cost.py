@@ -17,6 +17,8 @@ StepSeconds = Callable[[NDArray[np.int64]], Float64]
 LEVELS = 8
 #: Weight that a draft has lost after one more.
 _FORGETTING = 1 / 50
+#: Drafted tokens that show what one costs: few of them may be free, for engines round their number up.
+_MANY = 8
 #: By how much tokens a second must grow.
 _MARGIN = 1.02
 
@@ -58,7 +60,8 @@ class ModelDrafts:
         chosen: indices of the conversations; none if drafting does not pay.
         levels: of each draft.
         rate: tokens a second of the step without them.
-        price: tokens that the same time brings as a further drafted token takes.
+        price: tokens that the same time brings as a further drafted token takes, in the mean over a stair of the step's
+            seconds.
     """
 
     chosen: Sequence[int]
@@ -82,10 +85,12 @@ def drafts_that_pay(
     likeliest = np.array(sorted((one for each in known for one in each), reverse=True))
     tokens = len(paths) + np.concatenate(([0.0], np.cumsum(likeliest)))
     drafted = int(np.argmax(tokens / seconds(np.arange(len(tokens)))))
-    now, more = seconds(np.array([drafted, drafted + len(paths)])).tolist()
+    many = max(_MANY, len(paths))
+    now, more, most_s = seconds(np.array([drafted, drafted + len(paths), drafted + many])).tolist()
     rate = float(tokens[drafted]) / now
     price = rate * (more - now) / len(paths)
-    nothing, able = ModelDrafts((), 0, rate, price), [index for index, each in enumerate(paths) if len(each)]
+    usual = rate * (most_s - now) / many
+    nothing, able = ModelDrafts((), 0, rate, usual), [index for index, each in enumerate(paths) if len(each)]
     if not able:
         return nothing
     every = np.stack([paths[index] for index in able])
@@ -106,4 +111,4 @@ def drafts_that_pay(
     most, level = np.unravel_index(np.argmax(rates), rates.shape)
     if rates[most, level] < _MARGIN * rate:
         return nothing
-    return ModelDrafts([able[at] for at in order[: most + 1, level]], int(level) + 1, rate, price)
+    return ModelDrafts([able[at] for at in order[: most + 1, level]], int(level) + 1, rate, usual)
