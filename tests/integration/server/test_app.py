@@ -343,6 +343,8 @@ def test_health_is_open_and_what_the_verifier_does_needs_a_token(verifier, engin
     assert status["fingerprints"] == vars(engine.fingerprints) and status["forwards"] == engine.forwards
     assert status["capabilities"]["trees"] == engine.capabilities.trees
     assert {"sessions", "version", "uptime_s"} <= status.keys()
+    assert status["step_cost"].keys() >= {"1", "32", "256"} and all(ms > 0 for ms in status["step_cost"].values())
+    assert all(len(status["acceptance"][kind]) == 20 for kind in ("offered", "verified", "accepted"))
 
 
 #: Bad bodies by a value that the answer names.
