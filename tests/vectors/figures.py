@@ -166,8 +166,12 @@ def placements(draws: Draws) -> Iterator[Case]:
                 kind = "drafted" if placement.at_server else "round_ended"
                 accepted, waited_s = draws.whole(0, skill), trip_s + pass_s * (1 if placement.at_server else busy)
                 outcome = RoundEnded(0, 4, 4, accepted, (1,) * 4, draft_s, waited_s, None)
-                args = [kind, accepted, draft_s, waited_s]
-                placement.drafted(outcome) if kind == "drafted" else placement.round_ended(outcome, accepted + 1)
+                spared_s = round(0.2 * draws.share() * pass_s, 6)
+                args = [kind, accepted, draft_s, waited_s, spared_s]
+                if kind == "drafted":
+                    placement.drafted(outcome, spared_s)
+                else:
+                    placement.round_ended(outcome, accepted + 1, spared_s)
             now = [placement.at_server, placement.wants_draft, placement.round_s, trace_json.plain(placement.pace)]
             told.append([args, now])
         yield {"drafting": drafting, "able": able, "takes_drafts": placement.takes_drafts, "told": told}

@@ -10,7 +10,9 @@ from moa_runtime.options import Drafting
 _SLOW_DECAY, _FAST_DECAY = 0.96, 0.9
 #: Switch only if the other side is this many times as fast, and by ``_DOUBT / rounds`` more after few rounds.
 _BETTER, _DOUBT = 1.05, 0.7
-_SHARED, _DRIFT = 1.1, 0.02
+#: Stream again if the server's answer to a round takes this many times as long as expected: link or verifier became
+#: slower, or the round waits for passes of other sessions. The expectation follows slow changes by ``_DRIFT`` a round.
+_LONGER, _DRIFT = 1.25, 0.02
 _UNUSED = 16  # drafts in vain, one after the other, after which the device pauses
 #: Tokens until the other side, or unsolicited drafts, are considered again; doubled each time that it was in vain.
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 2048
@@ -23,11 +25,11 @@ class DrafterSelection:
     Rounds, in which the server waits for the device, bring ``tokens a round / (draft + round trip + the server's
     part)``. While the server streams, both are measured: each draft of the device shows the round that it would have
     made (:class:`~moa_runtime.drafting.unsolicited.UnsolicitedDrafts`), with the time between verdicts without the
-    server's own draft as the server's part. Among many sessions a round has to wait for a pass of the others, which
-    shows in the first rounds.
+    server's own draft as the server's part. Among many sessions a round also waits for a pass of the
+    others, which shows in the first rounds.
 
-    While the device drafts, the rate of streaming is scaled by the change of the server's part of the rounds. After a
-    pause the server streams again until drafts show anew that rounds are faster.
+    Rounds end if plain streaming would be faster, or if the server's answers take longer than a streamed verdict makes
+    expect. After a pause the server streams again until drafts show once more that rounds are faster.
 
     Drafts pause if many in a row were in vain; a server that does not take them makes all of them vain.
 
@@ -46,10 +48,10 @@ class DrafterSelection:
         self._round_trip_s: float | None = None
         # A verdict of the server: its tokens, its seconds, and its seconds without drafts.
         self._pushed, self._pushed_s, self._own_s = _MovingMean(_SLOW_DECAY), _MovingMean(), _MovingMean()
-        # A round of the device, real or hypothetical: its tokens, the seconds of its draft, and the server's part.
+        # A round of the device, real or hypothetical: its tokens, seconds of its draft at both ends, the server's part.
         self._taken, self._draft_s, self._part_s = _MovingMean(_SLOW_DECAY), _MovingMean(), _MovingMean()
         self._rounds = 0  # since the last switch, real or hypothetical
-        self._expected_part_s = 0.0  # when the device began
+        self._expected_wait_s = 0.0  # of a round, without draft and drafted tokens
         self._vain = 0  # drafts since one was used
         self._rounds_pause, self._drafts_pause = _Pause(), _Pause()
 
@@ -99,34 +101,38 @@ class DrafterSelection:
         if used:
             self._vain, self._drafts_pause = 0, _Pause()
 
-    def drafted(self, outcome: RoundEnded) -> None:
-        """Note the round that a draft would have made while the server streams."""
+    def drafted(self, outcome: RoundEnded, spared_s: float) -> None:
+        """Note the round that a draft would have made; ``spared_s`` as in :meth:`round_ended`."""
         self._vain += 1
         if self._vain >= _UNUSED:
             self._vain = 0
             self._drafts_pause.begin()
         if self._round_trip_s is None or not self._server:
             return
-        self._add_round(outcome, outcome.accepted + 1, self._round_trip_s)
+        self._add_round(outcome, outcome.accepted + 1, spared_s, self._round_trip_s)
         if self._drafting != "auto" or self._rounds_pause.left or self._rounds < 2:
             return
         if self._round_rate > self._margin * self._streaming_rate:
             self._switch(server=False)
             self._rounds_pause.begin()
 
-    def round_ended(self, outcome: RoundEnded, tokens: int) -> None:
-        """Note a round of the device that committed ``tokens``."""
+    def round_ended(self, outcome: RoundEnded, tokens: int, spared_s: float) -> None:
+        """Note a round of the device that committed ``tokens``.
+
+        Args:
+            spared_s: seconds of it that the server would have spared without the draft.
+        """
         if outcome.supplied or self._round_trip_s is None or self._server:
             return
-        self._add_round(outcome, tokens, self._round_trip_s)
+        self._add_round(outcome, tokens, spared_s, self._round_trip_s)
         self._rounds_pause.pass_by(tokens)
         if self._drafting != "auto" or not self._pushed.known:
             return
-        longer, margin = max(1e-6, self._part_s.value) / max(1e-6, self._expected_part_s), self._margin
-        self._expected_part_s += _DRIFT * (self._part_s.value - self._expected_part_s)
-        # On its own the server commits at least one token in the time of each such part.
-        streaming = max(1.0 / max(1e-6, self._part_s.value), self._streaming_rate / longer)
-        if streaming > margin * self._round_rate or longer > _SHARED * margin:
+        wait_s, margin = self._round_trip_s + self._part_s.value, self._margin
+        longer = wait_s / max(1e-6, self._expected_wait_s)
+        self._expected_wait_s += _DRIFT * (wait_s - self._expected_wait_s)
+        # On its own the server commits at least one token in each such part.
+        if 1.0 / max(1e-6, self._part_s.value) > margin * self._round_rate or longer > _LONGER * margin:
             self._switch(server=True)
             self._rounds_pause.begin()
         elif not self._rounds_pause.left:
@@ -149,15 +155,15 @@ class DrafterSelection:
         """Tokens a second while the server streams."""
         return self._pushed.value / max(1e-6, self._pushed_s.value)
 
-    def _add_round(self, outcome: RoundEnded, tokens: int, round_trip_s: float) -> None:
+    def _add_round(self, outcome: RoundEnded, tokens: int, spared_s: float, round_trip_s: float) -> None:
         self._rounds += 1
         self._taken.add(tokens)
-        self._draft_s.add(outcome.draft_s)
-        self._part_s.add(max(0.0, outcome.waited_s - round_trip_s))
+        self._draft_s.add(outcome.draft_s + spared_s)
+        self._part_s.add(max(0.0, outcome.waited_s - round_trip_s - spared_s))
 
     def _switch(self, *, server: bool) -> None:
         self._server, self._rounds = server, 0
-        self._expected_part_s, self._part_s = self._part_s.value, _MovingMean()
+        self._expected_wait_s, self._part_s = self.round_s, _MovingMean()
 
 
 class _Pause:

@@ -29,6 +29,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, LinkStatus, PauseReason
 from moa_runtime.options import Conditions, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession, LinkState
+from moa_runtime.session.client_table import State
 from moa_runtime.session.events import Cause, Decided, Echoed, Faulted, Origin, RowsReceived, Sampling, Welcomed
 from moa_runtime.session.tree import DraftTree
 
@@ -233,7 +234,7 @@ class DraftingLoop:
         self._timeouts.stamped(self._session.stamp, now)
         if not self._session.awaiting_verdict:
             self._timeouts.idle()
-        elif frames:
+        elif frames and not (self._session.state is State.STREAMING and self._timeouts.waiting):
             self._timeouts.sent(now, prefill=self._session.awaiting_prefill)
         return frames
 
@@ -349,7 +350,8 @@ class DraftingLoop:
         # The verdict on a draft from before the connection does not show a round's time.
         if asked and not (in_flight.resumed and verdict.drafted):
             self._controller.observe(outcome)
-            self._selection.round_ended(outcome, verdict.accepted + 1)
+            spared_s = self._controller.token_s * outcome.drafted
+            self._selection.round_ended(outcome, verdict.accepted + 1, spared_s)
         in_flight.resumed = in_flight.resumed and bool(self._session.tentative)
         return outcome if asked else None
 
@@ -362,7 +364,7 @@ class DraftingLoop:
         selection.pushed(verdict.accepted + 1, waited_s, spared_s, used=used)
         for outcome in self._unsolicited.decided(self._session.committed, selection.round_s, controller.token_s):
             controller.observe(outcome)
-            selection.drafted(outcome)
+            selection.drafted(outcome, controller.token_s * outcome.drafted)
         return pushed
 
     # -- helpers -----------------------------------------------------------------------------------

@@ -65,6 +65,11 @@ class Timeouts:
         """Return whether a draft should still wait for memory rows."""
         return self._rows_by is not None and now < self._rows_by
 
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is awaited."""
+        return self._sent_at is not None
+
     def sent(self, now: float, *, prefill: bool) -> None:
         """Note that a frame was sent that will be answered; ``prefill`` if it is a prompt."""
         settings = self._settings

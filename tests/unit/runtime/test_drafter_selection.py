@@ -35,7 +35,7 @@ def stream(one: DrafterSelection, verdicts: int, *, accepted: int, draft_s: floa
             break
         push(one, used=used)
         if one.wants_draft:
-            one.drafted(outcome(accepted, draft_s, one.round_s))
+            one.drafted(outcome(accepted, draft_s, one.round_s), 0.0)
             drafts += 1
     return drafts
 
@@ -45,7 +45,7 @@ def rounds(one: DrafterSelection, most: int, *, accepted: int, draft_s: float = 
     for number in range(most):
         if one.at_server:
             return number
-        one.round_ended(outcome(accepted, draft_s, waited_s), accepted + 1)
+        one.round_ended(outcome(accepted, draft_s, waited_s), accepted + 1, 0.0)
     return most
 
 
@@ -71,7 +71,7 @@ def test_drafts_in_vain_pause_for_longer_and_longer(takes_drafts: bool) -> None:
     for _ in range(4):
         drafts.append(0)
         while one.wants_draft:
-            one.drafted(outcome(0, 0.01, one.round_s))
+            one.drafted(outcome(0, 0.01, one.round_s), 0.0)
             drafts[-1] += 1
         pauses.append(0)
         while not one.wants_draft:
@@ -103,7 +103,7 @@ def test_a_verifier_that_slowly_becomes_slower_is_not_busy() -> None:
     stream(one, 50, accepted=2)
     for number in range(22):
         assert not one.at_server
-        one.round_ended(outcome(2, 0.01, 0.035 * 1.002**number), 3)
+        one.round_ended(outcome(2, 0.01, 0.035 * 1.002**number), 3, 0.0)
 
 
 def test_streaming_is_measured_again_after_a_pause_that_becomes_longer() -> None:
@@ -116,7 +116,7 @@ def test_streaming_is_measured_again_after_a_pause_that_becomes_longer() -> None
     assert counts == [22, 43, 86]  # 64, 128 and 256 tokens
     for _ in range(200):  # unsolicited drafts are used now
         push(one, tokens=3, used=True)
-        one.drafted(outcome(2, 0.01, one.round_s))
+        one.drafted(outcome(2, 0.01, one.round_s), 0.0)
     assert one.at_server
 
 

@@ -63,6 +63,7 @@ class _Streamed:
             if isinstance(todo, Draft):
                 tree = todo.by.propose(todo.prefix, todo.budget, todo.sampling)
                 seconds = _STEP_S * len(tree.steps)
+                self._now += seconds
                 self.loop.drafted(todo, tree, seconds, self._now)
             for frame in self.loop.frames_to_send(self._now):
                 message = parse_client_message(frame)
@@ -133,6 +134,8 @@ def test_drafts_are_sent_while_the_server_streams_and_shorten_the_answer() -> No
     origins = [origin for event in streamed.of(Committed) for origin in event.origins]
     assert sent > 10 and used > 20 and origins.count(Origin.DRAFTED) >= used
     assert sum(event.unsolicited > 0 for event in streamed.of(Drafted)) == sent
+    # The time between verdicts does not begin anew when a draft is sent.
+    assert min(event.waited_s for event in pushed[1:]) > _PASS_S + _STEP_S / 2
 
 
 @pytest.mark.parametrize(
