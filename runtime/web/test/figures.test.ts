@@ -104,8 +104,8 @@ part("placements", (given) => {
     const [name, ...figures] = args;
     if (name === "trip") selection.noteRoundTrip(figures[0]!);
     else if (name === "pushed") selection.pushed(figures[0]!, figures[1]!, figures[2]!, Boolean(figures[3]));
-    else if (name === "drafted") selection.drafted(roundOf(figures));
-    else selection.roundEnded(roundOf(figures), figures[0]! + 1);
+    else if (name === "drafted") selection.drafted(roundOf(figures), figures[3]!);
+    else selection.roundEnded(roundOf(figures), figures[0]! + 1, figures[3]!);
     return [args, [selection.atServer, selection.wantsDraft, selection.roundS, plain(selection.pace)]];
   });
   return { told };

@@ -10,7 +10,11 @@ const FAST_DECAY = 0.9;
 /** Switch only if the other side is this many times as fast, and by `DOUBT / rounds` more after few rounds. */
 const BETTER = 1.05;
 const DOUBT = 0.7;
-const SHARED = 1.1;
+/**
+ * Stream again if the server's answer to a round takes this many times as long as expected: link or verifier have become
+ * slower, or the round waits for passes of other sessions. The expectation follows slow changes by `DRIFT` a round.
+ */
+const LONGER = 1.25;
 const DRIFT = 0.02;
 const UNUSED = 16; // drafts in vain, one after the other, after which the device pauses
 /** Tokens until the other side, or unsolicited drafts, are considered again; doubled each time that it was in vain. */
@@ -32,12 +36,12 @@ export class DrafterSelection {
   private pushedTokens = new MovingMean(SLOW_DECAY);
   private pushedS = new MovingMean();
   private ownS = new MovingMean();
-  // A round of the device, real or hypothetical: its tokens, the seconds of its draft, and the server's part.
+  // A round of the device, real or hypothetical: its tokens, the seconds of its draft, and the rest of the server's.
   private readonly taken = new MovingMean(SLOW_DECAY);
   private readonly draftS = new MovingMean();
   private partS = new MovingMean();
   private rounds = 0; // since the last switch, real or hypothetical
-  private expectedPartS = 0; // when the device began
+  private expectedWaitS = 0; // of a round, without draft and drafted tokens
   private vain = 0; // drafts since one was used
   private readonly roundsPause = new Pause();
   private draftsPause = new Pause();
@@ -100,15 +104,15 @@ export class DrafterSelection {
     }
   }
 
-  /** Note the round that a draft would have made while the server streams. */
-  drafted(outcome: RoundEnded): void {
+  /** Note the round that a draft would have made while the server streams; `sparedS`: see {@link roundEnded}. */
+  drafted(outcome: RoundEnded, sparedS: number): void {
     this.vain++;
     if (this.vain >= UNUSED) {
       this.vain = 0;
       this.draftsPause.begin();
     }
     if (this.roundTripS === undefined || !this.server) return;
-    this.addRound(outcome, outcome.accepted + 1, this.roundTripS);
+    this.addRound(outcome, outcome.accepted + 1, sparedS, this.roundTripS);
     if (this.drafting !== "auto" || this.roundsPause.left || this.rounds < 2) return;
     if (this.roundRate(this.roundTripS) > this.margin * this.streamingRate) {
       this.switchTo(false);
@@ -116,18 +120,22 @@ export class DrafterSelection {
     }
   }
 
-  /** Note a round of the device that committed `tokens`. */
-  roundEnded(outcome: RoundEnded, tokens: number): void {
+  /**
+   * Note a round of the device that committed `tokens`.
+   *
+   * @param sparedS seconds of it that the server would have spared without the draft.
+   */
+  roundEnded(outcome: RoundEnded, tokens: number, sparedS: number): void {
     if (outcome.supplied || this.roundTripS === undefined || this.server) return;
-    this.addRound(outcome, tokens, this.roundTripS);
+    this.addRound(outcome, tokens, sparedS, this.roundTripS);
     this.roundsPause.passBy(tokens);
     if (this.drafting !== "auto" || !this.pushedTokens.known) return;
-    const partS = Math.max(LEAST_S, this.partS.value);
-    const longer = partS / Math.max(LEAST_S, this.expectedPartS);
-    this.expectedPartS += DRIFT * (this.partS.value - this.expectedPartS);
-    // On its own the server commits at least one token in the time of each such part.
-    const streaming = Math.max(1 / partS, this.streamingRate / longer);
-    if (streaming > this.margin * this.roundRate(this.roundTripS) || longer > SHARED * this.margin) {
+    const waitS = this.roundTripS + this.partS.value;
+    const longer = waitS / Math.max(LEAST_S, this.expectedWaitS);
+    this.expectedWaitS += DRIFT * (waitS - this.expectedWaitS);
+    // On its own the server commits at least one token in each such part.
+    const streaming = 1 / Math.max(LEAST_S, this.partS.value);
+    if (streaming > this.margin * this.roundRate(this.roundTripS) || longer > LONGER * this.margin) {
       this.switchTo(true);
       this.roundsPause.begin();
     } else if (!this.roundsPause.left) {
@@ -153,17 +161,17 @@ export class DrafterSelection {
     return this.pushedTokens.value / Math.max(LEAST_S, this.pushedS.value);
   }
 
-  private addRound(outcome: RoundEnded, tokens: number, roundTripS: number): void {
+  private addRound(outcome: RoundEnded, tokens: number, sparedS: number, roundTripS: number): void {
     this.rounds++;
     this.taken.add(tokens);
-    this.draftS.add(outcome.draftS);
-    this.partS.add(Math.max(0, outcome.waitedS - roundTripS));
+    this.draftS.add(outcome.draftS + sparedS);
+    this.partS.add(Math.max(0, outcome.waitedS - roundTripS - sparedS));
   }
 
   private switchTo(server: boolean): void {
     this.server = server;
     this.rounds = 0;
-    this.expectedPartS = this.partS.value;
+    this.expectedWaitS = this.roundS;
     this.partS = new MovingMean();
   }
 }

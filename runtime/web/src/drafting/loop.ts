@@ -231,9 +231,10 @@ export class DraftingLoop<D extends Drafter = Drafter> {
   /** Take the frames that have to be sent, in order. */
   framesToSend(now: number): Uint8Array[] {
     const frames = this.session.framesToSend();
+    const asks = frames.length > 0 && !(this.session.state === "streaming" && this.timeouts.waiting);
     this.timeouts.stamped(this.session.stamp, now);
     if (!this.session.awaitingVerdict) this.timeouts.idle();
-    else if (frames.length) this.timeouts.sent(now, this.session.awaitingPrefill);
+    else if (asks) this.timeouts.sent(now, this.session.awaitingPrefill);
     return frames;
   }
 
@@ -352,7 +353,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     // The verdict on a draft from before the connection says nothing of a round's time.
     if (asked && !(inFlight.resumed && verdict.drafted)) {
       this.controller.observe(outcome);
-      selection.roundEnded(outcome, verdict.accepted + 1);
+      selection.roundEnded(outcome, verdict.accepted + 1, this.controller.tokenS * outcome.drafted);
     }
     inFlight.resumed &&= this.session.tentative.length > 0;
     return asked ? outcome : undefined;
@@ -367,7 +368,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     selection.pushed(accepted + 1, waitedS, sparedS, draftStamp > 0 && accepted > 0);
     for (const outcome of this.unsolicited.decided(this.session.committed, selection.roundS, controller.tokenS)) {
       controller.observe(outcome);
-      selection.drafted(outcome);
+      selection.drafted(outcome, controller.tokenS * outcome.drafted);
     }
     return pushed;
   }

@@ -66,6 +66,11 @@ export class Timeouts {
     return this.rowsBy !== undefined && now < this.rowsBy;
   }
 
+  /** Whether an answer is awaited. */
+  get waiting(): boolean {
+    return this.sentAt !== undefined;
+  }
+
   /** Note that a frame was sent that will be answered; `prefill` if it is a prompt. */
   sent(now: number, prefill: boolean): void {
     this.sentAt = now;
