@@ -593,16 +593,14 @@ class ClientSession:
             raise BrokenFrameError(f"the server wrote up to position {end}, but the answer ends at {limit}")
         self._outgoing.in_flight, self._out_of_sync = None, 0
         accepted = max(0, verdict.accepted - overlap)
-        compute_s, sharing = verdict.compute_us / 1e6, max(1, verdict.sharing)
-        stamp = verdict.draft_stamp
+        compute_s, stamp = verdict.compute_us / 1e6, verdict.draft_stamp
         if verdict.pushed or flight is None:
-            spent, wanted = (compute_s, verdict.draft_us / 1e6), verdict.drafts_wanted
-            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, *spent, wanted, sharing, stamp)
+            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, compute_s, verdict.draft_us / 1e6, stamp)
             accepted_here = accepted if stamp else 0  # the server's own drafts count as the target's text
         else:
             cause = Cause.ASKED if flight.asked else Cause.FETCHED
-            drafted = verdict.drafted if stamp else flight.drafted
-            decided = Decided(cause, flight.supplied, drafted, accepted, compute_s, sharing=sharing, draft_stamp=stamp)
+            drafted = min(verdict.drafted, flight.drafted) if stamp else flight.drafted
+            decided = Decided(cause, flight.supplied, drafted, accepted, compute_s, draft_stamp=stamp)
             accepted_here = accepted
         events: list[SessionEvent] = [decided, *self._commit_supplied(), *self._commit(new, accepted_here)]
         self._rows_until = min(verdict.rows_until, len(self.committed))

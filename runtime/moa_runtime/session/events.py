@@ -114,8 +114,6 @@ class Decided:
         accepted: number of drafted tokens that the target accepted.
         compute_s: time of the target, seconds.
         draft_s: time of the server's own draft, seconds, if pushed.
-        drafts_wanted: whether the verifier is busy and asks the device to draft.
-        sharing: number of conversations that share the target, including this one; 1 if unknown.
         draft_stamp: stamp of the unsolicited Draft that was verified, or of the Draft of which only a part was; else 0.
     """
 
@@ -125,8 +123,6 @@ class Decided:
     accepted: int
     compute_s: float
     draft_s: float = 0.0
-    drafts_wanted: bool = False
-    sharing: int = 1
     draft_stamp: int = 0
 
 

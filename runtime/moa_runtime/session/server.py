@@ -521,7 +521,6 @@ class ServerSession:
         token: int,
         compute_us: int = 0,
         draft_us: int = 0,
-        sharing: int = 0,
         *,
         draft_stamp: int = 0,
         sent: bool = True,
@@ -533,7 +532,6 @@ class ServerSession:
             path: indices into the draft of the tokens that the target accepts.
             token: the target's own choice after them.
             compute_us, draft_us: time of the target, and of the server's own draft, microseconds.
-            sharing: number of conversations that share the target, including this one; 0 if unknown.
             draft_stamp: stamp of the client's Draft if it was unsolicited, or if only a part of it was verified.
             sent: whether the client is sent the verdict.
         """
@@ -553,7 +551,6 @@ class ServerSession:
             finish=wire.Finish.Name(finish),
             compute_us=compute_us,
             draft_us=draft_us,
-            sharing=sharing,
             pushed=work.pushed,
             drafted=len(work.draft) if work.pushed or draft_stamp else 0,
             draft_stamp=draft_stamp,

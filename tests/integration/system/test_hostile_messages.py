@@ -94,7 +94,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     (_verdict(epoch=2**64 - 1), "waits"),
     (_verdict(finish=99), "failed: the server wrote up to position"),
     (_verdict(compute_us=2**32 - 1, draft_us=2**32 - 1, drafted=2**32 - 1, pushed=True, finish=2), "answered"),
-    (_verdict(sharing=2**32 - 1), "answered"),
+    (_verdict(drafted=2**32 - 1, draft_stamp=2**32 - 1), "answered"),
     (_verdict(rows_until=2**64 - 1, finish=1), "answered"),
     (_changes_its_mind(), "failed: the server decided a position twice, with different tokens"),
     # Of memory rows.

@@ -593,20 +593,18 @@ export class ClientSession {
     const accepted = Math.max(0, verdict.accepted - overlap);
     const computeS = verdict.computeUs / 1e6;
     let decided: Decided;
-    const sharing = Math.max(1, verdict.sharing);
     const { draftStamp } = verdict;
     let acceptedHere = accepted;
     if (verdict.pushed || !flight) {
-      const { drafted, draftsWanted } = verdict;
-      const spent = { computeS, draftS: verdict.draftUs / 1e6 };
-      const rest = { ...spent, draftsWanted, sharing, draftStamp };
+      const { drafted } = verdict;
+      const rest = { computeS, draftS: verdict.draftUs / 1e6, draftStamp };
       decided = { event: "Decided", cause: "pushed", supplied: 0, drafted, accepted, ...rest };
       if (!draftStamp) acceptedHere = 0; // the server's own drafts count as the target's text
     } else {
       const { supplied, asked } = flight;
       const cause = asked ? "asked" : "fetched";
-      const drafted = draftStamp ? verdict.drafted : flight.drafted;
-      const rest = { computeS, draftS: 0, draftsWanted: false, sharing, draftStamp };
+      const drafted = draftStamp ? Math.min(verdict.drafted, flight.drafted) : flight.drafted;
+      const rest = { computeS, draftS: 0, draftStamp };
       decided = { event: "Decided", cause, supplied, drafted, accepted, ...rest };
     }
     const events: SessionEvent[] = [decided, ...this.commitSupplied(), ...this.commit(added, acceptedHere)];

@@ -65,10 +65,6 @@ export interface Decided {
   readonly computeS: number;
   /** Time of the server's own draft, seconds, if pushed. */
   readonly draftS: number;
-  /** Whether the verifier is busy and asks the device to draft. */
-  readonly draftsWanted: boolean;
-  /** Number of conversations that share the target, including this one; 1 if unknown. */
-  readonly sharing: number;
   /** Stamp of the unsolicited Draft that was verified, or of the Draft of which only a part was; else 0. */
   readonly draftStamp: number;
 }

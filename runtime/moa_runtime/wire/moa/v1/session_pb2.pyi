@@ -304,7 +304,7 @@ class Limits(_message.Message):
     def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., idle_seconds: _Optional[int] = ..., chains_only: bool = ..., away_seconds: _Optional[int] = ..., keep_seconds: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "compute_us", "pushed", "drafted", "draft_us", "rows_until", "echo", "drafts_wanted", "sharing", "draft_stamp")
+    __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "compute_us", "pushed", "drafted", "draft_us", "rows_until", "echo", "draft_stamp")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -316,8 +316,6 @@ class Verdict(_message.Message):
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     ROWS_UNTIL_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_WANTED_FIELD_NUMBER: _ClassVar[int]
-    SHARING_FIELD_NUMBER: _ClassVar[int]
     DRAFT_STAMP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     base_len: int
@@ -330,10 +328,8 @@ class Verdict(_message.Message):
     draft_us: int
     rows_until: int
     echo: Echo
-    drafts_wanted: bool
-    sharing: int
     draft_stamp: int
-    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., compute_us: _Optional[int] = ..., pushed: bool = ..., drafted: _Optional[int] = ..., draft_us: _Optional[int] = ..., rows_until: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., drafts_wanted: bool = ..., sharing: _Optional[int] = ..., draft_stamp: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., compute_us: _Optional[int] = ..., pushed: bool = ..., drafted: _Optional[int] = ..., draft_us: _Optional[int] = ..., rows_until: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., draft_stamp: _Optional[int] = ...) -> None: ...
 
 class CreditRevoked(_message.Message):
     __slots__ = ("epoch", "serial", "echo")
