@@ -1,7 +1,7 @@
 """A verification job: process a prefix, verify a draft after it, return memory rows; divisible into pieces.
 
 The text does not depend on how a job is split, or on what of its draft is verified. After some nodes of an asked draft
-are accepted, and the target's choice is one that was left out, the job continues with the subtree of that.
+are accepted, and the target's choice is one that was left out, the job continues with what was drafted after that.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Job:
         unseen = sorted(set(range(len(self._draft))).difference(self._asked))
         matching = (i for i in unseen if self._parents[i] == node and self._draft[i] == outcome.token)
         child = next(matching, None)
-        if child is None or self.source is not None:
+        if child is None or self.source is not None or child + 1 not in self._parents:
             self.token = outcome.token
             return
         self._prefix += [request.draft[index] for index in outcome.path] + [outcome.token]

@@ -44,11 +44,6 @@ REFUSED = {
         server --draft-length 0
         simulate shapes --recording SELF --scenarios 0
         simulate shapes --recording SELF --max-new-tokens 1
-        simulate fleet --recording SELF --sessions 0
-        simulate fleet --recording SELF --seconds 0.5
-        simulate fleet --recording SELF --times 1,2
-        simulate fleet --recording SELF --times 1,2,3,4,5,6,nan
-        simulate fleet --recording SELF --times 1,2,3,4,-,6,7
     """,
     "contradiction": """
         accept --pace 1,2,3,4,5

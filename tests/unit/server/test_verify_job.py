@@ -68,6 +68,8 @@ def test_pieces_of_a_tree_have_the_result_of_the_whole_tree(seed, size, mosts, c
         paths.append([*paths[parent], token])
     choices = [engine.choice(path) for path in paths]
     path = accepted_path(draft, parents, choices)
+    if path and path[-1] not in job.verified and path[-1] + 1 not in parents:
+        path = path[:-1]  # the last token was left out, is the target's own choice, and nothing follows it
     assert list(job.path) == list(path)
     assert job.token == choices[path[-1] + 1 if path else 0]
     processed = range(len(PREFIX) + len(path))
