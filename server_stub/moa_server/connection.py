@@ -218,7 +218,7 @@ class Connection:
         async with conversation.lock:
             if self._ended(claim):
                 return False
-            work = session.next_work(rows=not owed_s)
+            work = session.next_work(rows=not owed_s and self._verifier.store.rows_pay(conversation))
             said = None if work is None else await self._work.do(conversation, work)
         if said is not None and said.HasField("fault") and not session.engine_failed():
             said = None  # no client waits for these rows

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+#: Tokens for which a conversation gets memory rows after its client's last useful draft, or to try.
+_TRIAL_TOKENS = 64
+
+
 class OlderConnectionError(Exception):
     """A Hello arrived after one of a newer connection of the same conversation."""
 
@@ -50,6 +54,7 @@ class Conversation:
     taken_over: asyncio.Event | None = None  # of its connection, None without one; set when another one took over
     connections: int = 0  # number of connections so far
     last_used: float = 0.0  # clock reading in seconds
+    draft_used: int | None = None  # committed tokens after the last unsolicited draft of which some were accepted
     unwatch: Callable[[], object] = lambda: None  # ends the watch of the bearer's token
 
 
@@ -60,6 +65,7 @@ class SessionStore:
         self._verifier, self._settings = verifier, verifier.settings
         self._conversations: dict[str, Conversation] = {}
         self._numbers = itertools.count(1)
+        self._trying: tuple[Conversation, int] | None = None  # gets memory rows up to a number of committed tokens
 
     def __len__(self) -> int:
         return len(self._conversations)
@@ -68,6 +74,23 @@ class SessionStore:
     def connected(self) -> int:
         """Conversations that have a connection."""
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
+
+    def rows_pay(self, conversation: Conversation) -> bool:
+        """Whether memory rows may be made for a conversation that did not ask for them with a draft.
+
+        While others are served, that takes their time: it pays for a client whose unsolicited drafts were used lately.
+        One conversation at a time gets them to try.
+        """
+        session, length = conversation.session, len(conversation.session.committed)
+        if self._verifier.worker.serving <= 1 or (session.runs and not session.pushes):
+            return True
+        used = conversation.draft_used
+        if used is not None and 0 <= length - used <= _TRIAL_TOKENS:
+            return True
+        trying, until = self._trying or (conversation, 0)
+        if length and (trying.taken_over is None or not trying.session.pushes or len(trying.session.committed) > until):
+            self._trying = conversation, length + _TRIAL_TOKENS
+        return self._trying is not None and self._trying[0] is conversation and session.pushes
 
     def attach(
         self, resume_token: str, bearer: Bearer, connection: int = 1
@@ -225,6 +248,8 @@ class SessionWork:
             self._budgets.wait_s(Kind.DRAFTED_TOKENS, drafted)
         verdict = message.verdict
         verifier.metrics.acceptance.add(drafts.paths, job.verified, job.path)
+        if work.pushed and verdict.draft_stamp and verdict.accepted:
+            conversation.draft_used = len(conversation.session.committed)
         if verdict.finish:
             verifier.worker.rest(conversation.sequence)
         accepted, committed = verdict.accepted, len(verdict.tokens)

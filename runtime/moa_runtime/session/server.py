@@ -489,7 +489,7 @@ class ServerSession:
         """
         lacking = self._rows_end - self._rows.next if rows and self._makes_rows else 0
         if self.pushes and not (self._rows_turn and lacking >= _ROWS_BATCH):
-            return self._work(rows_from=self._rows.next if self._rows_with_verdicts else None, pushed=True)
+            return self._work(rows_from=self._rows.next if rows and self._rows_with_verdicts else None, pushed=True)
         self._rows_turn = False
         if lacking < 1:
             return None

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from moa_server.scheduling.step_cost import Float64
 
+#: Tokens a second with drafts by those without, from which on drafts are verified.
+LEAST_GAIN = 1.05
+
 
 def choose_nodes(
     drafts: Sequence[Sequence[float]], seconds: Callable[[NDArray[np.int64]], Float64], *, most: int | None = None
@@ -22,7 +25,8 @@ def choose_nodes(
 
     Tokens are taken by falling path probability, so that what is taken of a tree is a tree; of all numbers of tokens
     that which brings the most tokens a second is the choice. None are looked at one by one, because the seconds of a
-    step rise in stairs.
+    step rise in stairs. A gain of less than :data:`LEAST_GAIN` is none: seconds are predicted, and drafts cost more
+    than their rows in the step.
 
     Args:
         drafts: of each session the probability that a token and all before it are right, for each token of its draft,
@@ -44,8 +48,11 @@ def choose_nodes(
     chosen: list[list[int]] = [[] for _ in drafts]
     if not entries:
         return chosen
-    gains = len(drafts) + np.cumsum([0.0, *(-entry[0] for entry in entries)])
-    count = int(np.argmax(gains / seconds(np.arange(len(entries) + 1))))
+    tokens = len(drafts) + np.cumsum([0.0, *(-entry[0] for entry in entries)])
+    rates = tokens / seconds(np.arange(len(entries) + 1))
+    count = int(np.argmax(rates))
+    if rates[count] < LEAST_GAIN * rates[0]:
+        return chosen
     for _, session, index in entries[:count]:
         chosen[session].append(index)
     for each in chosen:
