@@ -19,8 +19,9 @@ LEVELS = 8
 _FORGETTING = 1 / 50
 #: Drafted tokens that show what one costs: few of them may be free, for engines round their number up.
 _MANY = 8
-#: By how much tokens a second must grow.
-_MARGIN = 1.02
+#: Tokens a second with the model's drafts by those without, from which on it drafts: the memory rows of later steps are
+#: not among its seconds.
+LEAST_GAIN = 1.1
 
 
 class DraftingCost:
@@ -109,6 +110,6 @@ def drafts_that_pay(
     steps = seconds(np.maximum(0, np.rint(drafted + rows)).astype(np.int64).ravel()).reshape(rows.shape)
     rates = (tokens[drafted] + gained) / (steps + cost.seconds(levels, counts))
     most, level = np.unravel_index(np.argmax(rates), rates.shape)
-    if rates[most, level] < _MARGIN * rate:
+    if rates[most, level] < LEAST_GAIN * rate:
         return nothing
     return ModelDrafts([able[at] for at in order[: most + 1, level]], int(level) + 1, rate, usual)

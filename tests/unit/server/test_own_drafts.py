@@ -14,7 +14,7 @@ from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_server.drafting.batched_backend import BatchedBackend, draft_together
-from moa_server.drafting.drafting_cost import LEVELS, DraftingCost, drafts_that_pay
+from moa_server.drafting.drafting_cost import LEAST_GAIN, LEVELS, DraftingCost, drafts_that_pay
 from moa_server.drafting.own_draft import NOTHING, OwnDraft, copied
 
 GREEDY = Sampling()
@@ -140,13 +140,13 @@ def test_the_model_drafts_if_tokens_a_second_grow(count, step, draft):
 
     rates = {each: rate(*each) for each in itertools.product(range(1, count + 1), range(1, LEVELS + 1))}
     best = max(rates, key=rates.__getitem__)
-    assert (len(found.chosen), found.levels) == (best if rates[best] >= 1.02 * now else (0, 0))
+    assert (len(found.chosen), found.levels) == (best if rates[best] >= LEAST_GAIN * now else (0, 0))
 
 
 def test_a_better_draft_makes_the_model_superfluous_and_those_without_a_drafter_are_left_out():
     cost, seconds = cost_of(1e-4, 1e-4), line(20e-3, 1e-3, 3)
-    paths = [likely(0.6, 1)[0], np.empty((0, LEVELS)), likely(0.6, 1)[0]]
+    paths = [likely(0.8, 1)[0], np.empty((0, LEVELS)), likely(0.8, 1)[0]]
     assert drafts_that_pay(paths, [()] * 3, cost, seconds).chosen == [0, 2]
     assert drafts_that_pay(paths, [[0.01] * 16] * 3, cost, seconds).chosen == [0, 2]  # none is worth its row
-    assert drafts_that_pay(paths, [[0.9] * 6, (), ()], cost, seconds).chosen == [2]
+    assert drafts_that_pay(paths, [[0.95] * 4, (), ()], cost, seconds).chosen == [2]
     assert not drafts_that_pay([paths[1]], [()], cost, seconds).chosen
