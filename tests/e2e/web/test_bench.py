@@ -29,7 +29,8 @@ def test_steps_of_both_graphs_are_timed(browser: str, web_bundle: Path, web_engi
         figures = result["graphs"][graph]
         assert figures["bytes"] == (web_bundle / file).stat().st_size and figures["load_ms"] > 0
         assert [(step["context"], step["tokens"]) for step in figures["steps"]] == [(4, 1), (4, 8), (16, 1), (16, 8)]
-        assert all(0 < step["least_ms"] <= step["ms"] <= step["p95_ms"] for step in figures["steps"])
+        # A browser's clock is coarse.
+        assert all(0 <= step["least_ms"] <= step["ms"] <= step["p95_ms"] for step in figures["steps"])
     table = bench(web_engine_here, web_bundle, *words).stdout.splitlines()
     assert len(table) == 1 + 8 + 2 + 1 and table[1].split()[:3] == ["drafter", "4", "1"]
 
