@@ -12,7 +12,6 @@ from multiprocessing.connection import Connection
 
 import httpx
 
-from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Sampling
 from soak.raw import Target
@@ -135,4 +134,4 @@ class _Known:
     stop_tokens = ()  # the verifier says where an answer ends
 
     def __init__(self, target: Target) -> None:
-        self.fingerprints = Fingerprints(*target.fingerprints)
+        self.fingerprints = target.fingerprints
