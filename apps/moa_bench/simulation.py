@@ -78,7 +78,7 @@ CURVES = {
 
 
 class Fleet(NamedTuple):
-    """A scenario: so many sessions at once on a verifier, each on a device with the same times and link.
+    """A scenario: sessions at once on a verifier, each on a device with the same times and link.
 
     Attributes:
         curve: of :data:`CURVES`.

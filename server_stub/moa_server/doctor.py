@@ -53,7 +53,7 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class DraftingWorth:
-    """What drafting is worth to so many ``sessions`` in one step.
+    """What drafting is worth to ``sessions`` sessions in one step.
 
     Attributes:
         seconds: of a step with one token for each.

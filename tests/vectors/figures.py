@@ -178,7 +178,7 @@ def placements(draws: Draws) -> Iterator[Case]:
 
 
 def unsolicited(draws: Draws) -> Iterator[Case]:
-    """Budgets of drafts that nobody asked for, and the rounds that they would have made."""
+    """Budgets of unsolicited drafts, and the rounds that they would have made."""
     for _ in range(40):
         drafts, told = UnsolicitedDrafts(), list[Any]()
         step_s, interval_s, trip_s = (0.001 * 2 ** draws.whole(0, 5) for _ in range(3))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting.events import RoundEnded
-from moa_runtime.session.tree import DraftTree, depths, walk
+from moa_runtime.session.tree import DraftTree, depths, parents_among, walk
 
 _LONGEST_LEAD = 16  # tokens after which hardly a draft is right
 _SLACK = 0.1  # part of an interval by which a draft is early
@@ -132,6 +132,5 @@ def _within(budget: Budget, tree: DraftTree) -> DraftTree:
             break
         depth += 1
     kept = [at for at, level in enumerate(levels) if level <= depth and budget.sends(tree.scores[at])]
-    number = {0: 0, **{at + 1: new for new, at in enumerate(kept, 1)}}
     tokens, scores = tuple(tree.tokens[at] for at in kept), tuple(tree.scores[at] for at in kept)
-    return DraftTree(tokens, tuple(number[tree.parents[at]] for at in kept), scores, tree.steps[:depth])
+    return DraftTree(tokens, tuple(parents_among(kept, tree.parents)), scores, tree.steps[:depth])

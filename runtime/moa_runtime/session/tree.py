@@ -183,6 +183,15 @@ def subtree_after(
     return kept, left
 
 
+def parents_among(kept: Sequence[int], parents: Sequence[int], root: int = 0) -> list[int]:
+    """Return the parents of the tokens with the ascending indices ``kept``, counted among these; ``root`` becomes 0.
+
+    ``parents_among([0, 2], [0, 0, 1])`` is ``[0, 1]``.
+    """
+    places = {root: 0, **{index + 1: place for place, index in enumerate(kept, 1)}}
+    return [places[parents[index]] for index in kept]
+
+
 #: Steps of a confidence byte for each nat.
 _STEPS_PER_NAT = 16
 _PROBABILITIES = tuple(math.exp(-step / _STEPS_PER_NAT) for step in range(256))

@@ -180,7 +180,7 @@ class Scheduler:
         ]
 
     def seconds_with(self, drafted: NDArray[np.int64], rounds: Sequence[tuple[Job, int]]) -> Float64:
-        """Predict the seconds of a step with what each round lacks and so many drafted tokens, ``[n]`` -> ``[n]``.
+        """Predict the seconds of a step with what each round lacks, for each number of drafted tokens.
 
         Args:
             rounds: jobs, with the number of tokens that the engine holds.

@@ -81,7 +81,7 @@ class StepCost:
         return rounded
 
     def curve(self, tokens: NDArray[np.int64], products: _Floats, contexts: _Floats, sequences: int) -> Float64:
-        """Predict the seconds of several steps of so many sequences, ``[n]`` each."""
+        """Predict the seconds of several steps with the same number of sequences, ``[n]`` each."""
         level, token, product, context, sequence = self._weights
         rows = self._stairs(tokens)
         exact = level + token * rows + product * products + context * contexts + sequence * sequences

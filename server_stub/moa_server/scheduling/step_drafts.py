@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from moa_runtime.session.server import ServerSession, SessionDraft, Verify
+from moa_runtime.session.tree import parents_among
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.own_draft import OwnDraft
 from moa_server.drafting.server_drafting import Round, ServerDrafting
@@ -119,11 +120,10 @@ def only_verified(
     """Reduce a draft to the tokens at the indices ``verified``, a tree; return its tokens and parents, and the path in
     it."""
     kept = sorted({*verified, *path})  # the target may have chosen one that was left out
-    places = {0: 0, **{index + 1: place for place, index in enumerate(kept, 1)}}
     return (
         tuple(tokens[index] for index in kept),
-        tuple(places[parents[index]] for index in kept),
-        [places[index + 1] - 1 for index in path],
+        tuple(parents_among(kept, parents)),
+        [kept.index(index) for index in path],
     )
 
 

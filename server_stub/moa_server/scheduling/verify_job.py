@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moa_runtime.session.events import Sampling
+from moa_runtime.session.tree import parents_among
 from moa_server.engine.base import Outcome, Rows, StepRequest, joined
 
 #: A job that lacks more tokens of its prefix than this is prefilling; a round lacks one, its last bonus token.
@@ -148,8 +149,7 @@ class Job:
         # The first nodes of a tree are a tree: parents come first.
         chosen = range(len(self._draft)) if nodes is None else nodes
         self._asked = list(chosen)[: max(0, most - lacking)]
-        places = {0: 0, **{index + 1: place for place, index in enumerate(self._asked, 1)}}
-        draft, parents = [self._draft[i] for i in self._asked], [places[self._parents[i]] for i in self._asked]
+        draft, parents = [self._draft[index] for index in self._asked], parents_among(self._asked, self._parents)
         return StepRequest(self.sequence, self._prefix, draft, parents, self.sampling, self._rows_next)
 
     def take(self, request: StepRequest, outcome: Outcome) -> None:
