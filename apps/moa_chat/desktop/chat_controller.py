@@ -287,8 +287,8 @@ class ChatController(QObject):
 
     def _show(self, answering: StreamingAnswer) -> None:
         if answering.chat == self.current:
-            self.messages[answering.position] = answering.message
-            self.message_changed.emit(answering.position, answering.message)
+            self.messages[answering.position] = answering.shown
+            self.message_changed.emit(answering.position, answering.shown)
             if answering.tokens and answering.position == len(self.messages) - 1:
                 self.context_changed.emit(self._runtime.prompt_tokens + answering.tokens, self._runtime.max_context)
         self.figures_changed.emit(figures(answering.statistics, answering.words_a_token))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import groupby
 
 from moa_chat import strings
 from moa_chat.desktop.streaming_answer import StreamingAnswer
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_runtime.events import AnswerFinished, Origin
+from moa_runtime.events import AnswerFinished, Origin, TextSpan
+from moa_runtime.tokens import common_length
 
 
 class AnswerCheck(StreamingAnswer):
-    """An answer that is being checked; ``written`` is the stored one of the device, which stays until the end."""
+    """An answer that is being checked; ``written`` is the stored one of the device, which is shown until the end."""
 
     def __init__(self, chat: int, position: int, question: str, written: Message) -> None:
         sampling = written.unconfirmed.sampling if written.unconfirmed else None
@@ -28,11 +31,17 @@ class AnswerCheck(StreamingAnswer):
         """False: the stored answer is replaced as a whole, when the check has ended."""
         return False
 
+    @property
+    def shown(self) -> Message:
+        return self.message if self.done else dataclasses.replace(self.written, figures=strings.CHECKING)
+
     def place_in(self, messages: list[Message]) -> None:
-        messages[self.position] = self.message
+        messages[self.position] = self.shown
 
     def finish(self, event: AnswerFinished) -> None:
         super().finish(event)
+        spans = with_confirmed_origins(self.message.spans, self.written)
+        self.message = dataclasses.replace(self.message, spans=spans)
         self.done = True
 
 
@@ -131,6 +140,21 @@ class OfflineChecks:
         alone = not all(span.committed for span in written.spans) or not written.spans
         figures = strings.AS_WRITTEN if alone else written.figures
         self._history.save(chat, position, dataclasses.replace(written, unconfirmed=None, figures=figures, dropped=()))
+
+
+def with_confirmed_origins(spans: Sequence[TextSpan], written: Message) -> tuple[TextSpan, ...]:
+    """Return the checked text's spans, in which text that the target had confirmed in ``written`` keeps its origin.
+
+    A check hands the whole answer to the target, so that all of it seems to be the device's.
+    """
+    text = "".join(span.text for span in spans)
+    origins = [span.origin for span in spans for _ in span.text]
+    known = [span for span in written.spans for _ in span.text]
+    for at in range(common_length(text, written.content) if known else 0):
+        if known[at].committed:
+            origins[at] = known[at].origin
+    marked = groupby(zip(text, origins, strict=True), key=lambda one: one[1])
+    return tuple(TextSpan("".join(letter for letter, _ in letters), origin, True) for origin, letters in marked)
 
 
 def corrected_words(written: Message, after: str) -> int:

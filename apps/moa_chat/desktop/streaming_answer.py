@@ -63,6 +63,11 @@ class StreamingAnswer:
         return [Message("user", self.question), self.message]
 
     @property
+    def shown(self) -> Message:
+        """The answer as the page shows it now."""
+        return self.message
+
+    @property
     def confirmed(self) -> bool:
         """Whether the target has confirmed any words."""
         return bool(self._committed or (self.message.finished and self.message.content))
@@ -106,11 +111,12 @@ class StreamingAnswer:
 
     def set_aside(self, text: str, mark: Unconfirmed) -> None:
         """End it without the verifier, as ``text``, which is checked later."""
-        words = len(text.split())
-        figures = strings.UNCONFIRMED_WORD if words == 1 else strings.UNCONFIRMED_WORDS.format(words)
         shown = self.message.content
         rest = (TextSpan(text[len(shown) :], Origin.OFFLINE, False),) if text != shown else ()
         spans = (*self.message.spans, *rest) if text.startswith(shown) else ()
+        # The first words may be the target's own: it confirmed them before it went away.
+        words = len(text.split()) - len("".join(span.text for span in spans if span.committed).split())
+        figures = strings.UNCONFIRMED_WORD if words == 1 else strings.UNCONFIRMED_WORDS.format(words)
         mark = dataclasses.replace(mark, turn=self.position)
         self.message = Message("assistant", text, spans, self._marks(text, spans), figures=figures, unconfirmed=mark)
 

@@ -11,7 +11,7 @@ import type {
 } from "@moa-edge/runtime";
 
 import { message, type Dropped, type Message } from "./message.js";
-import { countWords, figuresOf, remarksOf, unconfirmedWords } from "./strings.js";
+import { CHECKING, countWords, figuresOf, remarksOf, unconfirmedWords } from "./strings.js";
 
 /** The question of an answer, and the answer's place in its chat. */
 export interface Place {
@@ -104,13 +104,15 @@ export class StreamingAnswer {
     const rest: TextSpan[] =
       text === shown ? [] : [{ text: text.slice(shown.length), origin: "offline", committed: false }];
     const spans = text.startsWith(shown) ? [...this.message.spans, ...rest] : [];
+    const confirmed = spans.map((span) => (span.committed ? span.text : "")).join("");
     this.message = {
       ...this.message,
       content: text,
       spans,
       dropped: this.marks(text, spans, ""),
       finished: true,
-      remarks: unconfirmedWords(text),
+      // The first words may be the target's own: it confirmed them before it went away.
+      remarks: unconfirmedWords(countWords(text) - countWords(confirmed)),
       unconfirmed: { ...mark, turn: this.place.position },
       cutOff: null,
     };
@@ -195,14 +197,37 @@ export class CheckedAnswer extends StreamingAnswer {
   }
 
   override shownIn(messages: readonly Message[]): Message[] {
-    return messages.with(this.place.position, this.message);
+    return messages.with(this.place.position, this.done ? this.message : { ...this.written, remarks: CHECKING });
   }
 
   override finish(event: AnswerFinished): void {
     super.finish(event);
-    this.message = { ...this.message, unconfirmed: null };
+    const spans = withConfirmedOrigins(this.message.spans, this.written);
+    this.message = { ...this.message, spans, unconfirmed: null };
     this.done = true;
   }
+}
+
+/**
+ * Return the checked text's spans, in which text that the target had confirmed in `written` keeps its origin. A check hands
+ * the whole answer to the target, so that all of it seems to be the device's.
+ */
+export function withConfirmedOrigins(spans: readonly TextSpan[], written: Message): TextSpan[] {
+  const known = written.spans.flatMap((span) => Array.from({ length: span.text.length }, () => span));
+  const text = spans.map((span) => span.text).join("");
+  const same = known.length === 0 ? 0 : commonLength(text, written.content);
+  const found: TextSpan[] = [];
+  let at = 0;
+  for (const span of spans) {
+    for (const letter of span.text.split("")) {
+      const origin = at < same && known[at]!.committed ? known[at]!.origin : span.origin;
+      const last = found.at(-1);
+      if (last?.origin === origin) found[found.length - 1] = { ...last, text: last.text + letter };
+      else found.push({ text: letter, origin, committed: true });
+      at++;
+    }
+  }
+  return found;
 }
 
 /** Return whether the user kept the text at an offset. */

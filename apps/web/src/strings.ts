@@ -60,8 +60,9 @@ export function correctedSentence(words: number): string {
     : `${words} words that this device wrote were corrected.`;
 }
 
-export function unconfirmedWords(text: string): string {
-  const words = countWords(text);
+export const CHECKING = "The server is checking this answer";
+
+export function unconfirmedWords(words: number): string {
   return `${words} ${words === 1 ? "word" : "words"} not confirmed yet`;
 }
 

@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { titleOf } from "../src/message.js";
+import { message, titleOf } from "../src/message.js";
+import { withConfirmedOrigins } from "../src/streaming_answer.js";
 import { asSentence, correctedSentence, linkWords, megabytes, unconfirmedWords } from "../src/strings.js";
 
 test("the link in words", () => {
@@ -19,7 +20,7 @@ test("the link in words", () => {
 test("numbers in sentences", () => {
   assert.equal(correctedSentence(1), "1 word that this device wrote was corrected.");
   assert.equal(correctedSentence(12), "12 words that this device wrote were corrected.");
-  assert.equal(unconfirmedWords(" one\ntwo "), "2 words not confirmed yet");
+  assert.equal(unconfirmedWords(2), "2 words not confirmed yet");
   assert.equal(megabytes(50_400_000), "50.4 MB");
   assert.equal(megabytes(147_900_000), "148 MB");
 });
@@ -34,4 +35,22 @@ test("a chat is called after its first question", () => {
   assert.equal(titleOf("\n\n"), "New chat");
   assert.equal(titleOf("word ".repeat(20)), `${"word ".repeat(9).trim()}…`);
   assert.equal(titleOf("x".repeat(60)).length, 49);
+});
+
+test("text that the target had confirmed keeps its origin in a check", () => {
+  const spans = [
+    { text: "red, ", origin: "drafted", committed: true },
+    { text: "green", origin: "offline", committed: false },
+  ] as const;
+  const written = { ...message("assistant", "red, green"), spans };
+  const checked = [
+    { text: "red, gre", origin: "kept", committed: true },
+    { text: "y", origin: "corrected", committed: true },
+  ] as const;
+  assert.deepEqual(withConfirmedOrigins(checked, written), [
+    spans[0],
+    { text: "gre", origin: "kept", committed: true },
+    checked[1],
+  ]);
+  assert.deepEqual(withConfirmedOrigins(checked, { ...written, spans: [] }), checked);
 });

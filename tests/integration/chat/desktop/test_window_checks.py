@@ -8,7 +8,8 @@ import pytest
 
 from moa_chat import strings
 from moa_chat.desktop import notices
-from moa_chat.desktop.offline_checks import corrected_words
+from moa_chat.desktop.offline_checks import AnswerCheck, corrected_words, with_confirmed_origins
+from moa_chat.desktop.streaming_answer import StreamingAnswer
 from moa_chat.history.message import Message
 from moa_runtime.conversation import Unconfirmed
 from moa_runtime.events import Disagreement, Origin, TextSpan
@@ -141,3 +142,23 @@ def test_only_words_of_the_device_count_as_corrected(after, words, of_the_device
     assert corrected_words(Message("assistant", "red, green and blue"), after) == words
     mixed = Message("assistant", "red, green and blue", tuple(TextSpan(*span) for span in MIXED))
     assert corrected_words(mixed, after) == of_the_device
+
+
+def test_words_that_the_server_confirmed_before_it_went_away_are_not_counted():
+    answer = StreamingAnswer(1, 1, QUESTION, Sampling())
+    spans = (TextSpan("red, ", Origin.DRAFTED, True), TextSpan("green", Origin.OFFLINE, False))
+    answer.message = Message("assistant", "red, green", spans)
+    answer.set_aside("red, green and blue", MARK)
+    assert answer.message.figures == strings.UNCONFIRMED_WORDS.format(3)
+
+
+def test_a_check_shows_the_stored_answer_until_its_end_and_keeps_the_servers_origins():
+    spans = (TextSpan("red, ", Origin.DRAFTED, True), TextSpan("green and", Origin.OFFLINE, False))
+    written = Message("assistant", "red, green and", spans, unconfirmed=MARK)
+    checking = AnswerCheck(1, 1, QUESTION, written)
+    checking.message = Message("assistant", "red, ")
+    assert checking.shown == dataclasses.replace(written, figures=strings.CHECKING)
+    alone = (TextSpan("red, green ", Origin.KEPT, True), TextSpan("or white", Origin.CORRECTED, True))
+    origins = with_confirmed_origins(alone, written)
+    assert origins == (spans[0], TextSpan("green ", Origin.KEPT, True), alone[1])
+    assert with_confirmed_origins(alone, dataclasses.replace(written, spans=())) == alone
