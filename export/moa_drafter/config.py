@@ -540,7 +540,7 @@ def longest_context(config: Any, *, windows: bool = False) -> tuple[int, str]:
             the window is a limit too.
     """
     limits = [(int(config.max_position_embeddings), "its max_position_embeddings")]
-    for name in ("attention_chunk_size",) if windows else ("sliding_window", "attention_chunk_size"):
+    for name in () if windows else ("sliding_window", "attention_chunk_size"):
         if window := getattr(config, name, None):
             limits.append((int(window), f"some layers look no further back (its {name})"))
     if any(rope.get("rope_type") == "longrope" for rope in ropes(config)):

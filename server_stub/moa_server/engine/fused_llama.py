@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moa_drafter.config import unknown_fields
+from moa_drafter.config import longest_context, unknown_fields
 from moa_drafter.target import Target
 from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, Tile, TileAttention, memory_needed, tiles
@@ -56,6 +56,8 @@ def misfit(target: Target) -> str | None:
         return f"its activation is {config.hidden_act}"
     if getattr(angles, "rope_type", None) not in _ROPES:
         return f"its rotary positions are of the kind {getattr(angles, 'rope_type', 'unknown')}"
+    if longest_context(config)[0] < longest_context(config, windows=True)[0]:
+        return "its layers have a window"
     if unknown := unknown_fields(config, known_rope=(_SHARPER,)):
         return f"its configuration has {', '.join(unknown)}"
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +26,14 @@ class GeneralPass:
     Args:
         keep_last: whether caches keep the last hidden states.
 
+    Attributes:
+        windows: see :class:`moa_server.engine.target_pass.TargetPass`; false until a trial has shown it.
+
     Raises:
         ValueError: the layers' keys and values differ in shape.
     """
 
-    has_own_weights = False
-    batch_invariant = windows = False
+    has_own_weights = batch_invariant = windows = False
     row_multiple = 1
 
     def __init__(self, target: Target, *, keep_last: bool = False) -> None:
@@ -68,8 +72,8 @@ class GeneralPass:
         root = len(piece.chain)
         parents = chain(root) + [root + parent for parent in piece.parents]
         positions = torch.tensor(depths(parents), device=device) + (piece.cached - 1 + piece.shift)
-        # A mask of our own makes transformers build none. A single token needs none at all.
-        mask = None if len(piece) == 1 else self._mask(piece.cached, parents)
+        # Masks of our own make transformers build none. It builds the right one for a single token.
+        mask = None if len(piece) == 1 else self._masks(piece.cached, parents)
         layers = range(self.cache_shape.layers)
         out = self._target.model.model(
             input_ids=torch.tensor([[*piece.chain, *piece.tree]], device=device),
@@ -81,14 +85,58 @@ class GeneralPass:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _mask(self, cached: int, parents: Sequence[int]) -> Tensor:
-        """See :func:`tree_mask`: ``[1, 1, n, cached + n]``, as the target's attention wants it."""
+    def _masks(self, cached: int, parents: Sequence[int]) -> Tensor | dict[str, Tensor]:
+        """Return the mask ``[1, 1, n, cached + n]`` of each kind of layer, or of the only one."""
+        config = self._target.model.config
+        seen = tree_mask(cached, parents)
+        queries = cached - 1 + torch.tensor(depths(parents))
+        distances = queries[:, None] - torch.cat((torch.arange(cached), queries))
+        masks = {kind: self._mask(seen & _near(kind, config, queries, distances)) for kind in _kinds(config)}
+        return masks if len(masks) > 1 else masks.popitem()[1]
+
+    def _mask(self, seen: Tensor) -> Tensor:
+        """Return a boolean mask ``[n, cached + n]`` as the target's attention takes it."""
         model = self._target.model
-        seen = tree_mask(cached, parents)[None, None].to(model.device)
+        seen = seen[None, None].to(model.device)
         if model.config._attn_implementation == "sdpa":
             return seen
         hidden = torch.zeros(seen.shape, dtype=model.dtype, device=model.device)
         return hidden.masked_fill_(~seen, torch.finfo(model.dtype).min)  # added to the scores
+
+
+#: Kinds of layers that see less than all tokens before a token, and the field that says how many.
+_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+def _kinds(config: Any) -> set[str]:
+    """Return the kinds of a target's layers; without a list of them all have the window that is given."""
+    listed = getattr(config, "layer_types", None) or ()
+    return set(listed) or {next((kind for kind, name in _WINDOWS.items() if getattr(config, name, None)), "")}
+
+
+def _near(kind: str, config: Any, queries: Tensor, distances: Tensor) -> Tensor:
+    """Return which keys lie in the window, or in the chunk, of queries at positions ``[n]`` in layers of a kind:
+    boolean, of the shape ``[n, keys]`` of their distances."""
+    size = getattr(config, _WINDOWS[kind], None) if kind in _WINDOWS else None
+    if not size:
+        return torch.ones_like(distances, dtype=torch.bool)
+    if kind == "chunked_attention":
+        return distances <= queries[:, None] % size
+    return distances < size
+
+
+@contextlib.contextmanager
+def narrow_windows(config: Any, size: int) -> Iterator[bool]:
+    """Make all windows and chunks of a target ``size`` tokens for a while, so that short texts cross them. Yield
+    whether it has any."""
+    own = {name: getattr(config, name) for name in _WINDOWS.values() if getattr(config, name, None)}
+    try:
+        for name in own:
+            setattr(config, name, size)
+        yield bool(own)
+    finally:
+        for name, was in own.items():
+            setattr(config, name, was)
 
 
 class _CacheLayer(DynamicLayer):

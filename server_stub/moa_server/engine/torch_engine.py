@@ -18,7 +18,7 @@ from moa_drafter.target import Target, deviation_from_transformers, load_target
 from moa_server.engine.base import EngineError, dtype_of
 from moa_server.engine.engine import LocalEngine
 from moa_server.engine.fused_llama import FusedLlama, misfit
-from moa_server.engine.general_pass import GeneralPass
+from moa_server.engine.general_pass import GeneralPass, narrow_windows
 from moa_server.engine.invariance import is_invariant
 from moa_server.engine.memory_rows import MemoryRows, load_drafter
 from moa_server.engine.packed_linear import can_pack
@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 _CHAIN = 6
 #: The tree of the comparison, in which the first and the second right token each have a wrong sibling.
 _TREE, _PARENTS = (1, 3, 4, 5, 6), (0, 0, 2, 2, 4, 5, 6)
+#: Tokens of a window in the comparison, shorter than its texts.
+_WINDOW = 4
 #: Largest accepted difference, relative to the size of the compared values. A wrong pass differs by about 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 #: Exceptions of transformers' own code when a model family does not support a way of running it.
@@ -55,6 +57,7 @@ def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) 
                 return fused
             reason = f"it differs from transformers by {error:.2g}"
     _log.info("the target runs through transformers' own forward, which is slower: %s", reason)
+    wrong = 3 * _TOLERANCE[target.model.dtype]  # rounding may choose other experts
     name = f"the target in {target.folder}, of the architecture {target.config.model_type!r},"
     try:
         general = GeneralPass(target, keep_last=keep_last)
@@ -62,9 +65,11 @@ def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) 
     except _FAILURES as failure:
         text = f"{name} cannot be run piece by piece: {_first_line(failure)}"
         raise EngineError(text, code="unsupported_target") from failure
-    if error > 3 * _TOLERANCE[target.model.dtype]:  # rounding may choose other experts
+    if error > wrong:
         text = f"{name} computes otherwise piece by piece: its states differ by {error:.2g}"
         raise EngineError(text, code="wrong_results")
+    with narrow_windows(target.config, _WINDOW) as narrow:
+        general.windows = not narrow or deviation(general, target) <= wrong
     return general
 
 

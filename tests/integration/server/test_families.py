@@ -25,7 +25,6 @@ FUSED = {
     "Llama (yarn)",
     "Qwen 2",
     "Mistral",
-    "Mistral (window)",
 }
 FUSED |= {"Ministral 3 (scaled queries)"}
 REFUSED = {"MiniCPM 3 (latent attention)": "minicpm3", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
@@ -41,16 +40,15 @@ NO_GRAPHS = {
     "Llama 4 (chunks)": "llama4_text",
     "gpt-oss": "gpt_oss",
 }
-SHORTER = {"Phi 3 (longrope)": (ORIGINAL, "(longrope)"), "Llama 4 (chunks)": (WINDOW, "attention_chunk_size")}
+SHORTER = {"Phi 3 (longrope)": (ORIGINAL, "(longrope)")}
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in REFUSED])
 def test_a_target_is_computed_as_transformers_does(family: str, tiny_target: Path, tmp_path: Path) -> None:
-    """To the end of its context, over the end of an original one, and to that of a window; no further."""
+    """To the end of its context, over the end of an original one, of a window and of a chunk; no further."""
     found = computed(make_target(family, tiny_target, tmp_path))
     assert found.runs == ("FusedLlama" if family in FUSED else "GeneralPass")
-    window = FAMILIES[family][1].get("sliding_window")
-    context, why = SHORTER.get(family, (WINDOW, "sliding_window") if window else (CONTEXT, "max_position_embeddings"))
+    context, why = SHORTER.get(family, (CONTEXT, "max_position_embeddings"))
     assert (found.context, why in found.why) == (context, True)
     assert found.variation < 0.01
     assert found.equal
