@@ -292,8 +292,8 @@ class GraphBuilder:
         queries, keys, values = self.products(normed, [scaled(q, factor), k, v], biases)
         if normed_queries:
             weight = weights.vector(layer, "q_norm") * np.float32(query_factor)
-            queries = self._heads_norm(queries, spec, spec.heads, weight)
-            keys = self._heads_norm(keys, spec, spec.kv_heads, weights.vector(layer, "k_norm"))
+            queries = self.heads_norm(queries, spec, spec.heads, weight)
+            keys = self.heads_norm(keys, spec, spec.kv_heads, weights.vector(layer, "k_norm"))
         if rotary is not None:
             assert positions is not None
             queries = self.rotary(queries, spec.heads, spec.head_dim, rotary, positions)
@@ -360,7 +360,8 @@ class GraphBuilder:
         queries, keys = self.split(both, q.outputs, k.outputs)
         return queries, keys, values
 
-    def _heads_norm(self, x: str, spec: LayerSpec, heads: int, weight: Float32) -> str:
+    def heads_norm(self, x: str, spec: LayerSpec, heads: int, weight: Float32) -> str:
+        """RMS norm of queries or keys ``[rows, heads * head_dim]``, of each head or of all as one vector."""
         if spec.query_key_norm == "whole":
             return self.norm(x, weight)
         normed = self.norm(self.op("Reshape", x, self.integers(-1, heads, spec.head_dim)), weight)

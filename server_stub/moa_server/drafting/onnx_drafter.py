@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from moa_decoder.graph_builder import CONTRIB, GraphBuilder, Port, Positions, Residual, rotation_tables, scaled
+from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, rotation_tables, scaled
 from moa_decoder.matrix import Matrix
 from moa_decoder.spec import LayerSpec, Rotary
 from moa_decoder.weights import DecoderWeights, LayerMatrix
@@ -22,6 +22,7 @@ from moa_drafter.config import DrafterConfig, FitError
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_runtime.backends.base import Float32, StepInputs, StepResult
 from moa_server.drafting.batched_backend import BatchedBackend
+from moa_server.drafting.step_graphs import add_candidates, attention_session, seen
 from moa_server.engine.drafter_layers import DrafterLayer, PlacedLayer, in_bits, layer_spec
 from moa_server.engine.onnx_sessions import session_options
 
@@ -92,7 +93,7 @@ class OnnxDrafter(BatchedBackend):
             head = in_bits(head.stored, bits)
         self._segments = [self._segment(number) for number in range(len(own))]
         self._head = self._final(norm, scaled(head, config.sharpness))
-        self._masked, self._unmasked = self._attention(parts=2), self._attention(parts=1)
+        self._masked, self._unmasked = (attention_session(spec, threads, parts=parts) for parts in (2, 1))
 
     def steps(self, inputs: Sequence[StepInputs]) -> list[StepResult]:
         """See :meth:`BatchedBackend.steps`."""
@@ -175,12 +176,7 @@ class OnnxDrafter(BatchedBackend):
         inputs, residual = self._continued(graph, len(self._layers))
         hidden = graph.whole(residual) if norm is None else graph.residual_norm(residual, norm)[0]
         logits = graph.product(hidden, head)
-        top, indices = graph.ops("TopK", logits, graph.integers(self.top_k), outputs=2)
-        graph.output("indices", indices)
-        # ReduceLogSumExp takes as long as the product.
-        best = graph.op("Slice", top, graph.integers(0), graph.integers(1), graph.integers(1))
-        total = graph.op("ReduceSum", graph.op("Exp", graph.op("Sub", logits, best)), graph.integers(1))
-        graph.output("logprobs", graph.op("Sub", graph.op("Sub", top, best), graph.op("Log", total)))
+        add_candidates(graph, logits, self.top_k)
         shape: Sequence[int | str] = ["attending", self.top_k]
         outputs: dict[str, Port] = {"indices": (np.int64, shape), "logprobs": (np.float32, shape)}
         return graph.session(inputs, outputs, session_options(self._threads))
@@ -194,34 +190,6 @@ class OnnxDrafter(BatchedBackend):
         spec, weights, index = self._layers[number - 1]
         inputs["mixed"] = (np.float32, ["rows", spec.heads * spec.head_dim])
         return inputs, graph.after_attention("mixed", residual, spec, weights, index)
-
-    def _attention(self, *, parts: int) -> ort.InferenceSession:
-        """Attention to keys and values that lie in several arrays, ``[any, kv_heads, head_dim]`` each, with a mask; in
-        one array without."""
-        spec, graph = self._spec, GraphBuilder()
-        heads, groups, width = spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim
-        inputs: dict[str, Port] = {"q": (np.float32, ["rows", heads, groups, width])}
-        for part in range(parts):
-            inputs |= {f"{name}_{part}": (np.float32, [f"seen_{part}", heads, width]) for name in ("keys", "values")}
-        # Heads of one group become further rows, so keys and values are never repeated.
-        q = graph.op("Reshape", graph.op("Transpose", "q", perm=[1, 0, 2, 3]), graph.integers(heads, -1, width))
-        product: dict[str, Any] = {"domain": CONTRIB, "transBatchB": 1}  # of each head, without moving keys and values
-        scores = [graph.op("FusedMatMul", q, f"keys_{part}", transB=1, **product) for part in range(parts)]
-        if parts == 1:
-            weights = [graph.op("Softmax", scores[0], axis=-1)]
-        else:
-            inputs |= {"mask": (np.bool_, ["all", "seen"]), "sizes": (np.int64, [parts])}
-            whole = graph.op("Concat", *scores, axis=-1)
-            seen = graph.op("Where", "mask", whole, graph.constant(np.array(-np.inf, np.float32)))
-            weights = graph.ops("Split", graph.op("Softmax", seen, axis=-1), "sizes", outputs=parts, axis=-1)
-        mixed = graph.op("FusedMatMul", weights[0], "values_0", **product)
-        for part in range(1, parts):
-            mixed = graph.op("Add", mixed, graph.op("FusedMatMul", weights[part], f"values_{part}", **product))
-        mixed = graph.op("Reshape", mixed, graph.integers(heads, -1, groups, width))
-        mixed = graph.op("Transpose", mixed, perm=[1, 0, 2, 3])
-        graph.output("mixed", graph.op("Reshape", mixed, graph.integers(-1, heads * groups * width)))
-        outputs: dict[str, Port] = {"mixed": (np.float32, ["rows", heads * groups * width])}
-        return graph.session(inputs, outputs, session_options(self._threads))
 
 
 def _check_copied(theirs: LayerSpec, ours: LayerSpec) -> None:
@@ -282,12 +250,7 @@ class _StepState:
         if number and self.rows[0][0][0].any():
             rows = self.rows[number]
             parts = [_in_place(given, *each) for given, each in zip(rows, parts, strict=True)]
-        sizes = np.array([len(part) for part in parts[0]])
-        # The heads of a group are rows that see the same.
-        made: dict[str, Any] = {"mask": np.repeat(self._mask, self._groups, axis=0), "sizes": sizes}
-        for name, both in zip(("keys", "values"), parts, strict=True):
-            made[f"{name}_0"], made[f"{name}_1"] = both
-        return made
+        return seen(list(zip(*parts, strict=True)), self._mask, self._groups)
 
     def new(self) -> tuple[Float32, Float32]:
         """Return the cache entries of the new tokens, ``[T, layers * kv_heads, head_dim]`` each."""

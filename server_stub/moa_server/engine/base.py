@@ -105,7 +105,7 @@ class Span:
     """The tokens of a sequence from position ``start`` up to ``stop``, which is left out.
 
     Attributes:
-        held: the sequence's states, with ``read`` and ``last`` of :class:`moa_server.engine.target_pass.Cache`.
+        held: the sequence's states, with ``read`` and ``features`` of :class:`moa_server.engine.target_pass.Cache`.
     """
 
     held: Any

@@ -20,9 +20,9 @@ from moa_drafter.config import longest_context, unknown_fields
 from moa_drafter.target import Target
 from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, Tile, TileAttention, memory_needed, tiles
-from moa_server.engine.kv_cache import KVCacheShape, fetched, keep_last
+from moa_server.engine.kv_cache import KVCacheShape, fetched, keep_features
 from moa_server.engine.packed_linear import product_of
-from moa_server.engine.target_pass import LogitRows, Piece, rounded_up
+from moa_server.engine.target_pass import Fusion, LogitRows, Piece, rounded_up
 
 #: Rows of a pass are padded to a multiple of this. A product of a single row is computed in another way.
 _ROWS = 4
@@ -82,7 +82,8 @@ class FusedLlama:
     Args:
         target: one without a :func:`misfit`; its layers are not needed afterwards.
         dtype: of the products.
-        keep_last: whether caches keep the last hidden states.
+        keep_last: whether caches keep the last hidden states, as features.
+        fusion: makes the features that they keep instead.
 
     Attributes:
         batch_invariant: false until a check has shown it, see :func:`is_invariant`.
@@ -92,7 +93,9 @@ class FusedLlama:
     batch_invariant = windows = False
     row_multiple = 4  # of few rows, see padded()
 
-    def __init__(self, target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> None:
+    def __init__(
+        self, target: Target, dtype: torch.dtype, *, keep_last: bool = False, fusion: Fusion | None = None
+    ) -> None:
         model, config = target.model.model, target.model.config
         attention = model.layers[0].self_attn
         size, of_keys, of_queries = attention.head_dim, len(attention.k_proj.weight), len(attention.q_proj.weight)
@@ -105,16 +108,17 @@ class FusedLlama:
         self._layers = [_Layer(layer, dtype) for layer in model.layers]
         self._norm = model.norm.weight.detach().float()
         self._head = product_of(dtype, target.model.get_output_embeddings())
-        last, count = config.hidden_size if keep_last else 0, len(self._layers)
+        self._fusion, kept = fusion, config.hidden_size if keep_last else 0
+        kept, count = kept if fusion is None else fusion.size, len(self._layers)
         self.cache_shape = KVCacheShape(
-            count, self._heads.kv, size, torch.float32, target.device, blocks=True, last_size=last
+            count, self._heads.kv, size, torch.float32, target.device, blocks=True, feature_size=kept
         )
 
     def first_layers(self, count: int) -> FusedLlama:
         """The same with some layers only, for checks that need not run all of them; nothing is copied."""
         shorter = copy.copy(self)
-        shorter._layers = self._layers[:count]
-        shorter.cache_shape = dataclasses.replace(self.cache_shape, layers=len(shorter._layers))
+        shorter._layers, shorter._fusion = self._layers[:count], None
+        shorter.cache_shape = dataclasses.replace(self.cache_shape, layers=len(shorter._layers), feature_size=0)
         return shorter
 
     @torch.inference_mode()
@@ -139,6 +143,7 @@ class FusedLlama:
         memory = torch.empty(memory_needed(heads, planned), device=device)
         attentions = [TileAttention(heads, tile, states.queries, states.mixed, memory) for tile in planned]
         writes = list(_writes(pieces, states.new))
+        wanted, inner = () if self._fusion is None else self._fusion.inner_layers, dict[int, Tensor]()
         for index, layer in enumerate(self._layers):
             product = layer.qkv(self._normed(x, layer.before_attention).to(self._dtype)).float()
             states.fill(product, *angles)
@@ -149,8 +154,11 @@ class FusedLlama:
             x += layer.out(states.mixed_rows)
             gate, up = layer.gate_up(self._normed(x, layer.before_mlp).to(self._dtype)).chunk(2, -1)
             x += layer.down(functional.silu(gate).mul_(up))
+            if index in wanted:
+                inner[index] = x[: len(tokens)].clone()
         hidden = self._normed(x, self._norm)[: len(tokens)]
-        keep_last(pieces, hidden)
+        if self.cache_shape.feature_size:
+            keep_features(pieces, hidden if self._fusion is None else self._fusion([inner[layer] for layer in wanted]))
         return hidden, 1
 
     @torch.inference_mode()

@@ -14,8 +14,8 @@ from moa_drafter.devices import lay_out_for_few_rows
 from moa_drafter.target import Target
 from moa_runtime.session.tree import chain, depths
 from moa_server.engine.attention import tree_mask
-from moa_server.engine.kv_cache import KVCache, KVCacheShape, fetched, keep_last
-from moa_server.engine.target_pass import LogitRows, Piece
+from moa_server.engine.kv_cache import KVCache, KVCacheShape, fetched, keep_features
+from moa_server.engine.target_pass import Fusion, LogitRows, Piece
 
 
 class GeneralPass:
@@ -24,7 +24,8 @@ class GeneralPass:
     On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.devices`).
 
     Args:
-        keep_last: whether caches keep the last hidden states.
+        keep_last: whether caches keep the last hidden states, as features.
+        fusion: makes the features that they keep instead.
 
     Attributes:
         windows: see :class:`moa_server.engine.target_pass.TargetPass`; false until a trial has shown it.
@@ -36,8 +37,8 @@ class GeneralPass:
     has_own_weights = batch_invariant = windows = False
     row_multiple = 1
 
-    def __init__(self, target: Target, *, keep_last: bool = False) -> None:
-        self._target = target
+    def __init__(self, target: Target, *, keep_last: bool = False, fusion: Fusion | None = None) -> None:
+        self._target, self._fusion = target, fusion
         if target.device.type == "cpu":
             for layer in target.layers:  # the head stays as it is: where it is the embedding too, rows are picked of it
                 lay_out_for_few_rows(layer)
@@ -50,16 +51,16 @@ class GeneralPass:
         (shape,) = shapes
         config, dtype = target.model.config, target.model.dtype
         self.dtype, self.device = str(dtype).removeprefix("torch."), target.device.type
-        last = config.hidden_size if keep_last else 0
+        size = config.hidden_size if keep_last else 0
+        size = size if fusion is None else fusion.size
         self.cache_shape = KVCacheShape(
-            config.num_hidden_layers, shape[1], shape[3], dtype, target.device, blocks=False, last_size=last
+            config.num_hidden_layers, shape[1], shape[3], dtype, target.device, blocks=False, feature_size=size
         )
 
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
         """See :meth:`moa_server.engine.target_pass.TargetPass.forward`; as many forwards as pieces."""
         hidden = torch.cat([self._forward(piece) for piece in pieces])
-        keep_last(pieces, hidden)
         return hidden, len(pieces)
 
     @torch.inference_mode()
@@ -74,15 +75,20 @@ class GeneralPass:
         positions = torch.tensor(depths(parents), device=device) + (piece.cached - 1 + piece.shift)
         # Masks of our own make transformers build none. It builds the right one for a single token.
         mask = None if len(piece) == 1 else self._masks(piece.cached, parents)
-        layers = range(self.cache_shape.layers)
+        layers, wanted = range(self.cache_shape.layers), () if self._fusion is None else self._fusion.inner_layers
         out = self._target.model.model(
             input_ids=torch.tensor([[*piece.chain, *piece.tree]], device=device),
             position_ids=positions[None],
             attention_mask=mask,
             past_key_values=Cache(layers=[_CacheLayer(piece.cache, index, piece.cached) for index in layers]),
             use_cache=True,
+            output_hidden_states=bool(wanted),
         )
         hidden: Tensor = out.last_hidden_state[0]
+        if self._fusion is not None:  # the first of transformers' hidden states is the embedding
+            keep_features([piece], self._fusion([out.hidden_states[1 + layer][0] for layer in wanted]))
+        elif self.cache_shape.feature_size:
+            keep_features([piece], hidden)
         return hidden
 
     def _masks(self, cached: int, parents: Sequence[int]) -> Tensor | dict[str, Tensor]:

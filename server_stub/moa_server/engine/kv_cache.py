@@ -1,4 +1,4 @@
-"""KV caches of the passes in torch: keys and values of a sequence, and last hidden states if memory rows need them."""
+"""KV caches of the passes in torch: keys and values of a sequence, and features if memory rows need them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KVCacheShape:
     Attributes:
         blocks: whether tokens lie in blocks of :data:`BLOCK`, head after head in each; otherwise in one block as long
             as the cache.
-        last_size: size of the last hidden states; 0 if they are not kept.
+        feature_size: size of the features; 0 if none are kept.
     """
 
     layers: int
@@ -30,12 +30,12 @@ class KVCacheShape:
     dtype: torch.dtype
     device: torch.device
     blocks: bool
-    last_size: int = 0
+    feature_size: int = 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes of a token."""
-        return (2 * self.layers * self.kv_heads * self.head_dim + self.last_size) * self.dtype.itemsize
+        return (2 * self.layers * self.kv_heads * self.head_dim + self.feature_size) * self.dtype.itemsize
 
     def new_cache(self, capacity: int) -> KVCache:
         """Make an empty cache for at least ``capacity`` tokens."""
@@ -49,7 +49,7 @@ class KVCache:
         keys, values: ``[layers, blocks, kv_heads, block, head_dim]`` each. Slots never written hold zeros, so
             products with them are zeros. In a cache of blocks the keys lie dimension by dimension, as the products of
             queries with them want it.
-        last: ``[capacity, last_size]``.
+        features: ``[capacity, feature_size]``.
     """
 
     @torch.inference_mode()
@@ -59,14 +59,14 @@ class KVCache:
         outer, rows = (shape.layers, self.capacity // self.block, shape.kv_heads), (self.block, shape.head_dim)
         self.values = _zeros(shape, *outer, *rows)
         self.keys = _zeros(shape, *outer, *rows[::-1]).mT if shape.blocks else _zeros(shape, *outer, *rows)
-        self.last = _zeros(shape, self.capacity, shape.last_size)
+        self.features = _zeros(shape, self.capacity, shape.feature_size)
         self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
     @torch.inference_mode()
     def resized(self, capacity: int, used: int) -> KVCache:
         """See :meth:`moa_server.engine.target_pass.Cache.resized`."""
         other = KVCache(self.shape, capacity)
-        other.last[:used] = self.last[:used]
+        other.features[:used] = self.features[:used]
         for block, _, part in self.segments(0, used):
             held = part.stop - part.start
             other.keys[:, block, :, :held] = self.keys[:, block, :, :held]
@@ -105,12 +105,12 @@ class KVCache:
         """See :meth:`moa_server.engine.target_pass.Cache.keep`."""
         if list(path) == list(range(len(path))):  # a chain stays where it lies
             return
-        slots = start + torch.tensor(path, device=self.last.device)
+        slots = start + torch.tensor(path, device=self.features.device)
         for half in (self.keys, self.values):
             taken = half[:, slots // self.block, :, slots % self.block]  # [n, layers, kv_heads, head_dim]
             for block, place, part in self.segments(start, len(path)):
                 half[:, block, :, place : place + part.stop - part.start] = taken[part].movedim(0, 2)
-        self.last[start : start + len(path)] = self.last[slots]
+        self.features[start : start + len(path)] = self.features[slots]
 
     def block_states(self, index: int) -> tuple[Tensor, ...]:
         """See :meth:`moa_server.engine.target_pass.Cache.block_states`."""
@@ -125,7 +125,7 @@ class KVCache:
     def _parts(self, index: int) -> tuple[Tensor, ...]:
         [(block, place, _)] = self.segments(index * BLOCK, BLOCK)
         slots, own = slice(place, place + BLOCK), slice(index * BLOCK, (index + 1) * BLOCK)
-        return self.keys[:, block, :, slots], self.values[:, block, :, slots], self.last[own]
+        return self.keys[:, block, :, slots], self.values[:, block, :, slots], self.features[own]
 
 
 def _zeros(like: KVCacheShape, *size: int) -> Tensor:
@@ -143,12 +143,11 @@ def _zeros(like: KVCacheShape, *size: int) -> Tensor:
     return torch.frombuffer(pages, dtype=like.dtype).view(size)
 
 
-def keep_last(pieces: Sequence[Piece], hidden: Tensor) -> None:
-    """Store the last hidden states ``[tokens of all pieces, hidden]`` in caches that keep them."""
+def keep_features(pieces: Sequence[Piece], features: Tensor) -> None:
+    """Store the features ``[tokens of all pieces, feature_size]`` in the caches."""
     first = 0
     for piece in pieces:
-        if piece.cache.shape.last_size:
-            piece.cache.last[piece.cached : piece.cached + len(piece)] = hidden[first : first + len(piece)]
+        piece.cache.features[piece.cached : piece.cached + len(piece)] = features[first : first + len(piece)]
         first += len(piece)
 
 

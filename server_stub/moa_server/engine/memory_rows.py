@@ -68,9 +68,9 @@ def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:
 def _states(span: Span, reads: Reads) -> TargetStates:
     """Return the states of a span that a drafter reads."""
     held, start, stop = span.held, span.start, span.stop
-    nothing = held.last.new_empty(stop - start, 0, 0)
+    nothing = held.features.new_empty(stop - start, 0, 0)
     kv = held.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
-    return TargetStates(kv, nothing, held.last[start:stop] if reads.last else nothing.flatten(1))
+    return TargetStates(kv, nothing, held.features[start:stop] if reads.last else nothing.flatten(1))
 
 
 def _joined(states: Sequence[TargetStates]) -> TargetStates:

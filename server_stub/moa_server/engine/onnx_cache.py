@@ -25,20 +25,20 @@ class OnnxCacheShape:
 
     Attributes:
         dtype: of keys and values.
-        last_size: size of the last hidden states; 0 if they are not kept.
+        feature_size: size of the features; 0 if none are kept.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: type[np.floating[Any]]
-    last_size: int = 0
+    feature_size: int = 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes of a token."""
         numbers = 2 * self.layers * self.kv_heads * self.head_dim
-        return numbers * np.dtype(self.dtype).itemsize + self.last_size * 4
+        return numbers * np.dtype(self.dtype).itemsize + self.feature_size * 4
 
     def new_cache(self, capacity: int) -> OnnxCache:
         """Make an empty cache for at least ``capacity`` tokens."""
@@ -51,7 +51,7 @@ class OnnxCache:
     Attributes:
         keys: ``[layers, blocks, kv_heads, head_dim, BLOCK]``.
         values: ``[layers, blocks, kv_heads, BLOCK, head_dim]``. The first blocks of a layer are one piece of memory.
-        last: last hidden states, float32 ``[capacity, last_size]``.
+        features: float32 ``[capacity, feature_size]``.
     """
 
     def __init__(self, shape: OnnxCacheShape, capacity: int) -> None:
@@ -59,7 +59,7 @@ class OnnxCache:
         outer, numbers = (shape.layers, self.capacity // BLOCK, shape.kv_heads), shape.head_dim
         self.keys = _zeros((*outer, numbers, BLOCK), shape.dtype)
         self.values = _zeros((*outer, BLOCK, numbers), shape.dtype)
-        self.last: Float32 = _zeros((self.capacity, shape.last_size), np.float32)
+        self.features: Float32 = _zeros((self.capacity, shape.feature_size), np.float32)
         self._handles: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
 
     def resized(self, capacity: int, used: int) -> OnnxCache:
@@ -67,7 +67,7 @@ class OnnxCache:
         other = OnnxCache(self.shape, capacity)
         blocks = rounded_up(used) // BLOCK
         other.keys[:, :blocks], other.values[:, :blocks] = self.keys[:, :blocks], self.values[:, :blocks]
-        other.last[:used] = self.last[:used]
+        other.features[:used] = self.features[:used]
         return other
 
     def read(self, layers: Sequence[int], start: int, stop: int) -> Float32:
@@ -87,7 +87,7 @@ class OnnxCache:
         old, new = start + np.array(path), start + np.arange(len(path))
         self.keys[:, new // BLOCK, :, :, new % BLOCK] = self.keys[:, old // BLOCK, :, :, old % BLOCK]
         self.values[:, new // BLOCK, :, new % BLOCK] = self.values[:, old // BLOCK, :, old % BLOCK]
-        self.last[new] = self.last[old]
+        self.features[new] = self.features[old]
 
     def block_states(self, index: int) -> tuple[NDArray[Any], ...]:
         """See :meth:`moa_server.engine.target_pass.Cache.block_states`."""
@@ -100,7 +100,7 @@ class OnnxCache:
 
     def _parts(self, index: int) -> tuple[NDArray[Any], ...]:
         slots = slice(index * BLOCK, (index + 1) * BLOCK)
-        return self.keys[:, index], self.values[:, index], self.last[slots]
+        return self.keys[:, index], self.values[:, index], self.features[slots]
 
     def writes(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yield destinations and sources to copy, in pairs, for tokens from the slot ``start`` on.

@@ -27,7 +27,7 @@ from moa_server.engine.base import Float32
 from moa_server.engine.onnx_attention import AttentionKind, BoundAttention, OnnxAttention, Tile, tiles
 from moa_server.engine.onnx_cache import OnnxCacheShape, handle
 from moa_server.engine.onnx_sessions import session_options
-from moa_server.engine.target_pass import Piece, rounded_up
+from moa_server.engine.target_pass import Fusion, Piece, rounded_up
 
 #: Rows that the buffers of a pass hold at first.
 _FIRST_ROWS = 64
@@ -43,7 +43,8 @@ class OnnxPass:
     Args:
         weights: are not needed afterwards but for token embeddings.
         threads: that compute; all processors if None.
-        keep_last: whether caches keep the last hidden states.
+        keep_last: whether caches keep the last hidden states, as features.
+        fusion: makes the features that they keep instead.
 
     Attributes:
         batch_invariant: False until :mod:`moa_server.engine.invariance` has shown it.
@@ -55,7 +56,14 @@ class OnnxPass:
 
     device, windows = "cpu", True
 
-    def __init__(self, weights: DecoderWeights, *, threads: int | None = None, keep_last: bool = False) -> None:
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        *,
+        threads: int | None = None,
+        keep_last: bool = False,
+        fusion: Fusion | None = None,
+    ) -> None:
         spec = weights.spec
         shapes = {(layer.kv_heads, layer.head_dim, layer.heads) for layer in spec.layers}
         if len(shapes) != 1:
@@ -69,8 +77,9 @@ class OnnxPass:
         self._helpers = ThreadPoolExecutor(self.threads - 1, "attention") if self.threads > 1 else None
         self.batch_invariant, self.row_multiple = False, 2
         kept = np.float32 if bits == 32 else np.float16
-        last = spec.hidden_size if keep_last else 0
-        self.cache_shape = OnnxCacheShape(len(spec.layers), kv_heads, head_dim, kept, last)
+        self._fusion, size = fusion, spec.hidden_size if keep_last else 0
+        size = size if fusion is None else fusion.size
+        self.cache_shape = OnnxCacheShape(len(spec.layers), kv_heads, head_dim, kept, size)
         self._rotaries: list[Rotary] = []
         for layer in spec.layers:
             if layer.rotary is not None and layer.rotary not in self._rotaries:
@@ -86,7 +95,8 @@ class OnnxPass:
         """The same with some layers only, for checks that need not run all of them; nothing is copied."""
         shorter = copy.copy(self)
         shorter._segments = [*self._segments[: min(count, len(self._kinds))], self._segments[-1]]
-        shorter.cache_shape = replace(self.cache_shape, layers=len(shorter._segments) - 1)
+        shorter._fusion = None
+        shorter.cache_shape = replace(self.cache_shape, layers=len(shorter._segments) - 1, feature_size=0)
         shorter._buffers = self._new_buffers(_FIRST_ROWS)
         return shorter
 
@@ -109,8 +119,11 @@ class OnnxPass:
         self._rotate(np.array(positions), count)
         writes, attentions = self._plan(pieces)
         runs = self._bound(rows)
+        wanted, inner = () if self._fusion is None else self._fusion.inner_layers, dict[int, Float32]()
         for layer, (session, binding) in enumerate(runs[:-1]):
             session.run_with_iobinding(binding)
+            if layer - 1 in wanted:
+                inner[layer - 1] = buffers.residuals[layer % 2][:count].copy()
             for keys, new_keys, values, new_values in writes:
                 np.copyto(keys[layer], new_keys)
                 np.copyto(values[layer], new_values)
@@ -118,10 +131,11 @@ class OnnxPass:
         session, binding = runs[-1]
         session.run_with_iobinding(binding)
         hidden = buffers.hidden[:count].copy()
-        if self.cache_shape.last_size:
+        if self.cache_shape.feature_size:
+            features = hidden if self._fusion is None else self._fusion([inner[layer] for layer in wanted])
             row = 0
             for piece in pieces:
-                piece.cache.last[piece.cached : piece.cached + len(piece)] = hidden[row : row + len(piece)]
+                piece.cache.features[piece.cached : piece.cached + len(piece)] = features[row : row + len(piece)]
                 row += len(piece)
         return hidden, 1
 

@@ -26,7 +26,7 @@ class RowFunction(Protocol):
     def __call__(self, states: Float32, positions: NDArray[np.int64]) -> tuple[Float32, Float32]:
         """
         Args:
-            states: keys and values ``[n, layers, 2 * kv_heads * head_dim]``, or last hidden states ``[n, hidden]``.
+            states: keys and values ``[n, layers, 2 * kv_heads * head_dim]``, or features ``[n, hidden]``.
             positions: of the tokens, ``[n]``.
         """
 
@@ -55,11 +55,8 @@ class OnnxRows:
 
     def _states(self, span: Span) -> Float32:
         held = span.held
-        read = (
-            held.last[span.start : span.stop]
-            if self._reads.last
-            else held.read(self._reads.kv_layers, span.start, span.stop)
-        )
+        kv_layers = self._reads.kv_layers
+        read = held.read(kv_layers, span.start, span.stop) if kv_layers else held.features[span.start : span.stop]
         states: Float32 = read
         return states
 
@@ -85,7 +82,7 @@ def onnx_rows(weights: DrafterWeights, threads: int | None = None) -> OnnxRows |
 
 
 def _features(states: Float32, shape: tuple[int, int]) -> tuple[Float32, Float32]:
-    """The rows of EAGLE: last hidden states, cut into halves of ``shape``."""
+    """The rows of EAGLE: features, cut into halves of ``shape``."""
     first, second = states.reshape(-1, 2, *shape).swapaxes(0, 1)
     return first, second
 

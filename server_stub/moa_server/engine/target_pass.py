@@ -26,9 +26,8 @@ class Cache(Protocol):
     def capacity(self) -> int: ...
 
     @property
-    def last(self) -> Any:
-        """Last hidden states ``[capacity, hidden]``, an array of the pass's library; ``[capacity, 0]`` if they are not
-        kept."""
+    def features(self) -> Any:
+        """Features ``[capacity, hidden]``, an array of the pass's library; ``[capacity, 0]`` if none are kept."""
 
     def resized(self, capacity: int, used: int) -> Cache:
         """Make another cache with the first ``used`` tokens of this one."""
@@ -91,6 +90,23 @@ class LogitRows(Protocol):
     def __iter__(self) -> Iterator[Float32]: ...
 
 
+class Fusion(Protocol):
+    """Makes *features*, what a pass keeps of each token for a drafter's memory rows, of states inside the target
+    (EAGLE-3, arXiv 2503.01840). Without one, features are the last hidden states, as in EAGLE.
+
+    Attributes:
+        inner_layers: layers, counted from 0, whose outputs are read; not the last one.
+        size: numbers of a feature.
+    """
+
+    inner_layers: Sequence[int]
+    size: int
+
+    def __call__(self, states: Sequence[Any]) -> Any:
+        """Return the features ``[tokens, size]`` of the layers' outputs ``[tokens, hidden]``, one array a layer in
+        their order; all are arrays of the pass's library."""
+
+
 class TargetPass(Protocol):
     """Computes forward passes of the target. Used by one thread at a time."""
 
@@ -120,7 +136,7 @@ class TargetPass(Protocol):
 
     def forward(self, pieces: Sequence[Piece]) -> tuple[Hidden, int]:
         """Run the target over all pieces, whose caches must hold ``cached + len(piece)`` tokens; their keys and values,
-        and last hidden states if they are kept, are in the caches afterwards.
+        and features if they are kept, are in the caches afterwards.
 
         Returns:
             normed last hidden states ``[tokens of all pieces, hidden]``, and the number of forwards it took.

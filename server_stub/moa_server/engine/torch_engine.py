@@ -22,7 +22,7 @@ from moa_server.engine.general_pass import GeneralPass, narrow_windows
 from moa_server.engine.invariance import is_invariant
 from moa_server.engine.memory_rows import MemoryRows, load_drafter
 from moa_server.engine.packed_linear import can_pack
-from moa_server.engine.target_pass import Piece
+from moa_server.engine.target_pass import Fusion, Piece
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
 
-def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> FusedLlama | GeneralPass:
+def target_pass(
+    target: Target, dtype: torch.dtype, *, keep_last: bool = False, fusion: Fusion | None = None
+) -> FusedLlama | GeneralPass:
     """Return the fused pass if it computes what transformers computes, otherwise the general one.
 
     Raises:
@@ -47,7 +49,7 @@ def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) 
     reason = misfit(target)
     if reason is None:
         try:
-            fused = FusedLlama(target, dtype, keep_last=keep_last)
+            fused = FusedLlama(target, dtype, keep_last=keep_last, fusion=fusion)
             error = deviation(fused, target)
         except _FAILURES as failure:
             reason = _first_line(failure)
@@ -60,7 +62,7 @@ def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) 
     wrong = 3 * _TOLERANCE[target.model.dtype]  # rounding may choose other experts
     name = f"the target in {target.folder}, of the architecture {target.config.model_type!r},"
     try:
-        general = GeneralPass(target, keep_last=keep_last)
+        general = GeneralPass(target, keep_last=keep_last, fusion=fusion)
         error = deviation(general, target)
     except _FAILURES as failure:
         text = f"{name} cannot be run piece by piece: {_first_line(failure)}"

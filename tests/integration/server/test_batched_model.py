@@ -211,7 +211,7 @@ def test_rows_of_other_architectures_need_no_graph(tiny_target, tmp_path):
         read_weights(make_tiny_rival(name, tiny_target, tmp_path / name)) for name in ("eagle", "independent")
     )
     last = np.arange(6 * 64, dtype=np.float32).reshape(6, 64)
-    [rows] = onnx_rows.onnx_rows(eagle).of([Span(SimpleNamespace(last=last), 2, 5)])
+    [rows] = onnx_rows.onnx_rows(eagle).of([Span(SimpleNamespace(features=last), 2, 5)])
     assert rows.start == 2 and rows.keys.shape == rows.values.shape == (3, *eagle.config.row_shape)
     both = np.concatenate([half.reshape(3, -1) for half in (rows.keys, rows.values)], axis=1)
     np.testing.assert_array_equal(both, last[2:5])

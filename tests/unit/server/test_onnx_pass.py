@@ -42,7 +42,7 @@ def test_rows_do_not_depend_on_pieces_and_neighbours(onnx_pass: OnnxPass) -> Non
         assert np.array_equal(hidden[-size:], expected[at : at + size])
         at += size
     assert np.array_equal(mine.read([0, 1], 0, at), whole.read([0, 1], 0, at))
-    assert np.array_equal(mine.last[:at], expected)
+    assert np.array_equal(mine.features[:at], expected)
     logits = onnx_pass.logits([expected])
     assert np.array_equal(np.concatenate([onnx_pass.logits([row[None]]) for row in expected[:5]]), logits[:5])
 

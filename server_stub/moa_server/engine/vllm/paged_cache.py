@@ -73,7 +73,7 @@ class PagedLayer:
 
 
 class PagedStates:
-    """Implements what :class:`moa_server.engine.base.Span` holds; last hidden states are not kept.
+    """Implements what :class:`moa_server.engine.base.Span` holds; features are not kept.
 
     Args:
         layers: of the target, by number.
@@ -82,7 +82,7 @@ class PagedStates:
 
     def __init__(self, layers: Mapping[int, PagedLayer], table: Sequence[int]) -> None:
         self._layers, self._table = layers, torch.tensor(table)
-        self.last = torch.empty(0, 0)
+        self.features = torch.empty(0, 0)
 
     def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
         """``[n, layers, 2 * heads * size]`` of the tokens ``start`` to ``stop``: all keys, then all values."""
