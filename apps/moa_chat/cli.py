@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
             bundle = open_bundle(options.bundle, options.drafter)
             open_datastore(options.datastore, bundle)  # refuse it before a verifier is started
             # With the same drafter, so that the same one drafts if the verifier does.
-            verifier = stack.enter_context(local_verifier(drafter_option(options.drafter)))
+            verifier = stack.enter_context(local_verifier(drafter_option(options.drafter), restarts=True))
             endpoint = verifier.endpoint
         else:
             bundle = open_bundle(options.bundle, options.drafter)

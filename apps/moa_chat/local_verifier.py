@@ -8,14 +8,15 @@ import os
 import queue
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import IO
+from urllib.parse import urlsplit
 
 from moa_chat import strings
 from moa_runtime.bundle import MANIFEST_FILE, make_bundle
@@ -32,26 +33,87 @@ SERVE_HERE = ("--json", "--port", "0", "--until-stdin-ends")
 _START_SECONDS = 600.0  # the first start fetches the target
 _EVERY_S = 60.0
 _STOP_SECONDS = 5.0
+#: A verifier that ends sooner after it was ready is not started again: it would end again.
+_LEAST_SECONDS = 20.0
 
 
-@dataclass(frozen=True)
 class LocalVerifier:
-    """A verifier that runs on this machine: its endpoint, its process, and its log."""
+    """A verifier on a free port of this machine.
 
-    endpoint: Endpoint
-    _process: subprocess.Popen[bytes]
-    _log: IO[bytes]
+    Args:
+        options: of ``moa-serve``.
+        cpus: processors that it may use; None for all.
+        token: that clients have to send.
+        restarts: whether it is started again if it ends by itself.
+
+    Attributes:
+        endpoint: where it listens, also after another start.
+        problem: the error with which it ended for good; None while it runs, and while it is started again.
+
+    Raises:
+        MoaError: it does not start, as when the server's packages are not installed.
+    """
+
+    def __init__(self, options: Sequence[str], cpus: set[int] | None, token: str, restarts: bool) -> None:
+        self._options, self._cpus, self._token, self._restarts = options, cpus, token, restarts
+        self._changing = threading.Lock()  # held while there is another process to come
+        self._stopped = False
+        self.problem: MoaError | None = None
+        print(strings.STARTING_LOCAL, file=sys.stderr, flush=True)
+        self._process, self._log = self._begun(SERVE_HERE)
+        try:
+            self.endpoint = Endpoint(_ready_url(self._process, self._log), token)
+        except BaseException:
+            _stop(self._process)
+            raise
+        threading.Thread(target=self._keep, daemon=True).start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def problem(self) -> MoaError | None:
-        """The error with which it ended by itself; None while it runs."""
-        if self._process.poll() is None:
-            return None
-        return _ended("the verifier on this machine ended", self._process, self._log)
+    def stop(self) -> None:
+        """End it."""
+        self._stopped = True
+        with self._changing:
+            _stop(self._process)
+
+    def _begun(self, serve: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        """Start a process; return it with the file that gets its messages, which would end up between the answers."""
+        log = tempfile.TemporaryFile()  # noqa: SIM115  open for as long as the process runs
+        process = subprocess.Popen(
+            own_program("moa_server.cli", *serve, *self._options),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "MOA_TOKEN": self._token},
+            # Ctrl-C in this terminal stops an answer, and must not reach the verifier.
+            start_new_session=os.name == "posix",
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        if self._cpus is not None:
+            os.sched_setaffinity(process.pid, self._cpus)
+        return process, log
+
+    def _keep(self) -> None:
+        """Wait until it ends by itself; start it again on the same port, unless it ended soon."""
+        same_port = [str(urlsplit(self.endpoint.url).port) if option == "0" else option for option in SERVE_HERE]
+        while True:
+            ready = time.monotonic()
+            self._process.wait()
+            with self._changing:
+                if self._stopped:
+                    return
+                ended = _ended("the verifier on this machine ended", self._process, self._log)
+                if not self._restarts or time.monotonic() - ready < _LEAST_SECONDS:
+                    self.problem = ended
+                    return
+                self._process, self._log = self._begun(same_port)
+            try:
+                _ready_url(self._process, self._log)
+            except MoaError as error:
+                self.problem = None if self._stopped else error
+                return
 
 
 def ensure_bundle(drafter: DrafterName | None = None) -> None:
@@ -63,31 +125,16 @@ def ensure_bundle(drafter: DrafterName | None = None) -> None:
 
 @contextlib.contextmanager
 def local_verifier(
-    options: Sequence[str] = (), *, cpus: set[int] | None = None, token: str | None = None
+    options: Sequence[str] = (), *, cpus: set[int] | None = None, token: str | None = None, restarts: bool = False
 ) -> Iterator[LocalVerifier]:
-    """Run a verifier on a free port of this machine while the context is open, with ``options`` of ``moa-serve``, on
-    all ``cpus`` if none are given, and with a token of its own unless one is given. Raises MoaError if it does not
-    start, as when the server's packages are not installed."""
+    """Run a :class:`LocalVerifier` while the context is open, with a token of its own unless one is given."""
     require_extra("server", "--local (moa-serve)")
-    print(strings.STARTING_LOCAL, file=sys.stderr, flush=True)
-    token = token or secrets.token_urlsafe(24)  # other users of this machine reach its port too
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            own_program("moa_server.cli", *SERVE_HERE, *options),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,  # its messages would end up in the middle of the answers
-            env={**os.environ, "MOA_TOKEN": token},
-            # Ctrl-C in this terminal stops an answer, and must not reach the verifier.
-            start_new_session=os.name == "posix",
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        )
-        try:
-            if cpus is not None:
-                os.sched_setaffinity(process.pid, cpus)
-            yield LocalVerifier(Endpoint(_ready_url(process, log), token), process, log)
-        finally:
-            _stop(process)
+    # With a token, because other users of this machine reach its port too.
+    verifier = LocalVerifier(options, cpus, token or secrets.token_urlsafe(24), restarts)
+    try:
+        yield verifier
+    finally:
+        verifier.stop()
 
 
 def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
@@ -118,10 +165,20 @@ def _ended(what: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> MoaEr
 
 
 def last_error(stderr: bytes, status: int) -> tuple[str, str | None]:
-    """Return the sentence of :func:`~moa_runtime.cli_main.run_program`, or the exit status, and the code."""
+    """Return the sentence of :func:`~moa_runtime.cli_main.run_program` and its code, or how the program ended: a
+    negative ``status`` is a signal's, as in :mod:`subprocess`."""
+    if status < 0:
+        return f"it was ended by {_signal_name(-status)}", None
     lines = stderr.decode(errors="replace").strip().splitlines()
     found = re.fullmatch(r"(?:.*?error: )?(.*?)(?:  \[(\w+)\])?", lines[-1]) if lines else None
     return (found[1], found[2]) if found else (f"exit status {status}", None)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # not one of this system's
+        return f"signal {number}"
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:

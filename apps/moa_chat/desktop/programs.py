@@ -68,7 +68,8 @@ class Program(QObject):
         if status == 0 and how is QProcess.ExitStatus.NormalExit:
             self.ended.emit(None)
             return
-        words, code = last_error(bytes(self._process.readAllStandardError().data()), status)
+        signalled = how is QProcess.ExitStatus.CrashExit  # then the status is the signal's number
+        words, code = last_error(bytes(self._process.readAllStandardError().data()), -status if signalled else status)
         self.ended.emit(MoaError(words, code=code))
 
     def _not_started(self, error: QProcess.ProcessError) -> None:

@@ -90,6 +90,20 @@ def test_a_local_verifier_gets_a_token_and_is_stopped_at_the_end(instead, tmp_pa
     assert mark.exists()
 
 
+def test_a_killed_verifier_is_started_again_on_the_same_port(
+    tiny_target: Path, tiny_drafter: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(local, "_LEAST_SECONDS", 0.0)
+    options = ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--threads", "1"]
+    with local.local_verifier(options, restarts=True) as verifier:
+        port, first = urlsplit(verifier.endpoint.url).port, verifier.pid
+        assert port is not None
+        os.kill(first, signal.SIGKILL)
+        until(lambda: verifier.pid != first and answers(port))
+        assert verifier.problem is None
+    until(lambda: not answers(port))
+
+
 @pytest.mark.parametrize("killed", [True, False])
 def test_why_a_local_verifier_ended_is_known(tmp_path: Path, instead, killed: bool) -> None:
     mark = tmp_path / "mark"
@@ -98,7 +112,7 @@ def test_why_a_local_verifier_ended_is_known(tmp_path: Path, instead, killed: bo
         assert verifier.problem is None
         os.kill(verifier.pid, signal.SIGKILL) if killed else mark.touch()
         until(lambda: verifier.problem is not None)
-        why, code = ("exit status -9", "verifier_ended") if killed else ("no memory", "out_of_memory")
+        why, code = ("it was ended by SIGKILL", "verifier_ended") if killed else ("no memory", "out_of_memory")
         assert str(verifier.problem).endswith(f": {why}") and verifier.problem.code == code
 
 
