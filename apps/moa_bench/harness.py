@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from moa_bench.simulated_clock import Clock, Pace
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
-from moa_runtime.backends.load import load_backend, load_writer
+from moa_runtime.backends.load import load_writer
 from moa_runtime.bundle import TOKENIZER_FILE, Bundle, Fingerprints, tokenizer_fingerprint
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.factory import drafter_for, writer_for
+from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.drafters.sssd import SssdDrafter
@@ -50,7 +50,7 @@ class Device:
 
     fingerprints: Fingerprints
     tokenizer: ChatTokenizer
-    new_drafter: Callable[[], Drafter]
+    new_drafter: Callable[[], Drafter | None]
     stop_tokens: tuple[int, ...]
     new_writer: Callable[[], MoaDrafter] | None = None
     reads_rows: bool = True
@@ -62,7 +62,7 @@ def device_of(
     """Load a bundle's drafter and writer, by default on the first backend that it has a graph for. ``ngrams``,
     ``datastore``: see :func:`moa_runtime.drafters.factory.drafter_for`. Raises MoaError: the bundle's graph or
     tokenizer cannot be loaded."""
-    backend, manifest, writer = load_backend(bundle, backend_name), bundle.manifest, load_writer(bundle)
+    backend, manifest, writer = backend_for(bundle, backend=backend_name), bundle.manifest, load_writer(bundle)
     return Device(
         manifest.fingerprints,
         ChatTokenizer.from_bundle(bundle),
@@ -70,6 +70,7 @@ def device_of(
         lambda: drafter_for(manifest, backend, ngrams=ngrams, datastore=datastore),
         manifest.stop_tokens,
         None if writer is None else lambda: writer_for(manifest, writer),
+        manifest.has_rows,
     )
 
 
@@ -269,7 +270,7 @@ class Conversation:
     def __init__(
         self,
         verifier: LoopbackVerifier,
-        drafter: Drafter,
+        drafter: Drafter | None,
         fingerprints: Fingerprints,
         stop_tokens: Sequence[int],
         controller: Controller,

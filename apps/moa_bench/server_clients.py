@@ -18,9 +18,8 @@ from typing import Any
 from moa_bench.questions import Prompt
 from moa_bench.serving import Answer, AnswerSettings, ChatMode, Turn
 from moa_bench.verifier import Verifier
-from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
-from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafters.factory import backend_for, drafter_for
 from moa_runtime.errors import MoaError
 from moa_runtime.options import LoopSettings
 
@@ -57,7 +56,7 @@ def run_client(
     """
     try:
         bundle = Bundle.open(bundle_folder)
-        backend = load_backend(bundle, threads=settings.threads)
+        backend = backend_for(bundle, threads=settings.threads)
         connection.send(None)
         while True:
             window: Window = connection.recv()

@@ -14,11 +14,10 @@ from moa_bench.link import LinkProfile
 from moa_bench.link.proxy import BackgroundLink, background_link
 from moa_bench.result import Burst, ratio, token_latencies
 from moa_bench.verifier import Verifier, VerifierGoneError, stream_decode
-from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
-from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafters.factory import backend_for, drafter_for
 from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkStatus, TokenOrigin
@@ -234,8 +233,8 @@ def make_modes(
     def chat(new_drafter: Callable[[Turn], Drafter | None], drafting: Drafting = "device") -> Mode:
         return ChatMode(bundle, new_drafter, settings, LoopSettings(drafting=drafting), timeline)
 
-    def ours() -> Callable[[Turn], Drafter]:
-        backend = load_backend(bundle, threads=settings.threads)
+    def ours() -> Callable[[Turn], Drafter | None]:
+        backend = backend_for(bundle, threads=settings.threads)
         # The graph is shared; each answer has caches of its own.
         return lambda turn: drafter_for(bundle.manifest, backend)
 

@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.atomic_file import remove_private
@@ -16,6 +18,9 @@ from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import drafter_option
 from moa_runtime.paths import data_dir
+
+if TYPE_CHECKING:
+    from moa_runtime.bundle import Bundle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
         return _open_window(options)
     # Imported late, so that --help and refused options answer at once.
     from moa_chat.chat_config import chat_config_for, endpoint_for, open_bundle, open_datastore
-    from moa_chat.local_verifier import ensure_bundle, local_verifier
+    from moa_chat.local_verifier import local_verifier
     from moa_chat.oneshot import run_once
     from moa_chat.terminal.app import run_terminal
 
@@ -51,12 +56,10 @@ def _run(options: argparse.Namespace) -> int:
             for name in ("SIGTERM", "SIGHUP"):
                 if hasattr(signal, name):
                     signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
-            if options.bundle is None:
-                ensure_bundle(options.drafter)
-            bundle = open_bundle(options.bundle, options.drafter)
-            open_datastore(options.datastore, bundle)  # refuse it before a verifier is started
             # With the same drafter, so that the same one drafts if the verifier does.
-            verifier = stack.enter_context(local_verifier(drafter_option(options.drafter), restarts=True))
+            bundle, served = _local_bundle(options)
+            open_datastore(options.datastore, bundle)  # refuse it before a verifier is started
+            verifier = stack.enter_context(local_verifier(served, restarts=True))
             endpoint = verifier.endpoint
         else:
             bundle = open_bundle(options.bundle, options.drafter)
@@ -71,6 +74,25 @@ def _run(options: argparse.Namespace) -> int:
         if options.serve is not None:
             return run_gateway(config, address, verifier, as_json=options.json)
         return run_terminal(config)
+
+
+def _local_bundle(options: argparse.Namespace) -> tuple[Bundle, tuple[str, ...]]:
+    """Open the bundle of ``--local``, made if necessary; return it with the options of its verifier."""
+    from moa_chat.chat_config import open_bundle
+    from moa_chat.local_verifier import ensure_bundle, serve_options
+
+    if options.bundle is None and options.model is None:
+        ensure_bundle(options.drafter)
+        return open_bundle(None, options.drafter), drafter_option(options.drafter)
+    folder, own = options.bundle, None
+    if folder is None:
+        from moa_export.plain_bundle import cached_plain_bundle
+
+        folder = cached_plain_bundle(options.model)
+    if isinstance(options.drafter, Path):
+        own, options.drafter = str(options.drafter), None
+    bundle = open_bundle(folder, options.drafter)
+    return bundle, serve_options(bundle.manifest, options.model, own)
 
 
 def _delete_datastore_of_chats() -> None:

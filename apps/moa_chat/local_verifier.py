@@ -19,11 +19,11 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from moa_chat import strings
-from moa_runtime.bundle import MANIFEST_FILE, make_bundle
+from moa_runtime.bundle import MANIFEST_FILE, Manifest, make_bundle
 from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
-from moa_runtime.options import DrafterName
+from moa_runtime.options import DEFAULT_DRAFTER, DrafterName
 from moa_runtime.paths import bundle_of_drafter
 from moa_runtime.transport import Endpoint
 
@@ -121,6 +121,38 @@ def ensure_bundle(drafter: DrafterName | None = None) -> None:
     folder = bundle_of_drafter(drafter)
     if not (folder / MANIFEST_FILE).exists():
         make_bundle(folder, "onnx", "--local", "a minute or more", drafter)
+
+
+def serve_options(manifest: Manifest, model: str | None = None, drafter: str | None = None) -> tuple[str, ...]:
+    """Return the options of ``moa-serve`` with which it serves a bundle's target and drafter.
+
+    Args:
+        model, drafter: as the user named them; by default as the bundle does, a shipped drafter by its fingerprint.
+
+    Raises:
+        MoaError: the bundle does not say where its target or drafter is.
+    """
+    from moa_drafter.config import drafter_fingerprint
+    from moa_drafter.pretrained import shipped_checkpoint, shipped_names
+    from moa_drafter.target_source import DEFAULT_TARGET, check_target
+
+    target, wanted = model or manifest.target, manifest.fingerprints.drafter
+    try:
+        check_target(target)
+    except MoaError as error:
+        if model is not None:
+            raise
+        text = f"the bundle is for the target {target}, which is not found by this name: --model names its folder, file"
+        raise MoaError(f"{text} or Hub id", code=error.code) from error
+    if drafter is None and wanted:
+        shipped = (name for name in shipped_names() if drafter_fingerprint(shipped_checkpoint(name)) == wanted)
+        drafter = next(shipped, None)
+        if drafter is None and manifest.has_rows:
+            text = "the bundle's drafter is none of those that are shipped: give its folder with --drafter"
+            raise MoaError(text, code="unknown_drafter")
+    default = target == DEFAULT_TARGET
+    served = () if default else ("--model", target)
+    return served if drafter is None or (default and drafter == DEFAULT_DRAFTER) else (*served, "--drafter", drafter)
 
 
 @contextlib.contextmanager

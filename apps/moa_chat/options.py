@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from moa_drafter.pretrained import offered_names
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, draft_length_of
+from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, DrafterName, draft_length_of
 from moa_runtime.paths import expanded
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
@@ -48,6 +48,12 @@ def build_parser() -> argparse.ArgumentParser:
     where = parser.add_argument_group("where")
     where.add_argument("--server", metavar="URL", help=f"the verifier (default: $MOA_SERVER or {DEFAULT_SERVER})")
     where.add_argument("--local", action="store_true", help="start a verifier on this machine while the chat runs")
+    where.add_argument(
+        "--model",
+        metavar="NAME",
+        help="with --local, the target: a built-in name, Hub id, folder or GGUF file; without --bundle one without a "
+        "drafter is made for it",
+    )
     where.add_argument("--token", help="bearer token of the verifier; safer in the variable MOA_TOKEN")
     where.add_argument("--tls-ca", type=Path, metavar="FILE", help="trust this certificate authority (PEM) for wss")
     where.add_argument("--bundle", type=Path, metavar="DIR", help="written by moa-export (default: its default)")
@@ -97,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="who drafts while the link is up: this device, the server, which then streams, or whichever is faster "
         "(default: %(default)s)",
     )
-    drafting.add_argument("--drafter", type=drafter_name_of, choices=offered_names(), help=drafters_help())
+    drafting.add_argument("--drafter", type=drafter_of, metavar="NAME|DIR", help=drafters_help())
     drafting.add_argument(
         "--draft-length",
         type=draft_length_of,
@@ -148,17 +154,18 @@ def build_parser() -> argparse.ArgumentParser:
 def drafters_help() -> str:
     """Return the help text of ``--drafter``: each drafter with its use."""
     kinds = "; ".join(f"{name}: {DRAFTERS[name].help}" for name in offered_names())
-    return f"{kinds} (default: the bundle's own; that of the default bundle is {DEFAULT_DRAFTER})"
+    own = "with --local and --bundle, the folder of the checkpoint that it was made of, for the verifier"
+    return f"{kinds}; or, {own} (default: the bundle's own; that of the default bundle is {DEFAULT_DRAFTER})"
 
 
-def drafter_name_of(text: str) -> str:
-    """Parse the name of a drafter. Raises ArgumentTypeError if it is a folder; argparse checks other words."""
-    if text not in offered_names() and Path(text).is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text} is a folder, and a name was expected: {', '.join(offered_names())}; for a checkpoint of your own "
-            f"name its bundle with --bundle (`moa-export --target onnx --drafter {text} --out DIR` makes one)"
-        )
-    return text
+def drafter_of(text: str) -> DrafterName | Path:
+    """Parse the name of a drafter, or the folder of a checkpoint. Raises ArgumentTypeError for other words."""
+    for name in offered_names():
+        if text == name:
+            return name
+    if Path(text).is_dir():
+        return Path(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no folder and none of {', '.join(offered_names())}")
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -185,6 +192,16 @@ def check_options(options: argparse.Namespace) -> None:
     if options.local and (options.token or options.tls_ca):
         text = "--local makes its own token and needs no TLS: leave out --token and --tls-ca"
         raise UsageError(text, code="excluded")
+    if options.model is not None and not options.local:
+        raise UsageError("--model belongs to --local: a verifier elsewhere has its own target", code="excluded")
+    window = not (once or serve or options.terminal)
+    if options.model is not None and window:
+        text = "--model is for --terminal, --once and --serve: the window takes a bundle, made by moa-export"
+        raise UsageError(text, code="excluded")
+    if isinstance(options.drafter, Path) and (window or not (options.local and options.bundle)):
+        text = f"a folder as --drafter, {options.drafter}, is for the verifier of --local, and its bundle is named with"
+        made = f"`moa-export --target onnx --drafter {options.drafter} --out DIR` makes one"
+        raise UsageError(f"{text} --bundle ({made})", code="bad_option")
     for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):
         value = getattr(options, name)
         if isinstance(value, int) and value < least:
@@ -197,7 +214,7 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(f"--top-p must be above 0 and at most 1, not {options.top_p}", code="out_of_range")
     if options.seed is not None and not 0 <= options.seed < 1 << 64:
         raise UsageError(f"--seed must be between 0 and 2^64 - 1, not {options.seed}", code="out_of_range")
-    copies = options.drafter is not None and not DRAFTERS[options.drafter].has_graph
+    copies = options.drafter in DRAFTERS and not DRAFTERS[options.drafter].has_graph
     if copies and (options.backend or not options.ngrams):
         text = f"--drafter {options.drafter} has no graph, and copies: leave out --backend and --no-ngrams"
         raise UsageError(text, code="excluded")

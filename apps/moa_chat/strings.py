@@ -85,6 +85,10 @@ TERMINAL_HELP = """\
 While an answer is written: Ctrl-C stops it, Tab switches between offline and online."""
 TERMINAL_FINISH = {**FINISH, FinishReason.LENGTH: "cut off at --max-new-tokens"}
 TERMINAL_WELCOME = "{} at {}; /help lists the commands, Ctrl-C stops an answer"
+NO_DRAFTER = (
+    "the bundle has no drafter: answers are streamed, and while the server is away nothing is written; one that is "
+    "published for this model, or made by moa-train, is quicker and writes on (docs/models.md)"
+)
 KEPT_NOWHERE = "{}; this one is kept nowhere"
 WRITER_ANSWERS = "{}; until then the writer on this device answers"
 HOW_TO_LEAVE = "Ctrl-C again or Ctrl-D leaves; /help lists the commands"
@@ -169,7 +173,10 @@ FINGERPRINT = "Fingerprint of the certificate"
 TRUST = "They are the same: trust this certificate"
 
 BUNDLE = "Bundle"
-ABOUT_BUNDLE = "The small model for this device. It has to be made for the server's model."
+ABOUT_BUNDLE = (
+    "The small model for this device. It has to be made for the server's model. A bundle without one streams the "
+    "server's answers."
+)
 BUNDLE_CACHED = "The default bundle is in the cache."
 BUNDLE_MISSING = "There is none yet. Making it takes about a minute."
 BUNDLE_FOLDER = "Folder of the bundle"

@@ -111,6 +111,13 @@ def check_target(name: str) -> None:
         )
 
 
+def shown_name(name: str) -> str:
+    """Return a target's name for messages and manifests: of a folder or file its name, not its path, which would tell
+    about the machine."""
+    place = expanded(name)
+    return place.resolve().name if place.exists() else name
+
+
 def builtin_of(folder: Path) -> BuiltinTarget | None:
     """Return the built-in target of a folder, or None."""
     return next((builtin for name, builtin in BUILTIN.items() if folder == _place(name)), None)

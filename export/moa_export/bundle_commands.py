@@ -36,13 +36,14 @@ def inspect(words: Sequence[str]) -> int:
         return 0
     print(*format_rows([Row(*graph) for graph in _graphs(manifest).items()]), sep="\n")
     prints, own = manifest.fingerprints, manifest.sampling
+    parts = ("linear", "head", "embedding") if manifest.has_graph else ()
     facts = {
         "target": f"{manifest.target} ({prints.target})",
-        "drafter": f"{manifest.architecture} ({prints.drafter})",
+        "drafter": f"{manifest.architecture} ({prints.drafter})" if manifest.has_graph else manifest.architecture,
         "tokenizer": prints.tokenizer,
         "context": f"{manifest.max_context} tokens",
         "vocabulary": f"{manifest.draft_vocab_size} of {manifest.vocab_size} tokens can be drafted",
-        "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in ("linear", "head", "embedding")),
+        "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in parts) or "no graph",
         "offline": _offline(manifest),
         "sampling": f"temperature {own.temperature:g}, top-p {own.top_p:g}" if own else "no recommendation",
         "made with": ", ".join(f"{name} {number}" for name, number in manifest.tools.items()),
@@ -68,7 +69,7 @@ def verify(words: Sequence[str]) -> int:
     found: dict[str, Any] = {"bundle": str(args.bundle), "files": {"status": "passed", "count": count}}
     rows: list[Row] = []
     failures: list[str] = []
-    if not args.files_only:
+    if not args.files_only and bundle.manifest.has_graph:
         require_extra("export", "moa-export verify")
         from moa_export.toolchain_log import quiet_toolchain, toolchain_log
 
@@ -154,6 +155,8 @@ def _offline(manifest: Manifest) -> str:
     if manifest.writer:
         return f"{manifest.writer.details['model']} writes"
     longest = manifest.stopping_rule.longest
+    if not manifest.has_graph:
+        return "nothing writes while the verifier is away"
     if not longest:
         return "nothing writes: the drafter alone is wrong more often than right"
     return f"the drafter writes while it is sure, up to {longest} tokens"

@@ -6,19 +6,24 @@ import argparse
 import json
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moa_drafter.config import FitError
 from moa_drafter.pretrained import checkpoint_of
+from moa_drafter.target_source import DEFAULT_TARGET, check_target, shown_name
 from moa_export.bundle_commands import COMMANDS, DRAFTER_HELP, NPM_HELP, Row, format_rows
 from moa_export.bundle_writer import check_output
 from moa_export.datastore_command import datastore
 from moa_export.errors import ExportError
+from moa_export.plain_bundle import WITHOUT_DRAFTER, make_plain_bundle, plain_facts
 from moa_export.recipe import DEFAULT_PRESET, PRESETS, Recipe, read_config, resolve
 from moa_export.targets import TARGETS, extra_of
 from moa_runtime.cli_main import run_program
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import WITHOUT_GRAPH
 from moa_runtime.paths import default_bundle
 
 if TYPE_CHECKING:
@@ -33,7 +38,7 @@ commands:
   moa-export datastore FILES   make a datastore of texts that answers may repeat, for moa-chat --datastore
 """
 _COMMANDS = {**COMMANDS, "datastore": datastore}
-_DEFAULT_TARGET = "onnx"
+_DEFAULT_TARGET, _NO_WRITER = "onnx", "none"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +78,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="target model: built-in name, Hub id, folder or GGUF file (default smollm2-135m-instruct)",
     )
-    parser.add_argument("--drafter", metavar="NAME|DIR", help=DRAFTER_HELP)
+    plain = "sssd copies what was said before and none drafts nothing: both need no graph, and fit any target"
+    parser.add_argument("--drafter", metavar="NAME|DIR", help=f"{DRAFTER_HELP}; {plain}")
     parser.add_argument(
         "--offline-model",
         metavar="NAME",
@@ -125,6 +131,9 @@ def _export(args: argparse.Namespace) -> int:
         MoaError: bad input, or a check that failed.
     """
     config = read_config(args.config) if args.config else {}
+    drafter = args.drafter or config.get("drafter")
+    if drafter in WITHOUT_GRAPH and args.offline_model in (None, _NO_WRITER):
+        return _export_texts(args, str(args.model or config.get("model") or DEFAULT_TARGET), drafter)
     options = {name: getattr(args, name) for name in ("bits", "group_size", "head_bits", "embedding_bits")}
     recipe = resolve(config, preset_name=args.preset, options=options)
     targets = _targets(str(args.target if args.target is not None else config.get("target") or _DEFAULT_TARGET))
@@ -137,13 +146,21 @@ def _export(args: argparse.Namespace) -> int:
     from moa_export.toolchain_log import quiet_toolchain, toolchain_log
 
     with quiet_toolchain(toolchain_log()) as terminal:
-        from moa_export.pipeline import export_bundle, plan
+        from moa_export.pipeline import export_bundle, export_plain, plan
         from moa_export.progress import Progress
 
         settings = _settings(args, config, targets, recipe)
-        planned = plan(settings) if args.dry_run else None
         progress = Progress(terminal, quiet=args.quiet)
-        report = None if args.dry_run else export_bundle(args.out, settings, progress, force=args.force)
+        planned, report = None, None
+        try:
+            if args.dry_run:
+                planned = plan(settings)
+            elif drafter in WITHOUT_GRAPH:
+                report = export_plain(args.out, settings, drafter, progress, force=args.force)
+            else:
+                report = export_bundle(args.out, settings, progress, force=args.force)
+        except FitError as error:
+            raise ExportError(f"{error}; or --drafter sssd, which needs none", code=error.code) from error
     if report is None:
         _print_plan(args, settings, planned)
         return 0
@@ -158,6 +175,25 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
+def _export_texts(args: argparse.Namespace, model: str, architecture: str) -> int:
+    """Make a bundle without any graph; it takes no torch and a second."""
+    began = time.monotonic()
+    check_target(model)
+    check_output(args.out, force=args.force)
+    if args.dry_run:
+        described = {"out": str(args.out), "target": model, "targets": []}
+        text = f"would export {model} without a drafter to {args.out}"
+        print(json.dumps({"dry_run": True, **described}) if args.json else text)
+        return 0
+    make_plain_bundle(args.out, plain_facts(model), shown_name(model), architecture, force=args.force)
+    seconds, size = time.monotonic() - began, sum(file.stat().st_size for file in args.out.iterdir())
+    print(f"moa-export: note: {WITHOUT_DRAFTER}", file=sys.stderr)
+    made = {"bundle": str(args.out), "bytes": size, "seconds": round(seconds, 1), "targets": {}, "notes": []}
+    text = f"{args.out}: {size / 1e6:.1f} MB in {seconds:.0f} s"
+    print(json.dumps({**made, "writer": None, "web_writer": None}) if args.json else text)
+    return 0
+
+
 def _targets(given: str) -> tuple[str, ...]:
     """Return the names of targets that ``given`` lists; raise an ExportError if one is unknown."""
     names = tuple(TARGETS) if given == "all" else tuple(dict.fromkeys(name.strip() for name in given.split(",")))
@@ -169,7 +205,6 @@ def _targets(given: str) -> tuple[str, ...]:
 def _settings(
     args: argparse.Namespace, config: Mapping[str, Any], targets: tuple[str, ...], recipe: Recipe
 ) -> ExportSettings:
-    from moa_drafter.target_source import DEFAULT_TARGET
     from moa_export.offline_model import WriterSettings
     from moa_export.pipeline import ExportSettings
     from moa_export.targets.base import TargetOptions
@@ -178,10 +213,11 @@ def _settings(
     context = args.context if args.context is not None else config.get("context", usual.context)
     if not isinstance(context, int) or context < 64:
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}", code="out_of_range")
+    drafter = args.drafter or (str(config["drafter"]) if "drafter" in config else None)
     delegates = str(args.backend or config.get("backend") or ",".join(usual.delegates)).split(",")
     return ExportSettings(
         targets,
-        checkpoint_of(args.drafter or (str(config["drafter"]) if "drafter" in config else None)),
+        None if drafter in WITHOUT_GRAPH else checkpoint_of(drafter),
         model=args.model or config.get("model") or DEFAULT_TARGET,
         recipe=recipe,
         options=TargetOptions(context, tuple(delegates), args.npm),
@@ -212,7 +248,9 @@ def _print_plan(args: argparse.Namespace, settings: ExportSettings, planned: dic
     if args.json:
         print(json.dumps({"dry_run": True, **described}))
         return
-    print(f"would export {planned['target']} with a drafter of {planned['parameters'] / 1e6:.1f} M parameters")
+    millions = planned["parameters"] / 1e6
+    drafter = f"with a drafter of {millions:.1f} M parameters" if planned["drafter"] else "with a writer"
+    print(f"would export {planned['target']} {drafter}")
     print(f"to {args.out}, for {', '.join(planned['targets'])}, by this recipe:")
     for name, value in settings.recipe.describe().items():
         shown = ", ".join(f"{key} {inner}" for key, inner in value.items()) if isinstance(value, dict) else value

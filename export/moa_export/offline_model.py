@@ -20,6 +20,7 @@ from moa_decoder.weights import DecoderWeights, LayerMatrix
 from moa_drafter.config import longest_context
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_folder import weights_of
+from moa_drafter.target_source import shown_name
 from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
 from moa_export.recordings import Recording
@@ -30,7 +31,6 @@ from moa_export.validation import NOT_ASKED, Check, Made, Proof, check, proof_of
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import writer_backend
 from moa_runtime.bundle import Bundle, TargetEntry
-from moa_runtime.paths import expanded
 
 #: Most parameters of a target that is its own writer; a larger one needs a small sibling.
 LARGEST = 500_000_000
@@ -110,9 +110,8 @@ def make_writer(
             export = export_web_writer if name == WEB_WRITER else export_writer
             entry = export(RoundedWeights(weights, bits), folder)
         proof = _prove(lambda: _runner(name, folder, entry, npm=npm), recordings, before, progress)
-        shown = Path(model).name if expanded(model).is_dir() else model
         longest, _ = longest_context(source.config)
-        details = {"model": shown, "bits": bits, "max_context": longest, **entry.details}
+        details = {"model": shown_name(model), "bits": bits, "max_context": longest, **entry.details}
         return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
 
     missing = "the bundle has no offline writer: {} (--offline-model names another model)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_folder import write_tensors
-from moa_drafter.target_source import DEFAULT_TARGET, check_target, resolve_target
+from moa_drafter.target_source import DEFAULT_TARGET, check_target, resolve_target, shown_name
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
 from moa_export.fit_stopping import fit_stopping_rule
 from moa_export.gptq import calibrate, needs_calibration
 from moa_export.offline_model import TARGET, WEB_WRITER, WRITER, WriterSettings, make_writer, prove_writers
+from moa_export.plain_bundle import copy_texts, plain_facts, write_texts
 from moa_export.progress import Progress
 from moa_export.quarot import rotate_residual_stream
 from moa_export.recipe import Recipe
@@ -32,7 +32,6 @@ from moa_export.targets import target_of
 from moa_export.targets.base import ExportTarget, TargetOptions, size_of
 from moa_export.validation import NOT_ASKED, Made, Proof, Reference, prove, reference_of, unproved
 from moa_runtime.bundle import (
-    CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
     Bundle,
     Fingerprints,
@@ -42,7 +41,6 @@ from moa_runtime.bundle import (
     write_manifest,
 )
 from moa_runtime.optional_deps import installed_versions
-from moa_runtime.paths import expanded
 
 _TOOLS = ("moa-edge", "torch", "onnx", "onnxscript", "onnxruntime", "executorch", "torchao", "coremltools")
 #: Bytes of weights from which on a target is run in bfloat16: stored so, it is mapped from disk, and float32 would take
@@ -57,14 +55,14 @@ class ExportSettings:
     Attributes:
         targets: export targets by name.
         model: a target model's name or folder.
-        drafter: folder of a checkpoint.
+        drafter: folder of a checkpoint; None for :func:`export_plain`.
         questions: the graphs are checked on the answers to these.
         writer: which model writes offline.
         checked: whether the graphs are compared with PyTorch.
     """
 
     targets: tuple[str, ...]
-    drafter: Path
+    drafter: Path | None
     model: str = DEFAULT_TARGET
     recipe: Recipe = field(default_factory=Recipe)
     options: TargetOptions = field(default_factory=TargetOptions)
@@ -133,14 +131,44 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
             entries, own = ({name: one.entry for name, one in some.items()} for some in (made, writers))
             plain, web = own.get(WRITER), own.get(WEB_WRITER)
             write_manifest(stage, dataclasses.replace(manifest, targets=entries, writer=plain, web_writer=web))
-        graphs = {**made, **writers}
-        if failures := [f"{name}: {reason}" for name, one in graphs.items() for reason in one.proof.failures]:
-            raise ParityError(
-                f"what was exported differs too much from PyTorch ({'; '.join(failures)}); "
-                f"the files are in {rejected_path(out)}",
-                code="too_far",
-            )
+        _check_proofs({**made, **writers}, out)
     return Report(out, size_of(out), time.monotonic() - began, made, notes, writers)
+
+
+def export_plain(
+    out: Path, settings: ExportSettings, architecture: str, progress: Progress, *, force: bool = False
+) -> Report:
+    """Write a bundle without a drafter's graph, with a writer, to ``out``.
+
+    Args:
+        architecture: one of :data:`moa_runtime.options.WITHOUT_GRAPH`.
+
+    Raises:
+        MoaError: see :func:`export_bundle`.
+    """
+    began = time.monotonic()
+    with staged_bundle(out, force=force) as stage:
+        with progress.stage("loading the target"):
+            facts = plain_facts(settings.model)
+            target = _load_target(facts.folder)
+        manifest = write_texts(stage, facts, shown_name(settings.model), architecture)
+        with progress.stage("recording conversations of the target"):
+            recordings = record(target, None, settings.questions) if settings.checked else []
+        web, npm = "web" in settings.targets, settings.options.npm
+        writers, note = make_writer(settings.writer, target, recordings, stage, progress, web=web, npm=npm)
+        own = {name: one.entry for name, one in writers.items()}
+        write_manifest(stage, dataclasses.replace(manifest, writer=own.get(WRITER), web_writer=own.get(WEB_WRITER)))
+        _check_proofs(writers, out)
+    return Report(out, size_of(out), time.monotonic() - began, {}, (note,) if note else (), writers)
+
+
+def _check_proofs(graphs: Mapping[str, Made], out: Path) -> None:
+    if failures := [f"{name}: {reason}" for name, one in graphs.items() for reason in one.proof.failures]:
+        raise ParityError(
+            f"what was exported differs too much from PyTorch ({'; '.join(failures)}); "
+            f"the files are in {rejected_path(out)}",
+            code="too_far",
+        )
 
 
 def load(settings: ExportSettings) -> tuple[DeviceDrafter, Target, tuple[str, ...]]:
@@ -149,15 +177,19 @@ def load(settings: ExportSettings) -> tuple[DeviceDrafter, Target, tuple[str, ..
     Raises:
         MoaError: one that cannot be loaded, or two that do not fit together.
     """
+    assert settings.drafter is not None
     drafter = load_for_device(settings.drafter)
-    folder = resolve_target(settings.model)
-    write_tensors(folder)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    target = load_target(str(folder), dtype=torch.bfloat16 if size > _LARGE else torch.float32)
+    target = _load_target(resolve_target(settings.model))
     note = check_fit(drafter.config, target)
     drafter.bind_target(target.embedding, target.head, target.layers)
     drafter.sharpen()
     return drafter, target, (note,) if note else ()
+
+
+def _load_target(folder: Path) -> Target:
+    write_tensors(folder)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return load_target(str(folder), dtype=torch.bfloat16 if size > _LARGE else torch.float32)
 
 
 def plan(settings: ExportSettings) -> dict[str, Any]:
@@ -167,15 +199,14 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
         MoaError: bad input.
     """
     check_target(settings.model)
+    planned = {"target": settings.model, "targets": list(settings.targets)}
+    if settings.drafter is None:
+        return {**planned, "targets": [], "parameters": 0, "drafter": ""}
     drafter = load_for_device(settings.drafter)
     for name in settings.targets:
         target_of(name)(settings.recipe, settings.options).check(drafter.config)
-    return {
-        "target": settings.model,
-        "targets": list(settings.targets),
-        "parameters": sum(tensor.numel() for tensor in drafter.parameters()),
-        "drafter": drafter_fingerprint(settings.drafter),
-    }
+    count = sum(tensor.numel() for tensor in drafter.parameters())
+    return {**planned, "parameters": count, "drafter": drafter_fingerprint(settings.drafter)}
 
 
 def _make(
@@ -210,21 +241,16 @@ def _prove(
 
 def _manifest(settings: ExportSettings, drafter: DeviceDrafter, target: Target, stage: Path) -> Manifest:
     """Write the tokenizer; return the manifest without the graphs."""
-    config, folder = drafter.config, expanded(settings.model)
-    source = target.folder / TOKENIZER_FILE
-    if not source.is_file():
-        reason = f"the target in {target.folder} has no {TOKENIZER_FILE}: save it with a fast tokenizer"
-        raise ExportError(reason, code="file_missing")
-    shutil.copyfile(source, stage / TOKENIZER_FILE)
-    (stage / CHAT_TEMPLATE_FILE).write_text(target.chat_template, encoding="utf-8")
+    assert settings.drafter is not None
+    config = drafter.config
+    copy_texts(stage, target.folder, target.chat_template)
     return Manifest(
         fingerprints=Fingerprints(
             target=target.fingerprint,
             tokenizer=tokenizer_fingerprint(stage / TOKENIZER_FILE),
             drafter=drafter_fingerprint(settings.drafter),
         ),
-        # A folder's name, not its path, which would tell about the machine.
-        target=folder.resolve().name if folder.is_dir() else settings.model,
+        target=shown_name(settings.model),
         architecture=config.architecture,
         kv_heads=config.kv_heads,
         head_dim=config.decoder.head_dim,
@@ -260,13 +286,14 @@ def prove_again(
     """
     names = tuple(bundle.manifest.targets)
     recipe = Recipe.from_description(bundle.manifest.recipe)
-    settings = ExportSettings(names, checkpoint_of(drafter), model=model or DEFAULT_TARGET, recipe=recipe)
+    checkpoint = checkpoint_of(drafter)
+    settings = ExportSettings(names, checkpoint, model=model or DEFAULT_TARGET, recipe=recipe)
     with progress.stage("loading the drafter and the target"):
         module, target, _ = load(settings)
     made_from = bundle.manifest.fingerprints
     for kind, own, expected in (
         ("target", target.fingerprint, made_from.target),
-        ("drafter", drafter_fingerprint(settings.drafter), made_from.drafter),
+        ("drafter", drafter_fingerprint(checkpoint), made_from.drafter),
     ):
         if own != expected:
             raise ExportError(

@@ -47,17 +47,20 @@ class Recording:
 
 
 @torch.no_grad()
-def record(target: Target, drafter: DeviceDrafter, questions: Sequence[str]) -> list[Recording]:
-    """Let the target answer, and make memory rows of the conversations."""
+def record(target: Target, drafter: DeviceDrafter | None, questions: Sequence[str]) -> list[Recording]:
+    """Let the target answer, and make memory rows of the conversations if there is a drafter that reads them."""
     recordings, logits_of = [], target.logits
-    keys = values = np.zeros((0, drafter.config.kv_heads, drafter.config.decoder.head_dim), np.float32)
+    row_maker = None if drafter is None or isinstance(drafter, TokenDrafter) else drafter
+    shape = (1, 1) if drafter is None else (drafter.config.kv_heads, drafter.config.decoder.head_dim)
+    keys = values = np.zeros((0, *shape), np.float32)
     for prompt, answer in _conversations(target, questions):
         tokens = prompt + answer
-        states = target_states(target, tokens, Reads() if isinstance(drafter, TokenDrafter) else drafter.row_reads)
+        states = target_states(target, tokens, Reads() if row_maker is None else row_maker.row_reads)
         logits = logits_of(states.last[len(prompt) - 1 : -1]).float()
         losses = torch.nn.functional.cross_entropy(logits, torch.tensor(answer, device=logits.device), reduction="none")
-        if not isinstance(drafter, TokenDrafter):
-            keys, values = (rows.numpy() for rows in drafter.memory_rows(states.kv.float(), torch.arange(len(tokens))))
+        if row_maker is not None:
+            made = row_maker.memory_rows(states.kv.float(), torch.arange(len(tokens)))
+            keys, values = (rows.numpy() for rows in made)
         recordings.append(Recording(tokens, len(prompt), keys, values, losses.tolist()))
     return recordings
 

@@ -21,7 +21,7 @@ from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.optional_deps import require_extra
-from moa_runtime.options import DrafterName, drafter_option
+from moa_runtime.options import WITHOUT_GRAPH, DrafterName, drafter_option
 from moa_runtime.paths import expanded
 
 SCHEMA_VERSION = 2
@@ -105,10 +105,11 @@ class Manifest:
 
     Attributes:
         target: the target's name, for messages; ``fingerprints.target`` is its identity.
-        kv_heads, head_dim: shape of one cache entry and of a memory row's key and value.
+        kv_heads, head_dim: shape of one cache entry and of a memory row's key and value; 0 without a graph, as are
+            ``top_k`` and ``draft_vocab_size``.
         stop_tokens: ids that end the assistant's turn.
         special_tokens: texts that the chat template may name, such as ``{"eos_token": "<|im_end|>"}``.
-        recipe: how the weights were rounded and what may be lost, in plain values.
+        recipe: how the weights were rounded and what may be lost, in plain values; empty without a graph.
         tools: versions of the packages that made the bundle.
         targets: the graphs by name (``"onnx"``, ``"coreml-stateless"``).
         files: every file of the bundle but the manifest, by path relative to it.
@@ -116,7 +117,8 @@ class Manifest:
             model, its bits, and ``max_context``, the positions it was trained for.
         web_writer: the same for onnxruntime-web.
         manners: when the drafter stops if it writes offline; None if it was not fitted.
-        architecture: of the drafter, as ``moa-train --arch`` names it.
+        architecture: of the drafter, as ``moa-train --arch`` names it; one of
+            :data:`moa_runtime.options.WITHOUT_GRAPH` in a bundle without a graph.
     """
 
     fingerprints: Fingerprints
@@ -144,6 +146,11 @@ class Manifest:
     def has_rows(self) -> bool:
         """Whether the drafter reads memory rows; the others read the tokens alone."""
         return self.architecture == "moa"
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether the bundle is made for a drafter with a graph; others copy, or leave drafting to the verifier."""
+        return self.architecture not in WITHOUT_GRAPH
 
     @property
     def stopping_rule(self) -> StoppingRule:

@@ -91,6 +91,8 @@ DRAFTERS: Mapping[DrafterName, DrafterKind] = {
     ),
 }
 DEFAULT_DRAFTER: DrafterName = next(iter(DRAFTERS))
+#: Architectures of bundles without a graph: the device copies what was said before, or drafts nothing.
+WITHOUT_GRAPH = ("sssd", "none")
 
 
 def drafter_option(name: DrafterName | None) -> tuple[str, ...]:

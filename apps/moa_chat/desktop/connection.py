@@ -235,7 +235,7 @@ class Connector(QObject):
         if settings.local:
             self.connecting.emit(strings.LOCAL_SERVER)
             try:
-                self._verifier.start()
+                self._verifier.start(Path(settings.bundle) if settings.bundle else None)
             except MoaError as error:
                 self.failed.emit(error)
             else:

@@ -6,12 +6,13 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
 
-from moa_chat.local_verifier import SERVE_HERE, last_error
-from moa_runtime.bundle import MANIFEST_FILE
+from moa_chat.local_verifier import SERVE_HERE, last_error, serve_options
+from moa_runtime.bundle import MANIFEST_FILE, read_manifest
 from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
@@ -109,8 +110,8 @@ class VerifierProcess(_Runner):
     ready = Signal(object)  # its :class:`~moa_runtime.transport.Endpoint`
     failed = Signal(object)  # why there is none, or no longer one
 
-    def start(self) -> None:
-        """Start it, or start it again. Raises MoaError if the server's packages are not installed."""
+    def start(self, bundle: Path | None = None) -> None:
+        """Start it, or start it again, for a bundle. Raises MoaError if the server's packages are not installed."""
         require_extra("server", "A verifier on this machine")
         token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
 
@@ -118,7 +119,11 @@ class VerifierProcess(_Runner):
             if "url" in event:
                 self.ready.emit(Endpoint(event["url"], token))
 
-        self._run(own_program("moa_server.cli", *SERVE_HERE, *self._options), {"MOA_TOKEN": token}, said)
+        options = self._options
+        if bundle is not None:
+            with contextlib.suppress(MoaError):  # the verifier's greeting says what differs
+                options = serve_options(read_manifest(bundle))
+        self._run(own_program("moa_server.cli", *SERVE_HERE, *options), {"MOA_TOKEN": token}, said)
 
     def _ended(self, error: MoaError | None) -> None:
         self._program = None

@@ -16,7 +16,7 @@ from moa_runtime.options import DRAFTERS, DrafterName, OtherDrafterError
 def backend_for(
     bundle: Bundle, name: DrafterName | None = None, backend: str | None = None, *, threads: int = 2
 ) -> Backend | None:
-    """Load the graph that a drafter computes; return None for a drafter without one.
+    """Load the graph that a drafter computes; return None for a drafter or a bundle without one.
 
     Args:
         name: see :func:`drafter_for`.
@@ -32,6 +32,8 @@ def backend_for(
             return None
         if wanted != found:
             raise OtherDrafterError(bundle.folder, found, name)
+    if backend is None and not bundle.manifest.has_graph:
+        return None
     return load_backend(bundle, backend, threads=threads)
 
 
@@ -42,16 +44,21 @@ def drafter_for(
     *,
     ngrams: bool = True,
     datastore: Datastore | None = None,
-) -> Drafter:
-    """Return a drafter for one conversation; several may share the ``backend`` (:func:`backend_for`) and ``datastore``.
+) -> Drafter | None:
+    """Return a drafter for one conversation; None if the bundle leaves drafting to the verifier.
+
+    Several may share the ``backend`` (:func:`backend_for`) and ``datastore``.
 
     Args:
-        name: one of :data:`moa_runtime.options.DRAFTERS`; by default the drafter of the bundle's graph.
+        name: one of :data:`moa_runtime.options.DRAFTERS`; by default the bundle's own.
         ngrams: whether copies from conversation and datastore are mixed into the graph's candidates, see
             :class:`moa_runtime.drafters.ngram.NgramMixture`.
     """
-    if name == "sssd":
+    drafter = name or manifest.architecture
+    if drafter == "sssd":
         return SssdDrafter(manifest.stop_tokens, datastore)
+    if drafter == "none":
+        return None
     assert backend is not None
     mixture = NgramMixture(manifest.stop_tokens, datastore=datastore) if ngrams else None
     return MoaDrafter(

@@ -18,6 +18,7 @@ from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, RowlessDrafter
 from moa_runtime.drafters.gumbel import GumbelCoupling
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, REACH, NgramIndex, worth_copying
+from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
@@ -45,6 +46,8 @@ class SssdDrafter(RowlessDrafter):
         stop_tokens: ids that end a turn; they are not copied.
         datastore: earlier texts, if any.
     """
+
+    stopping_rule = StoppingRule(longest=0)  # copies without the target end in nonsense: it writes nothing offline
 
     def __init__(self, stop_tokens: Collection[int] = (), datastore: Datastore | None = None) -> None:
         self._stop_tokens, self._datastore = frozenset(stop_tokens), datastore

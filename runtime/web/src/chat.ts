@@ -19,6 +19,7 @@ import {
   type ChatState,
   type ChatStore,
 } from "./chat_store.js";
+import { hasGraph } from "./bundle/manifest.js";
 import type { ChatTokenizer, Message } from "./chat_tokenizer.js";
 import { USUAL_TIMING, type Timing } from "./connection.js";
 import {
@@ -119,12 +120,12 @@ export class Chat {
    */
   static async create(bundle: ChatBundle, { token, url }: Where, options: ChatOptions = {}): Promise<Chat> {
     const { controller, drafter, policy = "rollback", store, system = "", writer } = options;
-    const { fingerprints, maxContext, stopTokens, vocabSize } = bundle.manifest;
+    const { architecture, fingerprints, maxContext, stopTokens, vocabSize } = bundle.manifest;
     const tokenizer = await bundle.tokenizer();
     const host = options.host ?? ownHost();
     const endpoint = new Endpoint(url, token);
     // Memory rows are most of a verdict's bytes, and without a drafter they are not used.
-    const rowEncoding = drafter ? RowEncoding.INT8 : RowEncoding.UNSPECIFIED;
+    const rowEncoding = drafter && hasGraph(architecture ?? "moa") ? RowEncoding.INT8 : RowEncoding.UNSPECIFIED;
     const restored = (content: unknown) => {
       const state = stateFromJson(content);
       return { state, session: restoreSession(state, endpoint.url, fingerprints, { stopTokens, rowEncoding, vocabSize }) };

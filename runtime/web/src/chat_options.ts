@@ -21,6 +21,8 @@ export interface ChatBundle {
     readonly vocabSize: number;
     /** Tokens that the target's context holds. */
     readonly maxContext: number;
+    /** Of the drafter; one with memory rows when omitted. */
+    readonly architecture?: string;
   };
   tokenizer(): Promise<ChatTokenizer>;
 }

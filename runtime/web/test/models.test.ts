@@ -13,6 +13,7 @@ const ENTRY = { inputs: [{ name: "self_keys", dtype: "float32", shape: ["S", 1, 
 const MANIFEST: Manifest = {
   fingerprints: { target: "a", tokenizer: "b", drafter: "c" },
   target: "tiny",
+  architecture: "moa",
   vocabSize: 12,
   maxContext: 1000,
   stopTokens: [0],
@@ -79,7 +80,8 @@ function rows(count: number, start = 0): KvArray {
 
 const TEXT = [3, 4, 5, 3, 4, 7];
 
-async function drafted({ drafter, writer }: Drafters): Promise<unknown[]> {
+async function drafted({ drafter: made, writer }: Drafters): Promise<unknown[]> {
+  const drafter = made!;
   drafter.addRows(0, rows(4), rows(4, 1));
   const chain = await drafter.propose(TEXT, budgetOf(8, 5));
   drafter.truncateRows(2);
@@ -106,7 +108,7 @@ test("models: a worker drafts what this thread drafts", async () => {
   assert.deepEqual(await drafted(drafters), await expected());
   assert.deepEqual(await drafted(served.forConversation()), await expected()); // beside the first, with caches of its own
   drafters.close();
-  await assert.rejects(async () => drafters.drafter.propose(TEXT, budgetOf(1, 1)), /^EngineError: the drafter was closed$/);
+  await assert.rejects(async () => drafters.drafter!.propose(TEXT, budgetOf(1, 1)), /^EngineError: the drafter was closed$/);
   assert.deepEqual(here.loaded.map(({ options }) => options), Array(2).fill({ executionProviders: ["webgpu", "wasm"], logSeverityLevel: 3, extra: 1 }));
   assert.deepEqual(there.loaded.map(({ graph }) => graph), ["drafter", "writer"]);
   await local.close();
@@ -121,7 +123,8 @@ test("models: the writer is read and loaded when it is needed, and again where t
     const bundle = bundleOf(read);
     const ort = new CountingOrt();
     const models = await loadModels(bundle, inWorker ? { worker: new Worker(ort) } : { ort });
-    const { drafter, writer } = models.forConversation();
+    const { drafter: made, writer } = models.forConversation();
+    const drafter = made!;
     await drafter.propose(TEXT, budgetOf(1, 1));
     assert.deepEqual(read, ["drafter.onnx"]);
     const whole = bundle.writer.bind(bundle);
@@ -138,16 +141,26 @@ test("models: the writer is read and loaded when it is needed, and again where t
 
 test("models: rows that do not fit are refused at once", async () => {
   const models = await loadModels(bundleOf(), { worker: new Worker(new CountingOrt()) });
-  const { drafter } = models.forConversation();
+  const drafter = models.forConversation().drafter!;
   drafter.addRows(0, rows(2), rows(2));
   assert.throws(() => drafter.addRows(3, rows(1), rows(1)), RowsMismatchError);
   assert.throws(() => drafter.addRows(2, { ...rows(1), headDim: 3 }, rows(1)), /expected \(1, 1, 2\)/);
   assert.equal(drafter.rows, 2);
 });
 
+test("models: a bundle without a graph copies, and writes nothing offline, or leaves drafting to the server", async () => {
+  const plain = (architecture: string): Bundle => bundleOf([], { ...MANIFEST, architecture, web: undefined, webWriter: undefined });
+  for (const how of [{ ort: new CountingOrt() }, { worker: new Worker(new CountingOrt()) }]) {
+    const { drafter } = (await loadModels(plain("sssd"), how)).forConversation();
+    assert.deepEqual((await drafter!.propose(TEXT.slice(0, 5), budgetOf(1, 1))).tokens, [5]);
+    assert.equal(drafter!.stoppingRule?.longest, 0);
+    assert.equal((await loadModels(plain("none"), how)).forConversation().drafter, undefined);
+  }
+});
+
 test("models: several drafters of one graph wait for one another", async () => {
   const models = await loadModels(bundleOf(), { ort: new CountingOrt() });
-  const made = await Promise.all([1, 2, 3].map(async () => models.forConversation().drafter.propose(TEXT, budgetOf(4, 4))));
+  const made = await Promise.all([1, 2, 3].map(async () => models.forConversation().drafter!.propose(TEXT, budgetOf(4, 4))));
   assert.deepEqual(made[0], made[2]);
 });
 
@@ -161,7 +174,7 @@ test("models: what fails is one sentence", async () => {
   await assert.rejects(loadModels(bundleOf([], { ...MANIFEST, web: undefined }), { ort: new CountingOrt() }), /no graph for onnxruntime-web/);
   const ort = new CountingOrt();
   const models = await loadModels(bundleOf(), { worker: new Worker(ort) });
-  const { drafter } = models.forConversation();
+  const drafter = models.forConversation().drafter!;
   ort.fails = "out of memory";
   await assert.rejects(async () => drafter.propose(TEXT, budgetOf(1, 1)), /cannot run the graph: out of memory$/);
   ort.fails = undefined;
@@ -171,7 +184,7 @@ test("models: what fails is one sentence", async () => {
 test("models: a worker that ends is a sentence to who waits, and to who asks later", async () => {
   const worker = new Worker(new CountingOrt());
   const models = await loadModels(bundleOf(), { worker });
-  const { drafter } = models.forConversation();
+  const drafter = models.forConversation().drafter!;
   worker.postMessage = () => undefined; // it is gone
   const waiting = drafter.propose(TEXT, budgetOf(1, 1));
   worker.later("error", { message: "" });

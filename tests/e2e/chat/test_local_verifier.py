@@ -123,12 +123,15 @@ def test_a_local_verifier_that_fails_says_why(instead) -> None:
     assert str(caught.value).endswith(": no memory")
 
 
-def test_the_gateway_ends_with_the_verifier_that_it_started(onnx_bundle: Path, tmp_path: Path) -> None:
+def test_the_gateway_ends_with_the_verifier_that_it_started(
+    onnx_bundle: Path, tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    own = ["--bundle", str(onnx_bundle), "--model", str(tiny_target), "--drafter", str(tiny_drafter)]
     mark = tmp_path / "mark"
     code = (
         "import sys; from moa_chat import cli, local_verifier as local\n"
         f"local.own_program = lambda *_: [sys.executable, '-c', {GIVES_UP.format(mark=str(mark))!r}]\n"
-        f"sys.exit(cli.main(['--serve', '127.0.0.1:0', '--local', '--json', '--bundle', {str(onnx_bundle)!r}]))"
+        f"sys.exit(cli.main(['--serve', '127.0.0.1:0', '--local', '--json', *{own}]))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

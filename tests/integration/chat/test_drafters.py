@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ import pytest
 from moa_chat import local_verifier as local
 from moa_chat.chat_config import open_bundle
 from moa_chat.cli import main
-from moa_chat.options import build_parser, drafters_help
+from moa_chat.options import build_parser, check_options, drafters_help
+from moa_drafter.target_source import DEFAULT_TARGET
 from moa_runtime.bundle import Bundle
-from moa_runtime.drafters.factory import backend_for
+from moa_runtime.drafters.factory import backend_for, drafter_for
+from moa_runtime.errors import MoaError
 from moa_runtime.options import DRAFTERS, OtherDrafterError
 from support.refusals import refused
 from support.tiny import make_tiny_bundle
@@ -48,13 +51,17 @@ def test_only_drafters_with_weights_are_offered(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()
     said = build_parser().format_help()
-    assert "{moa,sssd,early-exit" in said and "independent:" not in said
+    assert "moa: Mixture" in " ".join(said.split()) and "independent:" not in said
     for name in ("moa", "sssd", "early-exit"):
         assert f"{name}: {DRAFTERS[name].help}" in drafters_help() and "right " in DRAFTERS[name].help
-    for name in ("independent", str(tmp_path)):
-        with refused("bad_option") as caught:
-            build_parser().parse_args(["--drafter", name])
-        assert name in str(caught.value) and "sssd" in str(caught.value)
+    with refused("bad_option", MoaError, "independent", "sssd"):
+        build_parser().parse_args(["--drafter", "independent"])
+    for more in (["--once", "x", "--local"], ["--once", "x", "--bundle", "b"], ["--local", "--bundle", "b"]):
+        with refused("bad_option", MoaError, str(tmp_path)):
+            check_options(build_parser().parse_args(["--drafter", str(tmp_path), *more]))
+    for words in (["--once", "x", "--model", "m"], ["--local", "--model", "m"]):
+        with refused("excluded"):
+            check_options(build_parser().parse_args(words))
 
 
 def test_a_bundle_of_another_drafter_is_refused(bundles):
@@ -113,6 +120,33 @@ def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, si
     assert (exported, served) == ([("default" if not own else name, name)], [own])
     assert len(result["tokens"]) == 12 and result["statistics"]["rounds"] > 0
     assert result["text"] == _plain(tiny_target)
+
+
+def test_a_target_without_a_drafter_is_chatted_with(tiny_target, signals, tmp_path, monkeypatch, capsys):
+    """A bundle without a graph is made, the device copies, and the text is the target's."""
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
+    words = ["--once", "Name three colours.", "--local", "--model", str(tiny_target), "--threads", "1", "--json"]
+    for drafting in ("device", "server"):
+        assert main([*words, "--max-new-tokens", "12", "--drafting", drafting]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["text"] == _plain(tiny_target) and result["target"] == tiny_target.name
+    [made] = (tmp_path / "bundles").iterdir()
+    bundle = Bundle.open(made)
+    assert bundle.manifest.architecture == "sssd" and drafter_for(bundle.manifest, backend_for(bundle)) is not None
+
+
+def test_a_bundle_names_the_target_and_the_drafter_of_its_verifier(bundles, tiny_shipped, tiny_target):
+    manifest = dataclasses.replace(Bundle.open(bundles["moa"]).manifest, target=str(tiny_target))
+    assert local.serve_options(manifest) == ("--model", str(tiny_target), "--drafter", "moa")
+    assert local.serve_options(dataclasses.replace(manifest, target=DEFAULT_TARGET)) == ()
+    other = Bundle.open(bundles["independent"]).manifest
+    assert local.serve_options(other, DEFAULT_TARGET) == ("--drafter", "independent")
+    own = dataclasses.replace(manifest, fingerprints=dataclasses.replace(manifest.fingerprints, drafter="00"))
+    assert local.serve_options(own, drafter="folder")[2:] == ("--drafter", "folder")
+    with refused("unknown_drafter"):
+        local.serve_options(own)
+    with refused("unknown_target"):
+        local.serve_options(dataclasses.replace(manifest, target="somewhere"))
 
 
 def _plain(target: Path) -> str:

@@ -16,6 +16,7 @@ import {
   CHAT_TEMPLATE_FILE,
   MANIFEST_FILE,
   TOKENIZER_FILE,
+  hasGraph,
   readManifest,
   type FileEntry,
   type Manifest,
@@ -164,7 +165,7 @@ async function downloaded(url: string, text: string, options: OpenOptions): Prom
 
 function wantedOf(manifest: Manifest, { drafter = true, writer = false }: OpenOptions): [string, FileEntry][] {
   const names = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE];
-  if (drafter) {
+  if (drafter && hasGraph(manifest.architecture)) {
     if (!manifest.web) throw lacking("no graph for onnxruntime-web");
     names.push(manifest.web.file);
   }

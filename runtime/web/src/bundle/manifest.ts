@@ -54,6 +54,8 @@ export interface Manifest {
   readonly fingerprints: Fingerprints;
   /** The target's name, for messages. */
   readonly target: string;
+  /** Of the drafter; see {@link hasGraph}. */
+  readonly architecture: string;
   readonly vocabSize: number;
   readonly maxContext: number;
   readonly stopTokens: readonly number[];
@@ -66,6 +68,11 @@ export interface Manifest {
   readonly sampling: RecommendedSampling | null;
   /** Every file of the bundle but the manifest. */
   readonly files: ReadonlyMap<string, FileEntry>;
+}
+
+/** Return whether a bundle with a drafter of this architecture has a graph; else the device copies, or drafts nothing. */
+export function hasGraph(architecture: string): boolean {
+  return architecture !== "sssd" && architecture !== "none";
 }
 
 /**
@@ -91,6 +98,7 @@ export function readManifest(said: string): Manifest {
   const manifest: Manifest = {
     fingerprints: part(raw, "fingerprints", fingerprints),
     target: part(raw, "target", text),
+    architecture: part(raw, "architecture", optional(text)) ?? "moa",
     vocabSize: part(raw, "vocab_size", count),
     maxContext: part(raw, "max_context", count),
     stopTokens: part(raw, "stop_tokens", listOf(count)),
@@ -118,7 +126,7 @@ type JsonReader<T> = (value: unknown) => T;
 class FormError extends Error {}
 
 function part<T>(raw: Fields, name: string, read: JsonReader<T>): T {
-  if (!(name in raw) && !["web_writer", "manners", "sampling"].includes(name)) throw malformed(`it lacks ${JSON.stringify(name)}`);
+  if (!(name in raw) && !["architecture", "web_writer", "manners", "sampling"].includes(name)) throw malformed(`it lacks ${JSON.stringify(name)}`);
   try {
     return read(raw[name]);
   } catch (error) {

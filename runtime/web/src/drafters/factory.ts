@@ -4,7 +4,7 @@ import type { Backend } from "../backends/base.js";
 import type { Manifest } from "../bundle/manifest.js";
 import { USUAL_STOPPING_RULE, type StoppingRule } from "../offline_stopping.js";
 import { MoaDrafter } from "./moa.js";
-import { NgramMixture } from "./ngram.js";
+import { NgramDrafter, NgramMixture } from "./ngram.js";
 
 /** How to make a drafter, in a form that can be sent to a worker. */
 export interface DrafterPlan {
@@ -13,6 +13,12 @@ export interface DrafterPlan {
   /** Whether the graph's candidates are mixed with copies from the conversation, see {@link NgramMixture}. */
   readonly ngrams: boolean;
   readonly stoppingRule: StoppingRule | null;
+}
+
+/** Return the drafter of a bundle without a graph, which copies what was said before; undefined if the server is to draft. */
+export function copyingDrafter({ architecture, stopTokens }: Manifest): NgramDrafter | undefined {
+  // Copies without the target end in nonsense: it writes nothing offline.
+  return architecture === "sssd" ? new NgramDrafter(stopTokens, { ...USUAL_STOPPING_RULE, longest: 0 }) : undefined;
 }
 
 /** Return the plan of a bundle's drafter. */

@@ -2,6 +2,7 @@
  * Drafting from n-grams: an index of one text, its mixture with the candidates of a model, and a drafter without a model.
  */
 
+import type { StoppingRule } from "../offline_stopping.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, prependChain, type DraftTree } from "../session/tree.js";
 import { commonLength } from "../tokens.js";
@@ -220,11 +221,13 @@ function weightOf(length: number): number {
 export class NgramDrafter implements Drafter {
   readonly rows = 0;
   readonly needsRows = false;
-  readonly stoppingRule = null;
   private readonly mixture: NgramMixture;
 
   /** @param stopTokens ids that end a turn; they are not copied. */
-  constructor(stopTokens: Iterable<number> = []) {
+  constructor(
+    stopTokens: Iterable<number> = [],
+    readonly stoppingRule: StoppingRule | null = null,
+  ) {
     this.mixture = new NgramMixture(stopTokens);
   }
 

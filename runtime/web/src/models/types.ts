@@ -11,7 +11,8 @@ import type { DraftTree } from "../session/tree.js";
 
 /** The drafter and the writer of one conversation. */
 export interface Drafters {
-  readonly drafter: Drafter;
+  /** Undefined if the bundle leaves drafting to the server. */
+  readonly drafter: Drafter | undefined;
   /** The offline writer; undefined if the bundle has none. It is downloaded and loaded with its first step. */
   readonly writer: Drafter | undefined;
 

@@ -3,9 +3,9 @@
 import { EngineError, type KvShape } from "../backends/base.js";
 import { kvShapeOf } from "../backends/onnx.js";
 import type { Bundle } from "../bundle/bundle.js";
-import type { TargetEntry } from "../bundle/manifest.js";
+import { hasGraph, type TargetEntry } from "../bundle/manifest.js";
 import type { Budget, Drafter } from "../drafters/base.js";
-import { drafterPlan, writerPlan, type DrafterPlan } from "../drafters/factory.js";
+import { copyingDrafter, drafterPlan, writerPlan, type DrafterPlan } from "../drafters/factory.js";
 import { checkRows } from "../drafters/kv_buffer.js";
 import type { StoppingRule } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
@@ -27,6 +27,7 @@ export class WorkerModels implements Models {
   /** See {@link loadModels}. */
   static async load(bundle: Bundle, options: InWorker & LoadOptions): Promise<WorkerModels> {
     const models = new WorkerModels(bundle, new WorkerLink(options.worker), options);
+    if (!hasGraph(bundle.manifest.architecture)) return models;
     try {
       const { entry, bytes } = await bundle.graph();
       await models.loadGraph("drafter", entry, bytes);
@@ -39,11 +40,12 @@ export class WorkerModels implements Models {
 
   forConversation(): Drafters {
     const { manifest } = this.bundle;
-    const drafter = this.make("drafter", manifest.web!, drafterPlan(manifest), async () => undefined);
+    const graph = hasGraph(manifest.architecture);
+    const made = graph ? this.make("drafter", manifest.web!, drafterPlan(manifest), async () => undefined) : undefined;
     const { webWriter } = manifest;
     const writer = webWriter && this.make("writer", webWriter, writerPlan(manifest), () => this.loadWriter());
-    const close = (): void => [drafter, writer].forEach((each) => each?.close());
-    return { drafter, writer, close };
+    const close = (): void => [made, writer].forEach((each) => each?.close());
+    return { drafter: made ?? copyingDrafter(manifest), writer, close };
   }
 
   async close(): Promise<void> {

@@ -1,0 +1,115 @@
+"""Bundles without a graph: tokenizer, chat template and limits of a target, with which any client can chat.
+
+Needs no torch for the families that :mod:`moa_decoder.families` describes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from moa_decoder.errors import TargetError
+from moa_drafter.config import longest_context
+from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of
+from moa_drafter.target_source import resolve_target, shown_name
+from moa_export.bundle_writer import staged_bundle
+from moa_export.errors import ExportError
+from moa_runtime.bundle import (
+    CHAT_TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    Bundle,
+    BundleError,
+    Fingerprints,
+    Manifest,
+    tokenizer_fingerprint,
+    write_manifest,
+)
+from moa_runtime.optional_deps import installed_versions
+from moa_runtime.paths import cache_dir
+
+#: What a user of such a bundle should know.
+WITHOUT_DRAFTER = (
+    "without a drafter a device copies what was said before, streams the rest, and writes nothing without the "
+    "verifier; a drafter of this target, published or made by moa-train, makes it quicker and writes on "
+    "(docs/models.md)"
+)
+
+
+def plain_facts(model: str) -> TargetFacts:
+    """Read what a bundle says of a target. Raises TargetError."""
+    folder = resolve_target(model)
+    try:
+        return facts_of(folder)
+    except TargetError as error:
+        if error.code not in UNDESCRIBED or importlib.util.find_spec("torch") is None:
+            raise
+    from moa_drafter.target import target_facts  # it asks transformers
+
+    return target_facts(str(folder))
+
+
+def write_texts(stage: Path, target: TargetFacts, name: str, architecture: str) -> Manifest:
+    """Write tokenizer and template into ``stage``; return the manifest of a bundle without a graph, not written yet.
+
+    Args:
+        name: of the target, for messages.
+        architecture: one of :data:`moa_runtime.options.WITHOUT_GRAPH`.
+
+    Raises:
+        MoaError: the target has no tokenizer.json, or no chat template.
+    """
+    copy_texts(stage, target.folder, target.chat_template)
+    return Manifest(
+        fingerprints=Fingerprints(target.fingerprint, tokenizer_fingerprint(stage / TOKENIZER_FILE)),
+        target=name,
+        architecture=architecture,
+        **dict.fromkeys(("kv_heads", "head_dim", "top_k", "draft_vocab_size"), 0),
+        vocab_size=int(target.config.vocab_size),
+        max_context=longest_context(target.config, windows=True)[0],
+        stop_tokens=target.stop_tokens,
+        special_tokens=target.special_tokens,
+        recipe={},
+        tools=installed_versions(("moa-edge",)),
+        targets={},
+        files={},
+        sampling=target.recommended_sampling,
+    )
+
+
+def copy_texts(stage: Path, folder: Path, template: str) -> None:
+    """Write the tokenizer of a target's folder, and its template. Raises ExportError without a tokenizer.json."""
+    source = folder / TOKENIZER_FILE
+    if not source.is_file():
+        reason = f"the target in {folder} has no {TOKENIZER_FILE}: save it with a fast tokenizer"
+        raise ExportError(reason, code="file_missing")
+    shutil.copyfile(source, stage / TOKENIZER_FILE)
+    (stage / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+
+
+def make_plain_bundle(
+    out: Path, target: TargetFacts, name: str, architecture: str = "sssd", *, force: bool = False
+) -> None:
+    """Make a bundle without a graph in ``out``, in a second.
+
+    Raises:
+        MoaError: see :func:`write_texts` and :func:`moa_export.bundle_writer.staged_bundle`.
+    """
+    with staged_bundle(out, force=force) as stage:
+        write_manifest(stage, write_texts(stage, target, name, architecture))
+
+
+def cached_plain_bundle(model: str) -> Path:
+    """Return the folder of a bundle without a graph for a target, in the cache, made or made anew if necessary.
+
+    Raises:
+        MoaError: see :func:`plain_facts` and :func:`make_plain_bundle`.
+    """
+    target = plain_facts(model)
+    out = cache_dir() / "bundles" / f"plain-{target.fingerprint}"
+    try:
+        Bundle.open(out)
+    except BundleError:
+        shutil.rmtree(out, ignore_errors=True)  # damaged, or of another version
+        make_plain_bundle(out, target, shown_name(model))
+    return out
