@@ -387,4 +387,4 @@ def exchange(
         clock.wait_until(arrives)
         for answer in answers:
             with timeline.measure("receive", "link", bytes=len(answer)):
-                loop.received(answer, clock.now())
+                loop.received(answer, arrives)

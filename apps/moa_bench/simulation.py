@@ -332,7 +332,8 @@ class Client:
         """Take frames that have arrived, then draft and send, or wait."""
         loop, env = self._loop, self._env
         while self._down.frames:
-            loop.received(self._down.frames.popleft()[1], env.now)
+            arrived, frame = self._down.frames.popleft()
+            loop.received(frame, arrived)
         todo = loop.next(env.now) if loop.answering else None
         if isinstance(todo, Draft):
             tree = todo.by.propose(todo.prefix, todo.budget, todo.sampling)

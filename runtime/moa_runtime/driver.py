@@ -55,7 +55,7 @@ class Driver:
             held=lambda: self.post(lambda: self._rest("no connection is made in the background")),
             connecting=lambda: self.post(loop.connecting),
             opened=lambda: self.post(self._opened),
-            frame=lambda data: self.post(lambda: self._received(data)),
+            frame=self._arrived,
             closed=lambda problem, retry_in_s: self.post(lambda: self._closed(problem, retry_in_s)),
         )
         self._transport = Transport(endpoint, handlers, timing, self._timeline, session_id)
@@ -200,10 +200,14 @@ class Driver:
         if stored is self._greeting:  # else another connection has come
             self._greeting = None
 
-    def _received(self, data: bytes) -> None:
+    def _arrived(self, data: bytes) -> None:
+        at = time.monotonic()  # a draft may be under way until much later
+        self.post(lambda: self._received(data, at))
+
+    def _received(self, data: bytes, at: float) -> None:
         self._taken_up_ns = time.time_ns()
         with self._timeline.measure("receive", "link", bytes=len(data)):
-            self._loop.received(data, time.monotonic())
+            self._loop.received(data, at)
         self._transport.taken_up(data)
 
     def _closed(self, problem: ConnectError, retry_in_s: float | None) -> None:

@@ -51,7 +51,7 @@ class DraftingLoop:
             for frame in loop.frames_to_send(clock()):   # before any waiting
                 ...
             if isinstance(todo, Wait):
-                ...                                      # until then, or for a frame: loop.received(frame, clock())
+                ...                                      # until then, or for a frame: loop.received(frame, arrival)
 
     A session is ``ClientSession(manifest.fingerprints, stop_tokens=manifest.stop_tokens)`` of a bundle's manifest,
     tokens are ``ChatTokenizer.from_bundle(bundle).encode_chat(messages)``.
@@ -212,7 +212,7 @@ class DraftingLoop:
         self._set_link(LinkStatus.OFFLINE, why, retry_in_s)
 
     def received(self, frame: bytes, now: float) -> None:
-        """Take a frame of the server."""
+        """Take a frame of the server, which arrived at ``now``; a draft may have been under way since."""
         self._policy.exhausted = None
         events = self._session.receive(frame)
         # Rows first: the session has taken the whole frame, and the drafter has to agree before listeners hear of it.

@@ -77,7 +77,7 @@ class Timeouts:
 
     def answered(self, now: float) -> float:
         """Note that the outstanding frame was answered; return its latency in seconds."""
-        waited_s = 0.0 if self._sent_at is None else now - self._sent_at
+        waited_s = 0.0 if self._sent_at is None else max(0.0, now - self._sent_at)  # it may have arrived before
         self.idle()
         return waited_s
 

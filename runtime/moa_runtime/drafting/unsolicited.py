@@ -12,7 +12,7 @@ from moa_runtime.session.tree import DraftTree, depths, parents_among, walk
 
 _LONGEST_LEAD = 16  # tokens after which hardly a draft is right
 _SLACK = 0.1  # part of an interval by which a draft is early
-_NEWEST = 0.2  # weight of the newest time of a level
+_NEWEST = 0.2  # least weight of the newest time of a level
 _FADE = 0.98  # of that time with each draft without steps, so that a slow model is tried again
 
 
@@ -51,7 +51,7 @@ class UnsolicitedDrafts:
     def __init__(self) -> None:
         self.next = 0
         self._undecided: list[_Undecided] = []
-        self._level_s: float | None = None
+        self._level_s, self._timed = 0.0, 0  # mean seconds of a level, and number of drafts that it was learnt from
         self._reads = True  # whether the next draft also reads a prompt
 
     def forget(self) -> None:
@@ -67,10 +67,11 @@ class UnsolicitedDrafts:
             if reads:
                 return  # it took longer than later ones will
             level_s = seconds / len(tree.steps)
-            self._level_s = level_s if self._level_s is None else self._level_s + _NEWEST * (level_s - self._level_s)
+            self._timed += 1
+            self._level_s += max(_NEWEST, 1 / self._timed) * (level_s - self._level_s)
             asked = _within(usual, tree)
             tree, seconds = asked, level_s * len(asked.steps)
-        elif self._level_s is not None:
+        else:
             self._level_s *= _FADE
         self._undecided.append(_Undecided(start, tree, seconds))
 
@@ -80,9 +81,12 @@ class UnsolicitedDrafts:
         A draft for the ``n``-th pass from now has to arrive within ``n`` intervals, and its first tokens, the *lead*,
         are committed by then. So it is deeper than the ``usual`` draft of a round by the lead, and its parts are priced
         as if the lead were right: otherwise nothing of it counts. A model that needs longer for a level than the
-        server for a token would not win by rounds either.
+        server for a token would not win by rounds either. One whose time is unknown drafts one token, because text that
+        arrives meanwhile waits for the draft.
         """
-        level_s, lead, passes = self._level_s or 0.0, pace.tokens, 1
+        if usual.levels and not self._timed:
+            return replace(usual, nodes=min(1, usual.nodes), levels=1)
+        level_s, lead, passes = self._level_s, pace.tokens, 1
         while usual.levels and lead < _LONGEST_LEAD:
             time_s, levels = (passes - _SLACK) * pace.interval_s - pace.round_trip_s, usual.levels + math.ceil(lead)
             if level_s:

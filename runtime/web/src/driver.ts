@@ -60,7 +60,7 @@ export class Driver {
       held: (): void => this.post(() => this.rest("no connection is made in the background")),
       connecting: (): void => this.post(() => loop.connecting()),
       opened: (): void => this.post(() => this.opened()),
-      frame: (data: Uint8Array): void => this.post(() => this.received(data)),
+      frame: (data: Uint8Array): void => this.arrived(data),
       closed: (problem: ConnectError, retryInS: number | null): void => this.post(() => this.closed(problem, retryInS)),
     };
     this.transport = new Transport(endpoint, sessionId, transport, timing, host);
@@ -222,8 +222,13 @@ export class Driver {
     if (stored === this.greeting) this.greeting = undefined; // else there is another connection by now
   }
 
-  private received(data: Uint8Array): void {
-    this.loop.received(data, this.host.now());
+  private arrived(data: Uint8Array): void {
+    const at = this.host.now(); // a draft may be under way until much later
+    this.post(() => this.received(data, at));
+  }
+
+  private received(data: Uint8Array, at: number): void {
+    this.loop.received(data, at);
     this.transport.processed(data);
   }
 

@@ -81,6 +81,27 @@ link("a Hello, a Welcome, and it is online", async ({ changes, host }) => {
   assert.equal(host.socket.binaryType, "arraybuffer");
 });
 
+link("a frame that arrives during a draft has the time of its arrival", async ({ driver, host, loop }) => {
+  new ToyVerifier(host);
+  await host.pass(1);
+  const told: number[] = [];
+  const tree = { tokens: [], parents: [], scores: [], steps: [] };
+  const propose = (): Promise<typeof tree> => new Promise((resolve) => host.later(1, () => resolve(tree)));
+  const next = loop.next.bind(loop);
+  loop.next = () => {
+    loop.next = next;
+    return { todo: "draft", by: { propose }, prefix: [1], budget: budgetOf(1, 1), origin: "drafted", sampling: {} } as never;
+  };
+  loop.drafted = () => undefined;
+  loop.received = (_, now) => told.push(now);
+  driver.post(() => undefined);
+  await host.pass(0.25);
+  const arrived = host.now();
+  host.socket.says(new Uint8Array());
+  await host.pass(2);
+  assert.deepEqual(told, [arrived]);
+});
+
 link("attempts come less and less often, and each says why there is no connection", async ({ host, problems }) => {
   host.onsocket = (socket) => socket.dies();
   await host.pass(0.2);

@@ -16,6 +16,7 @@ from moa_runtime.drafters.base import GREEDY, Budget, RowlessDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.drafting.events import Draft, Drafted, LoopEvent, Pushed
 from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.timeouts import Timeouts
 from moa_runtime.options import Conditions, LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
@@ -158,6 +159,12 @@ def test_no_draft_is_sent_if_the_server_takes_none_or_the_device_has_to_save(
     for _ in range(10):
         assert not streamed.pump()
         streamed.step([])
+
+
+def test_a_verdict_may_have_arrived_before_the_frame_that_was_sent_last() -> None:
+    timeouts = Timeouts(LoopSettings())
+    timeouts.sent(2.0, prefill=False)
+    assert timeouts.answered(1.5) == 0.0
 
 
 def test_drafts_that_never_arrive_pause() -> None:

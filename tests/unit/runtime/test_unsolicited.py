@@ -16,9 +16,9 @@ PACE = Pace(tokens=1.0, interval_s=0.010, round_trip_s=0.001)
 
 
 def drafts(level_s: float | None) -> UnsolicitedDrafts:
-    """Return drafts whose levels take ``level_s``; None if no draft was timed."""
+    """Return drafts whose levels take ``level_s``; None if only one was made, which also reads the prompt."""
     one = UnsolicitedDrafts()
-    for _ in range(2 if level_s is not None else 0):  # the first one also reads the prompt
+    for _ in range(1 if level_s is None else 2):
         one.begin(9, DraftTree.chain([1, 2], [-0.1, -0.1], (1, 1)), 2 * (level_s or 0.0), USUAL)
     return one
 
@@ -26,7 +26,6 @@ def drafts(level_s: float | None) -> UnsolicitedDrafts:
 @pytest.mark.parametrize(
     ("level_s", "pace", "levels"),
     [
-        (None, PACE, 5),
         (0.001, PACE, 5),  # all in time
         (0.002, PACE, 4),  # as many as are in time
         (0.001, replace(PACE, tokens=2.5), 7),
@@ -38,6 +37,20 @@ def drafts(level_s: float | None) -> UnsolicitedDrafts:
 def test_a_draft_is_deeper_by_the_lead_and_in_time(level_s: float | None, pace: Pace, levels: int) -> None:
     budget = drafts(level_s).budget(USUAL, pace)
     assert budget == replace(USUAL, levels=levels)
+
+
+@pytest.mark.parametrize("one", [UnsolicitedDrafts(), drafts(None)], ids=["no draft", "one that read the prompt"])
+def test_a_model_that_was_not_timed_drafts_one_token(one: UnsolicitedDrafts) -> None:
+    assert one.budget(USUAL, PACE) == replace(USUAL, nodes=1, levels=1)
+    none = replace(USUAL, nodes=0, levels=0)
+    assert one.budget(none, PACE) == none
+
+
+def test_the_first_times_of_a_level_count_alike() -> None:
+    """Wider levels than the first draft's take longer."""
+    one = drafts(0.001)
+    one.begin(9, DraftTree.chain([1], [-0.1], (10,)), 0.012, USUAL)
+    assert one.budget(USUAL, replace(PACE, interval_s=0.03)).levels == 4  # of 6.5 ms
 
 
 def test_parts_are_priced_as_if_the_lead_were_right() -> None:
@@ -56,8 +69,8 @@ def test_a_slow_model_is_tried_again() -> None:
 
 
 def test_the_text_decides_drafts_in_any_order() -> None:
-    one = drafts(None)
-    one._reads = False
+    one = drafts(0.001)
+    one.decided([0] * 20, 0.0, 0.0)
     tree = DraftTree((5, 6, 7), (0, 0, 2), (-0.1, -2.0, -2.1), (1, 2))  # 5 or 6, and 7 after 6
     one.begin(2, tree, 0.1, USUAL)
     one.begin(3, DraftTree((7,), (0,), (-0.1,), (1,)), 0.1, USUAL)

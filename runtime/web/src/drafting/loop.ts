@@ -210,7 +210,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     this.setLink("offline", why, retryInS);
   }
 
-  /** Take a frame of the server. */
+  /** Take a frame of the server, which arrived at `now`; a draft may have been under way since. */
   received(frame: Uint8Array, now: number): void {
     this.draftPolicy.exhausted = undefined;
     const events: LoopEvent[] = this.session.receive(frame);

@@ -79,7 +79,7 @@ export class Timeouts {
 
   /** Note that the outstanding frame was answered; return its latency in seconds. */
   answered(now: number): number {
-    const waitedS = this.sentAt === undefined ? 0 : now - this.sentAt;
+    const waitedS = this.sentAt === undefined ? 0 : Math.max(0, now - this.sentAt); // it may have arrived before
     this.idle();
     return waitedS;
   }

@@ -6,7 +6,7 @@ import type { RoundEnded } from "./events.js";
 
 const LONGEST_LEAD = 16; // tokens after which hardly a draft is right
 const SLACK = 0.1; // part of an interval by which a draft is early
-const NEWEST = 0.2; // weight of the newest time of a level
+const NEWEST = 0.2; // least weight of the newest time of a level
 const FADE = 0.98; // of that time with each draft without steps, so that a slow model is tried again
 
 /** The pace of a server that streams. */
@@ -35,7 +35,8 @@ export class UnsolicitedDrafts {
   /** Length of the shortest prefix for the next draft, so that each position is drafted once. */
   next = 0;
   private undecided: Undecided[] = [];
-  private levelS: number | undefined;
+  private levelS = 0; // mean seconds of a level
+  private timed = 0; // number of drafts that it was learnt from
   private reads = true; // whether the next draft also reads a prompt
 
   /** Drop the drafts: the conversation's text has changed. */
@@ -54,10 +55,10 @@ export class UnsolicitedDrafts {
       this.reads = false;
       if (reads) return; // it took longer than later ones will
       const levelS = seconds / tree.steps.length;
-      this.levelS = this.levelS === undefined ? levelS : this.levelS + NEWEST * (levelS - this.levelS);
+      this.levelS += Math.max(NEWEST, 1 / ++this.timed) * (levelS - this.levelS);
       const part = within(usual, tree);
       asked = { start, tree: part, seconds: levelS * part.steps.length };
-    } else if (this.levelS !== undefined) {
+    } else {
       this.levelS *= FADE;
     }
     this.undecided.push(asked);
@@ -69,10 +70,11 @@ export class UnsolicitedDrafts {
    * A draft for the `n`-th pass from now has to arrive within `n` intervals, and its first tokens, the *lead*, are committed
    * by then. So it is deeper than the `usual` draft of a round by the lead, and its parts are priced as if the lead were
    * right: otherwise nothing of it counts. A model that needs longer for a level than the server for a token would not win by
-   * rounds either.
+   * rounds either. One whose time is unknown drafts one token, because text that arrives meanwhile waits for the draft.
    */
   budget(usual: Budget, { intervalS, roundTripS, tokens }: Pace): Budget {
-    const levelS = this.levelS ?? 0;
+    if (usual.levels && !this.timed) return { ...usual, nodes: Math.min(1, usual.nodes), levels: 1 };
+    const { levelS } = this;
     for (let passes = 1, lead = tokens; usual.levels && lead < LONGEST_LEAD; lead = ++passes * tokens) {
       const timeS = (passes - SLACK) * intervalS - roundTripS;
       let levels = usual.levels + Math.ceil(lead);

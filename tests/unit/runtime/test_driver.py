@@ -1,0 +1,64 @@
+"""What the driver passes to the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moa_runtime import driver
+from moa_runtime.drafters.base import GREEDY, Budget
+from moa_runtime.drafting.events import Draft, Wait
+from moa_runtime.driver import Driver
+from moa_runtime.events import LinkChanged, LinkStatus
+from moa_runtime.session.events import Origin
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.transport import Endpoint, TransportHandlers
+
+
+def test_a_frame_that_arrives_during_a_draft_has_the_time_of_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[TransportHandlers] = []
+    took: dict[str, float] = {}
+
+    def transport(endpoint: object, handlers: TransportHandlers, *_: object) -> Any:
+        given.append(handlers)
+        return SimpleNamespace(send=None, taken_up=lambda data: None)
+
+    async def run() -> None:
+        events, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+        def arrive() -> None:
+            given[0].frame(b"a verdict")
+            arrived.set()
+
+        def propose(*_: object) -> DraftTree:
+            events.call_soon_threadsafe(arrive)
+            asyncio.run_coroutine_threadsafe(arrived.wait(), events).result()
+            took["arrived"] = time.monotonic()
+            while time.monotonic() == took["arrived"]:
+                pass
+            return DraftTree()
+
+        def received(data: bytes, now: float) -> None:
+            took["told"] = now
+            running.cancel()
+
+        todo = iter([Draft(SimpleNamespace(propose=propose), [1], Budget(1, 1), Origin.DRAFTED, GREEDY)])  # type: ignore[arg-type]
+        loop = SimpleNamespace(
+            link=LinkChanged(LinkStatus.ONLINE),
+            listen=lambda hear: None,
+            next=lambda now: next(todo, Wait()),
+            drafted=lambda *_: None,
+            frames_to_send=lambda now: [],
+            received=received,
+        )
+        one = Driver(loop, Endpoint("ws://verifier"), on_problem=lambda *_: None, on_rest=lambda: None)  # type: ignore[arg-type]
+        running = asyncio.ensure_future(one.run())
+        await asyncio.wait({running})
+
+    monkeypatch.setattr(driver, "Transport", transport)
+    asyncio.run(run())
+    assert took["told"] <= took["arrived"]
