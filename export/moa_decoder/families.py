@@ -538,6 +538,21 @@ def _rotaries(fields: _Fields, family: _Family, head_dim: int, context: int) -> 
     return {_FULL: full, _SLIDING: sliding}, limit
 
 
+def rotary_of(parameters: Mapping[str, Any], head_dim: int, context: int) -> Rotary:
+    """Compute the rotary positions of transformers' ``rope_parameters``, or of ``rope_scaling`` with a ``rope_theta``.
+
+    Args:
+        context: positions that the model was made for.
+
+    Raises:
+        TargetError: as :func:`spec_of_config`; ``unsupported_target`` also for positions that change with the context.
+    """
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "longrope":
+        raise _unsupported(f"its rotary positions are of the kind {kind!r}")
+    return _rotary(_Fields(parameters, _ROPE, "rope_parameters."), kind, head_dim, context)[0]
+
+
 def _rotary(fields: _Fields, kind: Any, head_dim: int, context: int) -> tuple[Rotary, int]:
     """Compute frequencies as transformers does (modeling_rope_utils.py), in float64.
 

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moa_decoder.errors import TargetError
+from moa_decoder.families import rotary_of
+from moa_decoder.spec import Rotary
+from moa_runtime.backends.eagle3 import halves_of
 from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+#: Weights of older published heads, in torch's own format.
+TORCH_WEIGHTS_FILE = "pytorch_model.bin"
 #: Folder of a training run's checkpoint.
 CHECKPOINT_FOLDER = "drafter"
 #: Bytes of a drafter's weights.
@@ -250,14 +256,92 @@ class EagleConfig(RivalConfig):
 
     @property
     def row_shape(self) -> tuple[int, int]:
-        """Shape ``(heads, size)`` of each of the two arrays of a row, half a feature; the wire scales each head."""
-        half, heads = self.decoder.hidden_size // 2, self.decoder.num_kv_heads
-        return (heads, half // heads) if half % heads == 0 else (1, half)
+        """See :func:`moa_runtime.backends.eagle3.halves_of`."""
+        return halves_of(self.decoder.hidden_size, self.decoder.num_kv_heads)
 
     @property
     def row_reads(self) -> Reads:
         """The last hidden states."""
         return Reads(last=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(RivalConfig):
+    """See :mod:`moa_drafter.architectures.eagle3`. A published head does not name its target's sizes: number of layers
+    and ``target_kv_size`` are 0, until :meth:`for_layers` sets the former.
+
+    Attributes:
+        aux_layers: the target's layers whose *inputs* are read, counted from 0; empty for those that the paper's
+            authors read, which depend on the target's number of layers.
+        rope: parameters of the rotary positions, as in transformers' ``rope_parameters``; ``rope_theta`` is in it.
+        norm_before_fc: whether a norm over all inputs together precedes ``fc``.
+        fc_norm: whether a norm over each input precedes ``fc``.
+        norm_before_residual: whether the layer's residual is the normed feature.
+        norm_output: whether the estimate that replaces a feature is normed.
+        qk_norm: whether queries and keys are normed head by head (Qwen 3).
+        own_embedding: whether the checkpoint has a token embedding; else the target's is used.
+    """
+
+    aux_layers: tuple[int, ...] = ()
+    rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    qk_norm: bool = False
+    own_embedding: bool = False
+    architecture: str = "eagle3"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decoder.hidden_size % 2:
+            raise ConfigError("hidden_size must be even, for a feature is sent in halves", code="out_of_range")
+        if self.norm_before_fc and self.fc_norm:
+            raise ConfigError("norm_before_fc and fc_norm exclude each other", code="inconsistent")
+        _ = self.rotary
+
+    def for_layers(self, count: int) -> Eagle3Config:
+        """Return the configuration for a target of ``count`` layers. Raises FitError if it lacks one that is read."""
+        read = self.aux_layers or (2, count // 2, count - 3)
+        if not all(1 <= layer < count for layer in read):
+            raise FitError(
+                f"this drafter reads what enters the layers {', '.join(map(str, read))} of its target, and this target "
+                f"has {count}: pass the target it was made for as --model",
+                code="wrong_target",
+            )
+        return dataclasses.replace(self, aux_layers=read, target_num_layers=count)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of the layer's keys, or values."""
+        return self.decoder.num_kv_heads
+
+    @property
+    def inputs(self) -> int:
+        """Number of the target's hidden states that a feature is made of."""
+        return len(self.aux_layers) or 3
+
+    @property
+    def rotary(self) -> Rotary:
+        """The rotary positions. Raises ConfigError for kinds that are not computed."""
+        try:
+            return rotary_of(self.rope, self.decoder.head_dim, self.max_position_embeddings)
+        except TargetError as error:
+            kind = self.rope.get("rope_type") or self.rope.get("type")
+            raise ConfigError(
+                f"its rotary positions of the kind {kind!r:.60} are not computed", code="unsupported"
+            ) from error
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """See :func:`moa_runtime.backends.eagle3.halves_of`."""
+        return halves_of(self.decoder.hidden_size, self.decoder.num_kv_heads)
+
+    @property
+    def row_reads(self) -> Reads:
+        """The outputs of the layers before ``aux_layers``, which :meth:`for_layers` must have set."""
+        assert self.aux_layers
+        return Reads(inner_layers=tuple(layer - 1 for layer in self.aux_layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,12 +466,16 @@ def check_fit(config: DrafterConfig | RivalConfig, target: Any) -> str:
         accepted tokens but no correctness; otherwise the empty string.
     """
     theirs = target.config
-    for what, ours, found in (
+    compared = [
         ("number of layers", config.target_num_layers, theirs.num_hidden_layers),
         ("numbers of keys and values per token and layer", config.target_kv_size, key_value_size(theirs)),
         ("hidden size", config.decoder.hidden_size, theirs.hidden_size),
         ("vocabulary size", config.vocab_size, theirs.vocab_size),
-    ):
+    ]
+    if isinstance(config, Eagle3Config):
+        config.for_layers(theirs.num_hidden_layers)
+        del compared[:2]
+    for what, ours, found in compared:
         if ours != found:
             raise FitError(
                 f"this drafter does not fit the target {target.folder.name}: it was made for {what} {ours}, "
@@ -403,9 +491,15 @@ def check_fit(config: DrafterConfig | RivalConfig, target: Any) -> str:
 def drafter_fingerprint(folder: Path) -> str:
     """Return the identity of a checkpoint: SHA-256 over its configuration and weights, 32 hexadecimal digits."""
     digest = hashlib.sha256()
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        digest.update(read_checked(folder / name, LARGEST_WEIGHTS))
+    for path in (folder / CONFIG_FILE, weights_file(folder)):
+        digest.update(read_checked(path, LARGEST_WEIGHTS))
     return digest.hexdigest()[:32]
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the file with a checkpoint's weights; ``model.safetensors`` if there is none."""
+    in_torch = folder / TORCH_WEIGHTS_FILE
+    return in_torch if in_torch.is_file() and not (folder / WEIGHTS_FILE).is_file() else folder / WEIGHTS_FILE
 
 
 def check_copied_exactly(target: Any) -> None:

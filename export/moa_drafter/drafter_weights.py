@@ -4,6 +4,8 @@ Checkpoints of the paper's authors, such as ``huawei-noah/MOASpec-Llama-3-8B-Ins
 things differ: their ``config.json`` is the target's or a ``moa_spec`` one, so most dimensions are read off the tensors;
 and they concatenate the target's keys and values head by head (key 0, value 0, key 1, ...; github.com/huawei-noah/HEBO,
 MOASpec's training forward). We put all keys before all values, so the layer self-attention's width is permuted here.
+
+Published EAGLE-3 heads are read too, see :mod:`moa_drafter.eagle3_head`.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from moa_drafter.config import (
     CheckpointError,
     ConfigError,
     DrafterConfig,
+    Eagle3Config,
     EagleConfig,
     EarlyExitConfig,
     IndependentConfig,
     LayerDims,
     RivalConfig,
     config_of,
+    weights_file,
 )
+from moa_drafter.eagle3_head import SPECULATORS_TYPE, head_of, is_head, read_torch_file
 from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import reason_of
 
@@ -87,20 +92,27 @@ def read_weights(folder: Path) -> DrafterWeights:
         CheckpointError: missing or damaged files, weights that cannot draft, and (code ``weights_differ``) missing,
             superfluous or misshapen tensors.
     """
-    weights = folder / WEIGHTS_FILE
+    weights = weights_file(folder)
+    published, advice = False, "expected one written by moa-train"
     try:
         raw, text = _read_config(folder / CONFIG_FILE)
-        published = is_published(raw)
-        config = None if published else config_of(raw)
+        config = None if is_of_others(raw) else config_of(raw)
         content = read_checked(weights, LARGEST_WEIGHTS)
-        stored: dict[str, Any] = dict(deserialize(content))
-        if config is None:
+        stored: dict[str, Any] = (
+            dict(deserialize(content)) if weights.name == WEIGHTS_FILE else read_torch_file(content)
+        )
+        if config is None and is_head(raw, set(stored)):
+            advice = "take another head, or draft with --drafter sssd"
+            config, stored = head_of(raw, stored)
+        elif config is None and (published := is_published(raw)):
             config = published_config(raw, {name: tuple(each["shape"]) for name, each in stored.items()})
             tokens = np.arange(config.vocab_size, dtype="<i8")
             stored["draft_to_target"] = {"dtype": "I64", "shape": tokens.shape, "data": tokens.tobytes()}
+        elif config is None:
+            config = config_of(raw)
     except ConfigError as error:
         inside = folder / CHECKPOINT_FOLDER
-        advice = f"name the checkpoint of the run, {inside}" if inside.is_dir() else "expected one written by moa-train"
+        advice = f"name the checkpoint of the run, {inside}" if inside.is_dir() else advice
         raise CheckpointError(f"cannot load the drafter in {folder}: {error}; {advice}", code=error.code) from error
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -156,6 +168,8 @@ def shapes_of(config: DrafterConfig | RivalConfig) -> dict[str, Shape]:
     elif isinstance(config, EagleConfig):
         layers["layer"] = config.decoder
         shapes |= {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,)}
+    elif isinstance(config, Eagle3Config):
+        shapes |= _eagle3(config)
     elif isinstance(config, EarlyExitConfig):
         layers["exit"] = config.decoder
     elif isinstance(config, IndependentConfig):
@@ -190,6 +204,31 @@ def _layer(dims: LayerDims) -> dict[str, Shape]:
     }
 
 
+def _eagle3(config: Eagle3Config) -> dict[str, Shape]:
+    hidden, joined, head_dim = (
+        config.decoder.hidden_size,
+        config.inputs * config.decoder.hidden_size,
+        config.decoder.head_dim,
+    )
+    shapes = {f"layer.{name}": shape for name, shape in _layer(config.decoder).items()}
+    for name in ("q_proj", "k_proj", "v_proj"):  # of the normed embedding and the normed feature
+        shapes[f"layer.self_attn.{name}.weight"] = (shapes[f"layer.self_attn.{name}.weight"][0], 2 * hidden)
+    shapes |= {
+        "layer.hidden_norm.weight": (hidden,),
+        "fc.weight": (hidden, joined),
+        "lm_head.weight": (config.draft_vocab_size, hidden),
+    }
+    if config.qk_norm:
+        shapes |= {f"layer.self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
+    if config.norm_before_fc:
+        shapes["input_norm.weight"] = (joined,)
+    if config.fc_norm:
+        shapes |= {f"fc_norm.{n}.weight": (hidden,) for n in range(config.inputs)}
+    if config.own_embedding:
+        shapes["embed_tokens.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
 def _read_config(path: Path) -> tuple[dict[str, Any], bytes]:
     """Read a ``config.json`` of either layout; return it with its bytes. Raises ConfigError."""
     try:
@@ -204,6 +243,13 @@ def _read_config(path: Path) -> tuple[dict[str, Any], bytes]:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path.name} is not a drafter configuration: expected one JSON object", code="wrong_type")
     return raw, content
+
+
+def is_of_others(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is not ours, but a model's or a head's."""
+    return "architecture" not in config and not config.keys().isdisjoint(
+        {"model_type", "hidden_size", SPECULATORS_TYPE}
+    )
 
 
 def is_published(config: Mapping[str, Any]) -> bool:

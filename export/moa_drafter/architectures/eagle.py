@@ -25,7 +25,8 @@ from moa_drafter.llama import DecoderLayer, RMSNorm, copy_layer
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
 from moa_drafter.training.initialise import fit_linear
-from moa_runtime.backends.base import Backend, Bool, Float32, Int64, StepInputs, StepResult
+from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult
+from moa_runtime.backends.eagle3 import parents_of
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch
@@ -172,7 +173,7 @@ class EagleBackend(Backend):
         rows = torch.cat(tuple(halves), dim=1)
         before = torch.nn.functional.pad(rows, (0, 0, 1, 0))  # by position; zeros before the first token
         ids, places, mask = (torch.from_numpy(part) for part in (tokens, positions, inputs.self_mask))
-        given, parents = positions < len(before), _parents(inputs.self_mask, held)
+        given, parents = positions < len(before), parents_of(inputs.self_mask, held)
         # Estimates are needed of queries and of tokens without a row.
         wanted = positions >= len(rows)
         wanted[queries] = True
@@ -203,14 +204,3 @@ class EagleBackend(Backend):
         whole = torch.nn.functional.pad(torch.from_numpy(cached)[:, 0], (0, 0, 0, count))
         own, half = whole.split(self._sizes, dim=1)
         return own.unflatten(1, self._heads).contiguous(), half
-
-
-def _parents(mask: Bool, held: int) -> Int64:
-    """Return the index of each new token's parent, counting ``held`` cached tokens first; any for the first token.
-
-    Args:
-        mask: ``[T, S + T]``, true for a token's ancestors, of which the parent is the last, and itself.
-    """
-    ancestors = mask.copy()
-    ancestors[np.arange(len(mask)), held + np.arange(len(mask))] = False
-    return mask.shape[1] - 1 - ancestors[:, ::-1].argmax(axis=1)

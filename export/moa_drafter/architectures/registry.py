@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from moa_drafter.architectures.eagle import EagleBackend, EagleDrafter
+from moa_drafter.architectures.eagle3 import Eagle3Drafter, torch_backend
 from moa_drafter.architectures.early_exit import EarlyExitDrafter
 from moa_drafter.architectures.independent import IndependentDrafter
 from moa_drafter.config import (
@@ -37,18 +38,20 @@ class Architecture:
         model: class of its module.
         backend: called with a bound drafter and ``top_k``; returns its backend in PyTorch and float32.
         initialise: called with a bound drafter, its target and samples (tokens ``[T]`` and the states that
-            :attr:`Drafter.reads` asks for, of some conversations); starts the drafter from the target's weights.
+            :attr:`Drafter.reads` asks for, of some conversations); starts the drafter from the target's weights. None
+            for an architecture that is not trained here.
     """
 
     model: type[Any]
     backend: Callable[..., Backend]
-    initialise: Callable[[Any, Target, Iterable[tuple[Tensor, TargetStates]]], None]
+    initialise: Callable[[Any, Target, Iterable[tuple[Tensor, TargetStates]]], None] | None
 
 
 #: By the name in ``moa-train --arch`` and ``config.json``.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "moa": Architecture(MoADrafter, TorchBackend, initialise_from_target),
     "eagle": Architecture(EagleDrafter, EagleBackend, EagleDrafter.initialise),
+    "eagle3": Architecture(Eagle3Drafter, torch_backend, None),
     "early-exit": Architecture(EarlyExitDrafter, TorchBackend, EarlyExitDrafter.initialise),
     "independent": Architecture(IndependentDrafter, TorchBackend, IndependentDrafter.initialise),
 }
@@ -61,7 +64,9 @@ def torch_backend_of(drafter: Drafter, *, top_k: int) -> Backend:
 
 def initialise(drafter: Drafter, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
     """Start a bound drafter from the target's weights, see :attr:`Architecture.initialise`."""
-    ARCHITECTURES[drafter.config.architecture].initialise(drafter, target, samples)
+    start = ARCHITECTURES[drafter.config.architecture].initialise
+    assert start is not None
+    start(drafter, target, samples)
 
 
 def new_drafter(

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from moa_drafter.architectures.registry import ARCHITECTURES, initialise, new_drafter
+from moa_drafter.architectures.registry import initialise, new_drafter
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import CHECKPOINT_FOLDER, DrafterConfig, check_fit, drafter_fingerprint
+from moa_drafter.config import CHECKPOINT_FOLDER, CONFIGS, DrafterConfig, check_fit, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.progress import Progress
@@ -113,7 +113,7 @@ def train_run(
 
 def check_names(settings: RunSettings) -> None:
     """Raise a MoaError for an unknown name of an architecture, a loss or an optimizer."""
-    for key, known in (("arch", ARCHITECTURES), ("loss", LOSSES), ("optimizer", OPTIMIZERS)):
+    for key, known in (("arch", CONFIGS), ("loss", LOSSES), ("optimizer", OPTIMIZERS)):
         name = getattr(settings, key)
         if name not in known:
             raise MoaError(f"unknown {key} {name!r}: choose one of {', '.join(known)}", code=f"unknown_{key}")

@@ -20,7 +20,7 @@ Int64 = NDArray[np.int64]
 MEMORY_INPUTS = ("memory_keys", "memory_values")
 
 
-def _of(dtype: str, *shape: str) -> Mapping[str, Any]:
+def array_of(dtype: str, *shape: str) -> Mapping[str, Any]:
     """Return an array's part of a graph's signature (see :mod:`moa_drafter.device_module`)."""
     return {"dtype": dtype, "shape": shape}
 
@@ -42,14 +42,14 @@ class StepInputs:
             :attr:`Backend.needs_a_row`, ``M >= 1``.
     """
 
-    tokens: Int64 = field(metadata=_of("int64", "T"))
-    positions: Int64 = field(metadata=_of("int64", "T"))
-    queries: Int64 = field(metadata=_of("int64", "Q"))
-    self_keys: Float32 = field(metadata=_of("float32", "S", "H", "D"))
-    self_values: Float32 = field(metadata=_of("float32", "S", "H", "D"))
-    self_mask: Bool = field(metadata=_of("bool", "T", "S+T"))
-    memory_keys: Float32 = field(metadata=_of("float32", "M", "R", "D"))
-    memory_values: Float32 = field(metadata=_of("float32", "M", "R", "D"))
+    tokens: Int64 = field(metadata=array_of("int64", "T"))
+    positions: Int64 = field(metadata=array_of("int64", "T"))
+    queries: Int64 = field(metadata=array_of("int64", "Q"))
+    self_keys: Float32 = field(metadata=array_of("float32", "S", "H", "D"))
+    self_values: Float32 = field(metadata=array_of("float32", "S", "H", "D"))
+    self_mask: Bool = field(metadata=array_of("bool", "T", "S+T"))
+    memory_keys: Float32 = field(metadata=array_of("float32", "M", "R", "D"))
+    memory_values: Float32 = field(metadata=array_of("float32", "M", "R", "D"))
 
     @classmethod
     def chain(
@@ -97,10 +97,10 @@ class StepResult:
         keys, values: cache entries of the input tokens.
     """
 
-    top_tokens: Int64 = field(metadata=_of("int64", "Q", "K"))
-    top_logprobs: Float32 = field(metadata=_of("float32", "Q", "K"))
-    keys: Float32 = field(metadata=_of("float32", "T", "H", "D"))
-    values: Float32 = field(metadata=_of("float32", "T", "H", "D"))
+    top_tokens: Int64 = field(metadata=array_of("int64", "Q", "K"))
+    top_logprobs: Float32 = field(metadata=array_of("float32", "Q", "K"))
+    keys: Float32 = field(metadata=array_of("float32", "T", "H", "D"))
+    values: Float32 = field(metadata=array_of("float32", "T", "H", "D"))
 
 
 class Backend(Protocol):

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from moa_bench.harness import drafting
-from moa_drafter.architectures.registry import ARCHITECTURES, initialise, new_drafter
+from moa_drafter.architectures.registry import initialise, new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, load_for_device, save_checkpoint
-from moa_drafter.config import CheckpointError, ConfigError, EarlyExitConfig, FitError
+from moa_drafter.config import CONFIGS, CheckpointError, ConfigError, EarlyExitConfig, FitError
 from moa_drafter.drafter import Drafter
 from moa_drafter.drafter_weights import parameters_of
 from moa_drafter.target import Target
@@ -45,10 +45,10 @@ class Known:
         return make_batch(self.conversations, self.states, [0, 1], lengths, random.Random(seed), torch.device("cpu"))
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, "1", "3", "2,trained"])
+@pytest.fixture(scope="module", params=[*CONFIGS, "1", "3", "2,trained"])
 def drafter(request, target, tiny_target, tiny_drafter, tmp_path_factory):
     """Random weights, a draft vocabulary with gaps; numbers are layers of the target at the end of MoA."""
-    if request.param in ARCHITECTURES:
+    if request.param in CONFIGS:
         return load_bound(make_tiny_rival(request.param, tiny_target, tmp_path_factory.mktemp("drafter")), target)
     count, *trained = request.param.split(",")
     return tiny_with_layers(tiny_drafter, target, int(count), trained=bool(trained))

@@ -1,0 +1,196 @@
+"""Published EAGLE-3 heads: recognition of their two formats, and the tensors under one set of names. Needs no torch.
+
+``speculators`` (github.com/vllm-project/speculators, ``models/eagle3``) writes ``speculators_model_type: eagle3`` and
+the decoder layer as ``layers.0``; the paper's authors (github.com/SafeAILab/EAGLE, ``model/cnets.py``), SpecForge and
+AngelSlim write the configuration of a Llama and the layer as ``midlayer``. The layer is ``layer`` here, and
+``draft_to_target`` takes the place of ``d2t``, whose entry i is to be added to i, and of ``t2d``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moa_decoder.weight_faults import WEIGHTS_DIFFER, Shape
+from moa_drafter.config import ConfigError, Eagle3Config, LayerDims
+
+_PREFIXES = ("midlayer.", "layers.0.")
+_LAYER = "layer."
+#: Tensors that are computed, or that training alone reads.
+_UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+_COMPUTED = "rotary_emb.inv_freq"
+#: Field of speculators' configurations with a head's kind.
+SPECULATORS_TYPE = "speculators_model_type"
+#: Fields that would change what is computed, with the values, beside a missing one and null, that do not.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "partial_rotary_factor": (1,),
+    "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
+    "parallel_draft_step": (1,),
+}
+
+Stored = dict[str, Mapping[str, Any]]
+
+
+def is_head(config: Mapping[str, Any], names: set[str]) -> bool:
+    """Whether a checkpoint of others is an EAGLE-3 head, or one of another kind, which :func:`head_of` refuses.
+
+    Args:
+        config: its ``config.json``.
+        names: of its tensors.
+    """
+    return SPECULATORS_TYPE in config or ("fc.weight" in names and any(name.startswith(_PREFIXES) for name in names))
+
+
+def head_of(raw: Mapping[str, Any], stored: Mapping[str, Mapping[str, Any]]) -> tuple[Eagle3Config, Stored]:
+    """Return the configuration of a head and its tensors by our names. Raises ConfigError; with the code
+    ``unsupported`` it names what is not computed.
+
+    Args:
+        raw: ``config.json``.
+        stored: the tensors: ``dtype``, ``shape``, ``data``.
+    """
+    kind = raw.get(SPECULATORS_TYPE, "eagle3")
+    if kind != "eagle3":
+        raise ConfigError(f"speculators' {kind!r:.40} heads are not computed, eagle3 alone is", code="unsupported")
+    prefix = next((each for each in _PREFIXES if any(name.startswith(each) for name in stored)), _PREFIXES[0])
+    tensors: Stored = {}
+    for name, tensor in stored.items():
+        if name not in _UNREAD and not name.endswith(_COMPUTED):
+            tensors[_LAYER + name.removeprefix(prefix) if name.startswith(prefix) else name] = tensor
+    if f"{_LAYER}hidden_norm.weight" not in tensors and f"{_LAYER}self_attn.q_proj.weight" in tensors:
+        raise ConfigError(
+            "its layer has no hidden_norm: it is incomplete, or a head of EAGLE 1 or 2, which are not computed",
+            code=WEIGHTS_DIFFER,
+        )
+    shapes = {name: tuple(tensor["shape"]) for name, tensor in stored.items()}
+    config = _config(raw, {name: tuple(tensor["shape"]) for name, tensor in tensors.items()}, shapes.get("t2d"))
+    return config, tensors | _draft_to_target(tensors, config)
+
+
+def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shape | None) -> Eagle3Config:
+    """Read a configuration; sizes that tensors show are taken from them.
+
+    Args:
+        shapes: of the tensors, by our names.
+        of_target: shape of ``t2d``, if there is one.
+    """
+    layer = raw.get("transformer_layer_config", raw)
+    inner = raw.get("eagle_config") or {}
+    if not isinstance(layer, Mapping) or not isinstance(inner, Mapping):
+        raise ConfigError("transformer_layer_config and eagle_config must be objects", code="wrong_type")
+    given, of_speculators = {**layer, **inner, **raw}, SPECULATORS_TYPE in raw
+    neutral = {**_NEUTRAL, "num_hidden_layers": (1,)} if of_speculators else _NEUTRAL
+    for name, values in neutral.items():
+        value = layer.get(name, given.get(name))
+        if value is not None and value not in values:
+            raise ConfigError(f"{name} {value!r:.40} is not computed", code="unsupported")
+    if of_speculators and "sliding_attention" in (layer.get("layer_types") or ()):
+        raise ConfigError("sliding windows (layer_types) are not computed", code="unsupported")
+    try:
+        hidden, joined = shapes["fc.weight"]
+        heads = int(layer["num_attention_heads"])
+        head_dim = int(layer.get("head_dim") or shapes[f"{_LAYER}self_attn.q_proj.weight"][0] // heads)
+        aux = tuple(int(number) for number in given.get("eagle_aux_hidden_state_layer_ids") or ())
+        target_hidden = given.get("target_hidden_size") or hidden
+        if target_hidden != hidden:
+            raise ConfigError(
+                f"target_hidden_size {target_hidden!r:.40} unlike its own hidden size is not computed",
+                code="unsupported",
+            )
+        if joined != (len(aux) or 3) * hidden:
+            raise ConfigError(f"fc reads {joined} numbers, not {len(aux) or 3} times {hidden}", code=WEIGHTS_DIFFER)
+        return Eagle3Config(
+            target_num_layers=0,
+            target_kv_size=0,
+            vocab_size=of_target[0] if of_target else int(layer["vocab_size"]),
+            draft_vocab_size=shapes["lm_head.weight"][0],
+            decoder=LayerDims(
+                hidden,
+                heads,
+                shapes[f"{_LAYER}self_attn.k_proj.weight"][0] // head_dim,
+                head_dim,
+                shapes[f"{_LAYER}mlp.gate_proj.weight"][0],
+            ),
+            rope=_rope(layer),
+            rms_norm_eps=float(layer.get("rms_norm_eps") or 1e-6),
+            max_position_embeddings=int(layer.get("max_position_embeddings") or 2048),
+            aux_layers=aux,
+            norm_before_fc=_flag(given, "norm_before_fc") or "input_norm.weight" in shapes,
+            fc_norm=_flag(given, "fc_norm") or "fc_norm.0.weight" in shapes,
+            norm_before_residual=_flag(given, "norm_before_residual"),
+            norm_output=_flag(given, "norm_output"),
+            qk_norm=(of_speculators and layer.get("model_type") == "qwen3")
+            or f"{_LAYER}self_attn.q_norm.weight" in shapes,
+            own_embedding="embed_tokens.weight" in shapes,
+        )
+    except KeyError as error:
+        what = "weights have" if "." in str(error.args[0]) else "config.json has"
+        code = WEIGHTS_DIFFER if "." in str(error.args[0]) else "missing_field"
+        raise ConfigError(f"its {what} no {error.args[0]}", code=code) from error
+    except ConfigError:
+        raise
+    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError("its sizes are those of no EAGLE-3 head", code=WEIGHTS_DIFFER) from error
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name)
+    if value not in (None, True, False):
+        raise ConfigError(f"{name} must be true or false, not {value!r:.40}", code="wrong_type")
+    return bool(value)
+
+
+def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return transformers' ``rope_parameters``; a missing base is 10,000, as in the authors' reader."""
+    given = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError("rope_scaling must be an object", code="wrong_type")
+    theta = given.get("rope_theta") or layer.get("rope_theta") or 10000.0
+    return {**given, "rope_theta": theta}
+
+
+def _draft_to_target(tensors: Stored, config: Eagle3Config) -> Stored:
+    """Return ``draft_to_target`` in place of ``d2t``, which is popped; one is needed for a smaller vocabulary alone."""
+    offsets = tensors.pop("d2t", None)
+    tokens = np.arange(config.draft_vocab_size, dtype="<i8")
+    if config.draft_vocab_size < config.vocab_size:
+        if offsets is None:
+            raise ConfigError("its weights have no d2t", code=WEIGHTS_DIFFER)
+        if tuple(offsets["shape"]) != tokens.shape or offsets["dtype"] not in ("I64", "I32"):
+            raise ConfigError(f"d2t must hold {len(tokens)} whole numbers", code=WEIGHTS_DIFFER)
+        tokens = tokens + np.frombuffer(offsets["data"], "<i8" if offsets["dtype"] == "I64" else "<i4")
+        if len(np.unique(tokens)) < len(tokens):
+            raise ConfigError("d2t gives a token of the target twice", code=WEIGHTS_DIFFER)
+    return {"draft_to_target": {"dtype": "I64", "shape": tokens.shape, "data": tokens.tobytes()}}
+
+
+def read_torch_file(content: bytes) -> Stored:
+    """Return the tensors of a ``pytorch_model.bin``. Raises ConfigError: ``needs_torch`` without torch, ``damaged``."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError(
+            'weights in pytorch_model.bin are read by torch, which is not installed: pip install "moa-edge[torch]"',
+            code="needs_torch",
+        ) from error
+    import io
+    import pickle
+
+    names = {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL", torch.bfloat16: "BF16"}
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        found: Stored = {}
+        for name, tensor in state.items():
+            kind = names.get(tensor.dtype, "F32")
+            plain = tensor.float() if kind == "F32" else tensor.view(torch.int16) if kind == "BF16" else tensor
+            data = plain.contiguous().numpy().tobytes()
+            found[name] = {"dtype": kind, "shape": tuple(tensor.shape), "data": data}
+    except (AttributeError, EOFError, pickle.UnpicklingError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError("its weights are no torch file of tensors alone", code="damaged") from error
+    return found

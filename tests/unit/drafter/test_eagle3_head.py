@@ -1,0 +1,146 @@
+"""EAGLE-3 heads: both published formats, what is refused, and drafting step by step."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from moa_drafter.architectures.registry import drafter_of, torch_backend_of
+from moa_drafter.checkpoint import load_bound
+from moa_drafter.config import CheckpointError, FitError, check_fit, drafter_fingerprint
+from moa_drafter.drafter_weights import read_weights
+from moa_drafter.target_features import target_states
+from moa_runtime.backends.base import StepInputs
+from moa_runtime.drafters.base import Budget
+from moa_runtime.drafters.moa import MoaDrafter
+from support.drafter.eagle3_heads import OPTIONS, write_head
+from support.refusals import refused
+
+
+def in_torch(folder):
+    """Replace the weights by a ``pytorch_model.bin``."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.fixture(params=OPTIONS)
+def options(request):
+    return OPTIONS[request.param]
+
+
+def test_both_formats_are_one_head(tmp_path, options):
+    folders = [write_head(tmp_path / of, options, of=of) for of in ("speculators", "authors")]
+    folders.append(in_torch(write_head(tmp_path / "bin", options, of="authors")))
+    first, *others = map(read_weights, folders)
+    for other in others:
+        assert other.config == first.config and set(other.names) == set(first.names)
+        assert all(np.array_equal(first.array(name), other.array(name)) for name in first.names)
+    assert first.config.architecture == "eagle3" and first.fingerprint == drafter_fingerprint(folders[0])
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 3, "files as they are"
+    drafter_of(first.config).load_state_dict({name: torch.from_numpy(first.array(name)) for name in first.names})
+
+
+def test_what_is_missing_has_a_default(tmp_path):
+    missing = dict.fromkeys(("rope_theta", "head_dim", "max_position_embeddings", "num_key_value_heads"))
+    config = read_weights(write_head(tmp_path, of="authors", layer=missing)).config
+    assert config.rope["rope_theta"] == 10000.0 and config.decoder.head_dim == 16 and config.decoder.num_kv_heads == 2
+
+
+@pytest.mark.parametrize(
+    "without", ["layers.0.mlp.up_proj.weight", "fc.weight", "lm_head.weight", "d2t", "norm.weight"]
+)
+def test_a_head_that_is_one_tensor_short_is_refused(tmp_path, without):
+    with refused("weights_differ", CheckpointError):
+        read_weights(write_head(tmp_path, without=without))
+
+
+@pytest.mark.parametrize(
+    ("inside", "field", "value"),
+    [
+        ("config", "speculators_model_type", "dflash"),
+        ("config", "speculators_model_type", "mtp"),
+        ("config", "target_hidden_size", 128),
+        ("layer", "num_hidden_layers", 2),
+        ("layer", "hidden_act", "gelu"),
+        ("layer", "layer_types", ["sliding_attention"]),
+        ("layer", "rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
+        ("layer", "rope_scaling", {"rope_type": "longrope", "short_factor": [1.0] * 8}),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path, inside, field, value):
+    with refused("unsupported", CheckpointError):
+        read_weights(write_head(tmp_path, **{inside: {field: value}}))
+
+
+def test_a_head_of_eagle_1_is_no_head_of_eagle_3(tmp_path):
+    with refused("weights_differ", CheckpointError):
+        read_weights(write_head(tmp_path, of="authors", without="midlayer.hidden_norm.weight"))
+
+
+def test_weights_of_torch_need_torch(tmp_path, monkeypatch):
+    folder = in_torch(write_head(tmp_path, of="authors"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with refused("needs_torch", CheckpointError):
+        read_weights(folder)
+
+
+def test_a_head_fits_by_width_and_vocabulary(tmp_path, target):
+    config = read_weights(write_head(tmp_path)).config
+    assert check_fit(config, target) == "" and config.for_layers(32).aux_layers == (2, 16, 29)
+    assert config.for_layers(4).row_reads.inner_layers == (1, 1, 0)
+    with refused("wrong_target", FitError):
+        config.for_layers(2)
+
+
+@pytest.fixture
+def head(tmp_path, target, options):
+    return load_bound(write_head(tmp_path, options), target)
+
+
+def test_steps_are_one_whole_pass_cut_up(head, target):
+    """Chains in one step, in several, without rows one by one; a tree's paths as chains."""
+    tokens = [int(token) for token in np.random.default_rng(0).integers(0, 512, 12)]
+    states = target_states(target, tokens, head.row_reads)
+    with torch.no_grad():
+        rows = [half.numpy() for half in head.rows(states, torch.arange(len(tokens)))]
+    backend = torch_backend_of(head, top_k=8)
+
+    def steps(*cuts):
+        cache = [np.zeros((0, *backend.kv_shape), np.float32)] * 2
+        for start, stop in pairwise(cuts):
+            result = backend.step(StepInputs.chain(tokens[start:stop], tuple(cache), tuple(half[:9] for half in rows)))
+            cache = [np.concatenate((old, new)) for old, new in zip(cache, (result.keys, result.values), strict=True)]
+        return result, cache
+
+    whole, cache = steps(0, 12)
+    for cuts in ((0, 1, 12), (0, 5, 9, 10, 12), range(13)):
+        cut, other = steps(*cuts)
+        np.testing.assert_allclose(cut.top_logprobs, whole.top_logprobs, atol=2e-5)
+        assert (cut.top_tokens == whole.top_tokens).all()
+        keys = backend.kv_shape[1] - 32
+        np.testing.assert_allclose(other[0][..., :keys], cache[0][..., :keys], atol=2e-5)
+
+
+def test_paths_of_a_tree_are_as_likely_as_chains(head, target):
+    tokens = [int(token) for token in np.random.default_rng(1).integers(0, 512, 10)]
+    with torch.no_grad():
+        states = target_states(target, tokens, head.row_reads)
+        rows = tuple(half[:9].numpy() for half in head.rows(states, torch.arange(len(tokens))))
+    backend = torch_backend_of(head, top_k=8)
+    drafter = MoaDrafter(backend, max_context=64)
+    drafter.add_rows(0, *rows)
+    tree = drafter.propose(tokens, Budget.tree(40, 4, 8))
+    paths, empty = {0: ()}, (np.zeros((0, *backend.kv_shape), np.float32),) * 2
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True), 1):
+        paths[node] = (*paths[parent], token)
+        if len(paths[node]) > 1:
+            found = backend.step(StepInputs.chain([*tokens, *paths[parent]], empty, rows))
+            logprob = found.top_logprobs[0, found.top_tokens[0].tolist().index(token)]
+            assert tree.scores[node - 1] - tree.scores[parent - 1] == pytest.approx(logprob, abs=1e-4)
+    assert max(map(len, paths.values())) == tree.depth > 1
