@@ -14,7 +14,7 @@ from moa_bench.offline import Offline
 from moa_bench.runner import add_output_options, run
 from moa_bench.server import Server
 from moa_bench.simulate import Simulate
-from moa_runtime.cli_main import run_program
+from moa_runtime.cli_main import add_version, run_program
 from moa_runtime.options import too_many_threads
 
 BENCHMARKS: tuple[Benchmark, ...] = (Accept(), Network(), Offline(), Device(), Server(), Simulate())
@@ -27,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Benchmarks of drafting on a device for a target on a server.",
         epilog="moa-bench COMMAND --help explains one of them.",
     )
+    add_version(parser)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for benchmark in BENCHMARKS:
         command = commands.add_parser(

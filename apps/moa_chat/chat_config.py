@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import ssl
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moa_chat.history.chat_settings import sampling_for
-from moa_runtime.bundle import Bundle
+from moa_runtime.bundle import Bundle, RecommendedSampling
 from moa_runtime.chat import Chat
 from moa_runtime.checked_file import read_checked
 from moa_runtime.datastore import Datastore
@@ -97,6 +97,7 @@ _TAKEN = ("system", "drafter", "backend", "threads", "draft_length", "ngrams", "
 
 
 def chat_config_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -> ChatConfig:
+    sampling = _sampling_of(options, bundle.manifest.sampling)
     return ChatConfig(
         bundle,
         endpoint,
@@ -104,12 +105,20 @@ def chat_config_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpo
         offline=options.offline or ("writer" if options.serve is None else "off"),
         policy=Policy(options.policy or ("ask" if options.terminal and sys.stdin.isatty() else "rollback")),
         max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature or 0.0,
-        top_p=1.0 if options.top_p is None else options.top_p,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
         seed=options.seed,
         store=options.chat or _default_store(options, bundle),
         must_store=options.chat is not None,
     )
+
+
+def _sampling_of(options: argparse.Namespace, recommended: RecommendedSampling | None) -> RecommendedSampling:
+    """Return temperature and top_p: the options, else what the target's authors recommend, else greedy."""
+    if options.temperature is not None:  # their top_p belongs to their temperature
+        return RecommendedSampling(options.temperature, 1.0 if options.top_p is None else options.top_p)
+    recommended = recommended or RecommendedSampling(0.0)
+    return recommended if options.top_p is None else replace(recommended, top_p=options.top_p)
 
 
 def _default_store(options: argparse.Namespace, bundle: Bundle) -> Path | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from moa_drafter.pretrained import offered_names
+from moa_runtime.cli_main import add_version
 from moa_runtime.errors import MoaError
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, DrafterName, draft_length_of
 from moa_runtime.paths import expanded
@@ -31,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Chat with a target model on a verifier. A small drafter on this machine proposes the tokens, "
         "and writes on alone while the network is away.",
     )
+    add_version(parser)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--terminal", action="store_true", help="chat in this terminal (default: in a window)")
     mode.add_argument("--once", metavar="PROMPT", help="answer one prompt and leave")
@@ -90,9 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--temperature",
         type=float,
         metavar="T",
-        help="0 is greedy, the default; a new chat in the window follows the bundle's recommendation by default",
+        help="0 is greedy (default: what the model's authors recommend, as the bundle says)",
     )
-    answer.add_argument("--top-p", type=float, metavar="P", help="default: 1; in the window as with --temperature")
+    answer.add_argument("--top-p", type=float, metavar="P", help="default: 1; without --temperature as recommended")
     answer.add_argument("--seed", type=int, help="of the sampling (default: a new one for each answer)")
 
     drafting = parser.add_argument_group("drafting")

@@ -11,7 +11,7 @@ from typing import Any
 
 from moa_drafter.training.settings import FIELDS, TYPES, checked
 from moa_drafter.vllm_environment import set_variables
-from moa_runtime.cli_main import run_program
+from moa_runtime.cli_main import add_version, run_program
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 
@@ -31,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train a drafter. Without --data the target first writes prompts and answers itself. "
         "Interrupted runs continue with --resume.",
     )
+    add_version(parser)
     parser.add_argument("--out", type=Path, required=True, help="folder of the run; the checkpoint is OUT/drafter")
     parser.add_argument("--config", type=Path, metavar="YAML", help="settings of the run; flags override them")
     parser.add_argument("--resume", action="store_true", help="continue the run in OUT with its own settings")

@@ -21,7 +21,7 @@ from moa_export.errors import ExportError
 from moa_export.plain_bundle import WITHOUT_DRAFTER, make_plain_bundle, plain_facts
 from moa_export.recipe import DEFAULT_PRESET, PRESETS, Recipe, read_config, resolve
 from moa_export.targets import TARGETS, extra_of
-from moa_runtime.cli_main import run_program
+from moa_runtime.cli_main import add_version, run_program
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import WITHOUT_GRAPH
 from moa_runtime.paths import default_bundle
@@ -60,6 +60,7 @@ def _run(words: list[str]) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     _add_options(parser)
     return _export(parser.parse_args(words))
 

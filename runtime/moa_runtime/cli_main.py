@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import io
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 
 from moa_runtime.errors import MoaError, reason_of
 
@@ -66,6 +68,11 @@ def run_program(
 def _drop_output() -> None:
     """Python flushes stdout once more when it ends, and would complain again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add ``--version``, which prints the program's name and the version of moa-edge."""
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('moa-edge')}")
 
 
 def own_program(module: str, *arguments: str) -> list[str]:

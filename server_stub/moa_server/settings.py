@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from moa_drafter.pretrained import shipped_names
+from moa_runtime.cli_main import add_version
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
@@ -82,6 +83,7 @@ class ServeError(MoaError):
 def parser() -> argparse.ArgumentParser:
     """Make the parser of ``moa-serve``'s options."""
     p = argparse.ArgumentParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
+    add_version(p)
     p.add_argument("--model", metavar="NAME", help="a model folder, GGUF file or Hub id (default: the built-in target)")
     p.add_argument(
         "--drafter",

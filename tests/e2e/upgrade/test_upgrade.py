@@ -31,7 +31,8 @@ def serving(version: Version, left: Path, *options: object) -> Iterator[str]:
 def ask(version: Version, left: Path, url: str, *options: object) -> dict[str, object]:
     """One answer, drafted by the device."""
     where = ("--server", url, "--bundle", left / "bundle", "--threads", 1, "--max-new-tokens", 24)
-    command = version.command("moa_chat.cli", *where, "--drafting", "device", "--json", *options, "--once", QUESTION)
+    how = ("--drafting", "device", "--temperature", 0, "--json")
+    command = version.command("moa_chat.cli", *where, *how, *options, "--once", QUESTION)
     return dict(json.loads(version.run(command)))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ from moa_chat.chat_config import chat_config_for, endpoint_for
 from moa_chat.cli import main
 from moa_chat.options import build_parser
 from moa_runtime import optional_deps
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.bundle import Fingerprints, RecommendedSampling
 from moa_runtime.transport import ConnectError
 from support.refusals import refused
 
@@ -139,6 +141,7 @@ def test_an_invalid_address_or_origin_is_named(capsys):
 
 class Manifest:
     fingerprints = Fingerprints("0123456789abcdef" * 4, "tokenizer", "drafter")
+    sampling = RecommendedSampling(0.2, 0.9)
 
 
 def config_of(*argv: str):
@@ -158,3 +161,25 @@ def test_a_conversation_is_kept_if_a_person_types_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     assert kept_in("--terminal") == (None, False)
     assert config_of().ngrams and not config_of("--no-ngrams").ngrams
+
+
+@pytest.mark.parametrize(
+    ("argv", "sampling"),
+    [
+        ((), (0.2, 0.9)),
+        (("--temperature", "0"), (0, 1)),
+        (("--temperature", "1", "--top-p", "0.5"), (1, 0.5)),
+        (("--top-p", "0.5"), (0.2, 0.5)),
+    ],
+)
+def test_answers_are_sampled_as_the_models_authors_recommend(monkeypatch, argv, sampling):
+    assert (config_of(*argv).temperature, config_of(*argv).top_p) == sampling
+    monkeypatch.setattr(Manifest, "sampling", None)
+    assert config_of().temperature == 0
+
+
+@pytest.mark.parametrize("program", ["moa_bench", "moa_chat", "moa_drafter", "moa_export", "moa_server"])
+def test_each_program_says_its_version(capsys, program):
+    with pytest.raises(SystemExit, match="0"):
+        importlib.import_module(f"{program}.cli").main(["--version"])
+    assert capsys.readouterr().out.split()[1] == version("moa-edge")
