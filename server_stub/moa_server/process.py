@@ -87,9 +87,7 @@ class VerifierServer(EdgeServer):
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(handle_loop_error)
         if self._warm:
-            rows_s = await warm_up(self.verifier.engine, self.verifier.worker.cost)
-            if self.verifier.drafts is not None:
-                self.verifier.drafts.cost.rows_s = rows_s
+            await warm_up(self.verifier.engine, self.verifier.worker.cost)
             # Exclude loaded objects from garbage collection: a full collection would take a second.
             gc.collect()
             gc.freeze()

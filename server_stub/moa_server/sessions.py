@@ -22,6 +22,8 @@ from moa_server.auth import Bearer
 from moa_server.edge.rate_limits import Budgets, Kind
 from moa_server.engine.base import new_sequence
 from moa_server.logging import log_unexpected
+from moa_server.scheduling.calibration import Calibration
+from moa_server.scheduling.draft_worth import DraftWorth
 from moa_server.scheduling.step_drafts import Calibrations, StepDrafts, take_rows
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
 from moa_server.settings import Settings
@@ -32,8 +34,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-#: Tokens for which a conversation gets memory rows after its client's last useful draft, or to try.
-_TRIAL_TOKENS = 64
+#: Tokens for which a conversation gets memory rows as a trial, and over which the rows that it lacks are spread; share
+#: of the time that trials may take.
+_TRIAL_TOKENS, _TRIALS = 64, 0.01
+#: Seconds that the frames of a memory row and of a draft take.
+_FRAMES_S = 3e-4
 
 
 class OlderConnectionError(Exception):
@@ -49,12 +54,13 @@ class Conversation:
     bearer: Bearer  # of its newest connection; the conversation belongs to its name, and is forgotten with its token
     session: ServerSession
     sequence: int  # the engine's number of it
-    calibrations: Calibrations = field(default_factory=Calibrations)
+    calibrations: Calibrations
+    worth: DraftWorth  # of the client's unsolicited drafts
+    may_draft: bool = False  # whether the client has the memory rows to draft with
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held from taking a frame to its verdict
     taken_over: asyncio.Event | None = None  # of its connection, None without one; set when another one took over
     connections: int = 0  # number of connections so far
     last_used: float = 0.0  # clock reading in seconds
-    draft_used: int | None = None  # committed tokens after the last unsolicited draft of which some were accepted
     unwatch: Callable[[], object] = lambda: None  # ends the watch of the bearer's token
 
 
@@ -65,7 +71,9 @@ class SessionStore:
         self._verifier, self._settings = verifier, verifier.settings
         self._conversations: dict[str, Conversation] = {}
         self._numbers = itertools.count(1)
+        self._copies, self._model, self._worth = Calibration(), Calibration(), DraftWorth()
         self._trying: tuple[Conversation, int] | None = None  # gets memory rows up to a number of committed tokens
+        self._next_trial = 0.0  # clock reading
 
     def __len__(self) -> int:
         return len(self._conversations)
@@ -76,21 +84,28 @@ class SessionStore:
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
 
     def rows_pay(self, conversation: Conversation) -> bool:
-        """Whether memory rows may be made for a conversation that did not ask for them with a draft.
+        """Whether memory rows may be made for a conversation that did not ask for them with a draft; note whether it
+        has them.
 
-        While others are served, that takes their time: it pays for a client whose unsolicited drafts were used lately.
-        One conversation at a time gets them to try.
+        While others are served, rows take their time, and so do the frames of rows and drafts: that pays if the drafts
+        bring more. One conversation at a time gets rows as a trial.
         """
-        session, length = conversation.session, len(conversation.session.committed)
-        if self._verifier.worker.serving <= 1 or (session.runs and not session.pushes):
+        session, worker, length = conversation.session, self._verifier.worker, len(conversation.session.committed)
+        (rate, price), row_s, lacking = worker.prices, worker.memory_row_s, session.rows_lacking
+        conversation.may_draft = 2 * lacking < _TRIAL_TOKENS
+        if worker.serving <= 1 or (session.runs and not session.pushes):
             return True
-        used = conversation.draft_used
-        if used is not None and 0 <= length - used <= _TRIAL_TOKENS:
+        added = conversation.worth.tokens(price)
+        if added >= rate * (row_s * (1 + added + lacking / _TRIAL_TOKENS) + _FRAMES_S):
             return True
         trying, until = self._trying or (conversation, 0)
-        if length and (trying.taken_over is None or not trying.session.pushes or len(trying.session.committed) > until):
-            self._trying = conversation, length + _TRIAL_TOKENS
-        return self._trying is not None and self._trying[0] is conversation and session.pushes
+        if trying is conversation and session.pushes and length <= until:
+            return True
+        if session.pushes and lacking and (now := self._verifier.clock()) >= self._next_trial:
+            trial_s = row_s * (lacking + _TRIAL_TOKENS) + _FRAMES_S * _TRIAL_TOKENS
+            self._trying, self._next_trial = (conversation, length + _TRIAL_TOKENS), now + trial_s / _TRIALS
+            return True
+        return False
 
     def attach(
         self, resume_token: str, bearer: Bearer, connection: int = 1
@@ -118,7 +133,9 @@ class SessionStore:
             token, engine = secrets.token_urlsafe(24), verifier.engine
             limits = self._settings.limits(engine.max_context, engine.capabilities)
             session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
-            conversation = Conversation(next(self._numbers), token, bearer, session, new_sequence())
+            calibrations = Calibrations(copies=self._copies, model=self._model)
+            number, sequence, worth = next(self._numbers), new_sequence(), DraftWorth(self._worth)
+            conversation = Conversation(number, token, bearer, session, sequence, calibrations, worth)
             engine.share(conversation.sequence, bearer.name)
             self._conversations[token] = conversation
         verifier.background_answers.end(conversation)
@@ -248,8 +265,8 @@ class SessionWork:
             self._budgets.wait_s(Kind.DRAFTED_TOKENS, drafted)
         verdict = message.verdict
         verifier.metrics.acceptance.add(drafts.paths, job.verified, job.path)
-        if work.pushed and verdict.draft_stamp and verdict.accepted:
-            conversation.draft_used = len(conversation.session.committed)
+        if work.pushed and conversation.may_draft:
+            conversation.worth.add(drafts.paths, drafts.own_paths)
         if verdict.finish:
             verifier.worker.rest(conversation.sequence)
         accepted, committed = verdict.accepted, len(verdict.tokens)

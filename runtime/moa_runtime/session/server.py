@@ -178,11 +178,6 @@ class ServerSession:
         return self.runs and len(self.committed) < self._credit
 
     @property
-    def client_takes_rows(self) -> bool:
-        """Whether the client takes memory rows, so that it can draft with them."""
-        return self._rows.wanted
-
-    @property
     def room(self) -> int | None:
         """Number of tokens that the answer may still have; None without a limit."""
         return max(0, self._max_length - len(self.committed)) if self._max_length else None
@@ -196,6 +191,11 @@ class ServerSession:
     def rows_due(self) -> bool:
         """Whether there are memory rows to be made or sent."""
         return self._makes_rows and self._rows.sent < self._rows_end
+
+    @property
+    def rows_lacking(self) -> int:
+        """Number of memory rows to be made."""
+        return max(0, self._rows_end - self._rows.next) if self._makes_rows else 0
 
     @property
     def _makes_rows(self) -> bool:
@@ -487,7 +487,7 @@ class ServerSession:
         Args:
             rows: whether rows may be made now.
         """
-        lacking = self._rows_end - self._rows.next if rows and self._makes_rows else 0
+        lacking = self.rows_lacking if rows else 0
         if self.pushes and not (self._rows_turn and lacking >= _ROWS_BATCH):
             return self._work(rows_from=self._rows.next if rows and self._rows_with_verdicts else None, pushed=True)
         self._rows_turn = False

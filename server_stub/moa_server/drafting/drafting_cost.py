@@ -19,21 +19,15 @@ LEVELS = 8
 _FORGETTING = 1 / 50
 #: Drafted tokens that show what one costs: few of them may be free, for engines round their number up.
 _MANY = 8
-#: Tokens a second with the model's drafts by those without, from which on it drafts: the memory rows of later steps are
-#: not among its seconds.
-LEAST_GAIN = 1.1
+#: Tokens a second with the model's drafts by those without, from which on it drafts: seconds are predicted.
+LEAST_GAIN = 1.05
 
 
 class DraftingCost:
     """Seconds of drafting ``levels`` tokens for each of several conversations at once: least squares of ``a * levels +
-    b * levels * conversations`` over the last drafts.
+    b * levels * conversations`` over the last drafts."""
 
-    Args:
-        rows_s: seconds that memory rows add to a step.
-    """
-
-    def __init__(self, rows_s: float = 0.0) -> None:
-        self.rows_s = rows_s
+    def __init__(self) -> None:
         self._weights = np.array([1e-3, 5e-4])  # a guess until the first draft
         self._square, self._cross = np.zeros((2, 2)), np.zeros(2)
 
@@ -48,9 +42,9 @@ class DraftingCost:
         self._weights = np.maximum(np.linalg.solve(self._square + ridge, self._cross + ridge @ [scale, scale]), 0.0)
 
     def seconds(self, levels: NDArray[np.int64] | int, conversations: NDArray[np.int64] | int) -> Float64:
-        """Predict the seconds of a draft, memory rows included."""
+        """Predict the seconds of a draft."""
         each, more = self._weights
-        return np.asarray(self.rows_s + levels * (each + more * conversations), np.float64)
+        return np.asarray(levels * (each + more * conversations), np.float64)
 
 
 @dataclass(frozen=True)
@@ -72,16 +66,22 @@ class ModelDrafts:
 
 
 def drafts_that_pay(
-    paths: Sequence[Float64], known: Sequence[Sequence[float]], cost: DraftingCost, seconds: StepSeconds
+    paths: Sequence[Float64],
+    known: Sequence[Sequence[float]],
+    cost: DraftingCost,
+    seconds: StepSeconds,
+    row_s: float = 0.0,
 ) -> ModelDrafts:
     """Choose the conversations for which the model drafts before a step, and the levels, by largest ``(tokens expected
-    of the step) / (its seconds + those of the draft)``.
+    of the step) / (its seconds + those of the draft and of a memory row for each token that the draft's conversations
+    get)``.
 
     Args:
         paths: of each conversation of the step, probabilities of the path to each level in drafts like the next one,
             ``[n, LEVELS]``; empty if the model cannot draft for it.
         known: of each, probabilities of the path to each token of the draft that it has without the model.
         seconds: of the step.
+        row_s: seconds that a memory row takes.
     """
     likeliest = np.array(sorted((one for each in known for one in each), reverse=True))
     tokens = len(paths) + np.concatenate(([0.0], np.cumsum(likeliest)))
@@ -99,16 +99,16 @@ def drafts_that_pay(
     least = likeliest[drafted - 1] if drafted else math.inf
     kept = [[one for one in known[index] if one >= least] for index in able]
     had = np.array([[sum(each), len(each)] for each in kept])
-    gained = (every * worth).mean(1).cumsum(1) - had[:, :1]  # [able, LEVELS]
-    rows = worth.mean(1).cumsum(1) - had[:, 1:]
+    right = (every * worth).mean(1).cumsum(1)  # [able, LEVELS]
+    gained, rows = right - had[:, :1], worth.mean(1).cumsum(1) - had[:, 1:]
     if len(able) > 1:
         order = np.argsort(price * rows - gained, axis=0)
-        gained, rows = (np.take_along_axis(part, order, 0).cumsum(0) for part in (gained, rows))
+        right, gained, rows = (np.take_along_axis(part, order, 0).cumsum(0) for part in (right, gained, rows))
     else:
         order = np.zeros((1, LEVELS), np.int64)
     counts, levels = np.arange(1, len(able) + 1)[:, None], np.arange(1, LEVELS + 1)[None]
     steps = seconds(np.maximum(0, np.rint(drafted + rows)).astype(np.int64).ravel()).reshape(rows.shape)
-    rates = (tokens[drafted] + gained) / (steps + cost.seconds(levels, counts))
+    rates = (tokens[drafted] + gained) / (steps + cost.seconds(levels, counts) + row_s * (counts + right))
     most, level = np.unravel_index(np.argmax(rates), rates.shape)
     if rates[most, level] < LEAST_GAIN * rate:
         return nothing

@@ -23,6 +23,7 @@ from moa_server.drafting.drafting_cost import (
     LEVELS,
     DraftingCost,
     Float64,
+    ModelDrafts,
     StepSeconds,
     drafts_that_pay,
 )
@@ -35,7 +36,8 @@ from moa_server.logging import log_unexpected
 _IDLE_S = 2.0
 #: Drafts that a conversation remembers; what is expected of the first one, by level.
 _REMEMBERED, _FIRST = 16, 0.7
-#: Steps in a row without the model's drafts after which a conversation asks for no more memory rows.
+#: Steps in a row without the model's drafts after which a conversation asks for no more memory rows; after as many for
+#: none, the model is considered in every so many steps, or if a step has fewer conversations.
 _PATIENCE = 8
 #: Share of the time that drafts may take that are made to see whether they pay, and their levels.
 _TRIALS, _TRIAL_LEVELS = 0.01, 2
@@ -89,7 +91,7 @@ class _Conversation:
         self.paths: Float64 = first if known is None else known.paths.copy()
         self.claimed: float = _TRUST if known is None else known.claimed
         self.right: float = _TRUST if known is None else known.right
-        self.unused: int = 0 if known is None else known.unused
+        self.unused = 0
         self.last_used = 0.0
 
     @property
@@ -161,7 +163,8 @@ class ServerDrafting:
         self._most, self._clock = most, clock
         self._known: _Conversation | None = None  # whose draft was verified last
         self._conversations: dict[int, _Conversation] = {}  # the least recently used first
-        self._untried_s = 0.0  # of steps since the last draft of the model
+        self._vain, self._vain_rounds = 0, 0  # steps in a row without drafts of the model, and conversations in them
+        self._tried_at, self._trying = clock(), False  # the last trial or draft; whether rows for a trial are coming
         self._thread = ThreadPoolExecutor(1, "drafts")  # libraries keep threads and code for each that calls them
 
     def __len__(self) -> int:
@@ -206,41 +209,44 @@ class ServerDrafting:
             conversation.made = (0, NOTHING)
         conversation.mixture.confirm(prefix)
         copies = copied(conversation.mixture, prefix, sampling, depth, branches=self._limits.trees)
-        return max(left.cut(depth), copies, key=lambda draft: sum(draft.paths))
+        return max(left.cut(depth), copies, key=lambda draft: sum(draft.paths)) if left.tokens else copies
 
-    async def prepare(self, rounds: Sequence[Round], seconds: StepSeconds) -> bool:
+    async def prepare(self, rounds: Sequence[Round], seconds: StepSeconds, row_s: float = 0.0) -> bool:
         """Let the model draft, in a thread, for those conversations of the coming step for which that pays;
         :meth:`offered` has the result. Return whether there is any. The caller may be cancelled.
 
         Args:
             seconds: of the step.
+            row_s: seconds that a memory row takes.
         """
-        backend = self._backend
-        if backend is None or not rounds:
-            return False
         conversations = [self._able(each) for each in rounds]
-        paths = [np.empty((0, LEVELS)) if each is None else each.expected for each in conversations]
-        if not any(map(len, paths)):
+        able = [index for index, each in enumerate(conversations) if each is not None]
+        if self._backend is None or not able:
             return False
-        paying = drafts_that_pay(paths, [each.paths for each in rounds], self.cost, seconds)
-        chosen, levels = paying.chosen, paying.levels
-        self._untried_s += float(seconds(np.zeros(1, np.int64))[0])
-        if not chosen and self._untried_s * _TRIALS > self.cost.seconds(_TRIAL_LEVELS, 1):
-            chosen, levels = [next(index for index, each in enumerate(paths) if len(each))], _TRIAL_LEVELS
-        for index, conversation in enumerate(conversations):
-            if conversation is not None:
-                conversation.unused = 0 if index in chosen else conversation.unused + 1
+        paying = self._paying(rounds, conversations, seconds, row_s) if self._considers(len(rounds)) else None
+        chosen, levels = ((), 0) if paying is None else (paying.chosen, paying.levels)
+        self._vain = 0 if chosen else self._vain + 1
+        for index in able:
+            conversation = conversations[index]
+            assert conversation is not None
+            conversation.unused = 0 if index in chosen else conversation.unused + 1
+        if paying is None:
+            return False
+        self._vain_rounds = len(rounds)
+        if not chosen and (tried := self._trial(rounds, conversations, row_s)) is not None:
+            chosen, levels = [tried], _TRIAL_LEVELS
         found = [(rounds[index], one) for index in chosen if (one := conversations[index]) is not None]
         ready = [(each, one) for each, one in found if one.cut(each.prefix) >= len(each.prefix) - 1]
         if not ready:  # their rows come with this round's verdicts
             return False
-        step_s = float(self.cost.seconds(1, len(ready))) - self.cost.rows_s
+        step_s = float(self.cost.seconds(1, len(ready)))
         # Half, for the choice for the whole step follows.
         prices = Prices(step=paying.rate * step_s / len(ready), node=paying.price / 2)
         branches = paying.price < _CHEAP and self._limits.trees
-        began, self._untried_s = self._clock(), 0.0
-        trees = await self._drafted(backend, ready, levels, prices, branches=branches)
-        self.cost.observe(levels, len(ready), max(1e-6, self._clock() - began))
+        began, self._trying = self._clock(), False
+        trees = await self._drafted(self._backend, ready, levels, prices, branches=branches)
+        self._tried_at = self._clock()
+        self.cost.observe(levels, len(ready), max(1e-6, self._tried_at - began))
         for (each, conversation), tree in zip(ready, trees, strict=True):
             if isinstance(tree, DraftTree):
                 conversation.made = len(each.prefix), OwnDraft.of(tree)
@@ -249,6 +255,39 @@ class ServerDrafting:
                 log_unexpected(_log, "the drafter", tree)
                 conversation.drafter, conversation.text, conversation.pending = None, [], []
         return True
+
+    def _considers(self, rounds: int) -> bool:
+        """Whether drafts of the model are considered for a step of so many conversations."""
+        return self._vain % _PATIENCE == 0 or self._vain < _PATIENCE or self._trying or rounds < self._vain_rounds
+
+    def _paying(
+        self,
+        rounds: Sequence[Round],
+        conversations: Sequence[_Conversation | None],
+        seconds: StepSeconds,
+        row_s: float,
+    ) -> ModelDrafts:
+        paths = [np.empty((0, LEVELS)) if each is None else each.expected for each in conversations]
+        return drafts_that_pay(paths, [each.paths for each in rounds], self.cost, seconds, row_s)
+
+    def _trial(
+        self, rounds: Sequence[Round], conversations: Sequence[_Conversation | None], row_s: float
+    ) -> int | None:
+        """Return the conversation to draft for as a trial, that with the fewest tokens without memory rows, which it
+        then asks for; None if it is too early."""
+        lacking = {
+            index: len(each.prefix) - len(one.text)
+            for index, (each, one) in enumerate(zip(rounds, conversations, strict=True))
+            if one is not None
+        }
+        tried = min(lacking, key=lacking.__getitem__)
+        conversation, trial_s = conversations[tried], float(self.cost.seconds(_TRIAL_LEVELS, 1))
+        if (self._clock() - self._tried_at) * _TRIALS < trial_s + row_s * lacking[tried]:
+            return None
+        assert conversation is not None
+        if lacking[tried] > 1:
+            conversation.unused, self._trying = _PATIENCE - 1, True
+        return tried
 
     def learn(self, sequence: int, draft: OwnDraft, verified: Collection[int], path: Sequence[int]) -> None:
         """Learn from a verdict how far the model's claims are true.
@@ -314,6 +353,7 @@ class ServerDrafting:
                 self.release(number)
             mixture = NgramMixture(self._stop_tokens)
             conversation = _Conversation(mixture, self._new_drafter(mixture), self._known)
+            conversation.unused = min(self._vain, _PATIENCE)
         conversation.last_used = now
         self._conversations[sequence] = conversation
         return conversation

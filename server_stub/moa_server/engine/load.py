@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 TESTED_VLLM = "0.32.0"
 #: Tokens of a piece of prefill and of a draft in the warm-up.
 _PREFILL, _DRAFT = 32, 15
+#: Steps of each kind that show what memory rows take.
+_TIMES = 4
 #: Synthetic tokens are ``(7919 * position + sequence) % vocab_size``. They differ between sequences, for an engine may
 #: share common prefixes.
 _STRIDE = 7919
@@ -231,16 +233,17 @@ class TimedSteps:
         self._lengths[sequence] = length
         return seconds
 
-    async def verify(self, sequences: Sequence[int], drafted: int = 0, *, rows: bool = True) -> float:
+    async def verify(self, sequences: Sequence[int], drafted: int = 0, *, rows: int = 1) -> float:
         """Run one token of each non-empty sequence, and a chain of ``drafted`` tokens after it; return the seconds.
 
         Args:
-            rows: whether memory rows are made, if the engine makes any.
+            rows: memory rows of each, if the engine makes any: of the last tokens before the chain.
         """
         requests = []
         for sequence in sequences:
             length = self._lengths[sequence]
-            tokens, rows_from = self._tokens(sequence, length + drafted), self._rows_from(length - 1) if rows else None
+            tokens = self._tokens(sequence, length + drafted)
+            rows_from = self._rows_from(length - rows) if rows else None
             prefix, draft = tokens[:length], tokens[length:]
             requests.append(StepRequest(sequence, prefix, draft, chain(drafted), Sampling(), rows_from))
         return await self._timed(requests, drafted + 1)
@@ -256,7 +259,8 @@ class TimedSteps:
         seconds = max(self._clock() - began, 1e-6)
         if all(outcome.done for outcome in outcomes):
             contexts = sum(len(request.prefix) + len(request.draft) for request in requests)
-            self._cost.observe(each * len(requests), each * contexts, contexts, len(requests), seconds)
+            made = sum(len(outcome.rows.keys) for outcome in outcomes if outcome.rows is not None)
+            self._cost.observe(each * len(requests), each * contexts, contexts, len(requests), seconds, made)
         return seconds
 
     async def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
@@ -272,9 +276,9 @@ class TimedSteps:
         return position if self._engine.fingerprints.drafter else None
 
 
-async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Run the first steps, which take longer than others, and teach ``cost`` the duration of later ones; return the
-    seconds that memory rows add to a step.
+async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Run the first steps, which take longer than others, and teach ``cost`` the duration of later ones and of memory
+    rows.
 
     About half a second for the default target on two cores. An engine that schedules itself needs no StepCost.
 
@@ -282,12 +286,17 @@ async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = t
         WarmUpError: the engine failed on a step.
     """
     if engine.capabilities.schedules_itself:
-        return 0.0
+        return
     room = engine.max_context - _DRAFT
     piece = max(1, min(_PREFILL, room // 2))
     drafted = max(0, min(_DRAFT, engine.capabilities.max_draft_tokens, engine.max_context - 2 * piece))
-    with TimedSteps(engine, StepCost()) as first:
-        await first.prefill(first.open(), piece)
+    with TimedSteps(engine, StepCost(), clock) as first:
+        sequence = first.open()
+        await first.prefill(sequence, piece)
+        runs = [[await first.verify([sequence], rows=rows) for rows in (0, 1, piece)] for _ in range(_TIMES)]
+    without, one, many = map(min, zip(*runs, strict=True))
+    each = max(0.0, many - one) / max(1, piece - 1)
+    cost.memory_s = max(0.0, one - without - each), each
     with TimedSteps(engine, cost, clock) as trial:
         sequence = trial.open()
         for _ in range(2):  # after a short context, then after a longer one
@@ -295,5 +304,4 @@ async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = t
             for _ in range(2):
                 await trial.verify([sequence])
             await trial.verify([sequence], drafted)
-        seconds = {rows: min([await trial.verify([sequence], rows=rows) for _ in range(3)]) for rows in (True, False)}
-    return max(0.0, seconds[True] - seconds[False])
+    cost.settle()

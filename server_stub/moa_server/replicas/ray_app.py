@@ -43,9 +43,7 @@ class Replica:
         engine, settings = load_engine(options), settings_of(options)
         drafts = server_drafts(engine, settings, options)
         self._verifier = Verifier(engine, settings, drafts=drafts)
-        rows_s = await warm_up(engine, self._verifier.worker.cost)
-        if drafts is not None:
-            drafts.cost.rows_s = rows_s
+        await warm_up(engine, self._verifier.worker.cost)
         # Exclude loaded objects from garbage collection: a full collection would take a second.
         gc.collect()
         gc.freeze()

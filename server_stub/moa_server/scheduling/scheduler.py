@@ -25,6 +25,8 @@ LONGEST_S = 0.25
 ATTENTIVE_S = 2.0
 #: Sequences in one step at most.
 MOST_SEQUENCES = 64
+#: Drafted tokens that show what one costs: few of them may be free, for engines round their number up.
+_SOME = 8
 
 #: Seconds of a step with each of some numbers of drafted tokens in all, ``[n]`` -> ``[n]``.
 StepSeconds = Callable[[NDArray[np.int64]], Float64]
@@ -87,6 +89,12 @@ class Step:
         """Tokens that the sequences hold."""
         return sum(piece.context for piece in self.pieces)
 
+    @property
+    def memory_rows(self) -> int:
+        """Memory rows that are made, without those of accepted drafted tokens."""
+        asked = [piece.request for piece in self.pieces if piece.request.rows_from is not None]
+        return sum(max(0, len(request.prefix) - (request.rows_from or 0)) for request in asked)
+
 
 class Scheduler:
     """Verification first, then prefill in pieces, round-robin over sequences.
@@ -100,12 +108,17 @@ class Scheduler:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
         cache_tokens: tokens that the engine's caches hold together. Only prompts that fit together are read at once:
             otherwise they would evict each other in turns for ever.
+
+    Attributes:
+        rate: tokens a second of the last step with rounds, if it had no drafts.
+        price: tokens that this rate brings in the time of a further drafted token, in the mean over some.
     """
 
     def __init__(self, cost: StepCost, step_tokens: int | None = None, cache_tokens: int = 1 << 60) -> None:
         self._cost, self._step_tokens, self._cache_tokens = cost, step_tokens, cache_tokens
         self._queue: list[Waiting] = []  # those served least recently first
         self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
+        self.rate = self.price = 0.0
         self._ended: float | None = None  # clock reading at the end of the last step
 
     def __len__(self) -> int:
@@ -167,9 +180,9 @@ class Scheduler:
     def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
         """Return how many rounds go into a step that no served sequence wants."""
         context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
-        base = self._cost.seconds(1, context, context, 1)
-        another = self._cost.seconds(2, 2 * context, 2 * context, 2) - base
-        return 1 + int((ASIDE_STRETCH - 1) * base / another) if another > 0 else len(rounds)
+        counts = np.arange(1, len(rounds) + 1)
+        seconds = self._cost.curve(counts, counts * context, counts * context, counts)
+        return max(1, int(np.count_nonzero(seconds <= ASIDE_STRETCH * seconds[:1])))
 
     def waiting_rounds(self) -> list[Job]:
         """Return the jobs of clients that await their next token, and have a source of drafts."""
@@ -200,9 +213,15 @@ class Scheduler:
         jobs = [(waiting.job, held) for waiting, held in rounds]
         sure = sum(max(1, len(job.prefix) - held) for job, held in jobs)
         most = None if self._step_tokens is None or alone else max(0, self._step_tokens - sure)
-        chosen = choose_nodes(
-            [job.paths for job, _ in jobs], lambda drafted: idle_s + self.seconds_with(drafted, jobs), most=most
-        )
+
+        def seconds(drafted: NDArray[np.int64]) -> Float64:
+            return idle_s + self.seconds_with(drafted, jobs)
+
+        chosen = choose_nodes([job.paths for job, _ in jobs], seconds, most=most)
+        if jobs:
+            without, some = seconds(np.array([0, max(_SOME, len(jobs))])).tolist()
+            self.rate = len(jobs) / without
+            self.price = self.rate * (some - without) / max(_SOME, len(jobs))
         for (waiting, held), nodes in zip(rounds, chosen, strict=True):
             lacking = max(1, len(waiting.job.prefix) - held)
             step.pieces.append(Piece(waiting, waiting.job.request(held, lacking + len(nodes), nodes), held))

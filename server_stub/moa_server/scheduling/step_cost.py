@@ -17,18 +17,23 @@ _FORGETTING = 1 / 300
 _GUESS = np.array([15.0, 1.0, 1 / 4000, 8 / 4000, 0.5])
 #: Steps after which the coefficients are computed again; the first ones are computed at once.
 _EVERY = 16
-#: Stairs of up to this many tokens have a correction of their own, of the weight of this many steps at first.
-_CORRECTED, _TRUST = 64, 8.0
+#: Stairs of up to this many tokens have a correction, the mean over the last steps of them and of similar ones, and of
+#: this many that need none.
+_CORRECTED, _LAST, _NONE = 64, 32.0, 4.0
+#: Weight of a step for the correction of twice as many tokens.
+_SIMILAR = 0.1
 #: Above this many tokens a stair has eight.
 _FEW, _MANY = 64, 8
 
+_LOG2 = np.log2(np.maximum(np.arange(_CORRECTED + 1), 1))
+_KERNEL = _SIMILAR ** np.abs(_LOG2[:, None] - _LOG2)
+
 Float64 = NDArray[np.float64]
-_Floats = NDArray[np.floating[Any]]
 
 
 class StepCost:
     """Seconds of a step: ``a + b * stairs(tokens) + c * products + d * contexts + e * sequences``, least squares over
-    the last steps, times a measured correction for stairs of few tokens.
+    the last steps, times a measured correction for few tokens.
 
     ``products`` counts pairs of a token and a token that it attends to, ``contexts`` the tokens that the sequences of
     the step hold, each read once however few of a sequence's tokens attend to it. The coefficients are scaled by their
@@ -37,23 +42,31 @@ class StepCost:
 
     Args:
         stair: the engine rounds the number of tokens up to a multiple of this.
+
+    Attributes:
+        memory_s: seconds that memory rows add to a step, which are no part of its cost: of any, and of each.
     """
 
     def __init__(self, stair: int = 1) -> None:
-        self._stair = stair
+        self._stair, self.memory_s = stair, (0.0, 0.0)
+        self._guess = _GUESS
         self._weights = _GUESS * 1e-4
         # Ridge towards the guess at the present scale.
         self._square = np.zeros((5, 5))
         self._cross = np.zeros(5)
         self._scale: float | None = None
         self._steps = 0
-        self._corrections = np.ones(_CORRECTED + 1)  # by tokens, rounded up
+        self._ratios = np.ones(_CORRECTED + 1)  # of measured seconds by exact ones; by tokens, rounded up
         self._seen = np.zeros(_CORRECTED + 1)
+        self._corrections = np.ones(_CORRECTED + 1)
 
-    def observe(self, tokens: int, products: int, contexts: int, sequences: int, seconds: float) -> None:
-        """Learn from one measured step."""
+    def observe(
+        self, tokens: int, products: int, contexts: int, sequences: int, seconds: float, memory_rows: int = 0
+    ) -> None:
+        """Learn from one measured step, which also made ``memory_rows``."""
+        seconds = max(seconds - self.memory_seconds(memory_rows), 1e-6)
         rows = int(self._stairs(np.array(tokens)))
-        sizes = np.array([1.0, rows, products, contexts, sequences]) * _GUESS
+        sizes = np.array([1.0, rows, products, contexts, sequences]) * self._guess
         ratio = seconds / float(sizes.sum())
         self._scale = ratio if self._scale is None else self._scale + (ratio - self._scale) * 0.05
         sizes /= seconds  # relative errors: long steps do not outweigh short ones
@@ -66,13 +79,25 @@ class StepCost:
             self._solve(self._scale)
         if rows <= _CORRECTED:
             exact = float(self._weights @ (1.0, rows, products, contexts, sequences))
-            seen = self._seen[rows] = min(self._seen[rows] + 1, 1 / _FORGETTING)
-            self._corrections[rows] += (min(2.0, max(0.5, seconds / exact)) - self._corrections[rows]) / (seen + _TRUST)
+            self._seen[rows] = min(self._seen[rows] + 1, _LAST)
+            self._ratios[rows] += (min(2.0, max(0.5, seconds / exact)) - self._ratios[rows]) / self._seen[rows]
+            weights = _KERNEL @ self._seen + _NONE
+            self._corrections = (_KERNEL @ (self._seen * self._ratios) + _NONE) / weights
 
     def _solve(self, scale: float) -> None:
         ridge = np.eye(5) * 0.02 * max(float(np.trace(self._square)), 1e-12)
         solution = np.linalg.solve(self._square + ridge, self._cross + ridge @ np.full(5, scale))
-        self._weights = np.maximum(solution, 0.02 * scale) * _GUESS
+        self._weights = np.maximum(solution, 0.02 * scale) * self._guess
+
+    def memory_seconds(self, rows: int) -> float:
+        """Predict the seconds that memory rows add to a step."""
+        some, each = self.memory_s
+        return some + each * rows if rows else 0.0
+
+    def settle(self) -> None:
+        """Make what is known the guess for later steps: those of a crowd are all alike, and keep its proportions."""
+        self._guess, self._scale, self._steps = self._weights, 1.0, 0
+        self._square, self._cross = np.zeros((5, 5)), np.zeros(5)
 
     def _stairs(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Round numbers of tokens up as the engine does."""
@@ -80,8 +105,14 @@ class StepCost:
         rounded: NDArray[np.int64] = -(-tokens // stairs) * stairs
         return rounded
 
-    def curve(self, tokens: NDArray[np.int64], products: _Floats, contexts: _Floats, sequences: int) -> Float64:
-        """Predict the seconds of several steps with the same number of sequences, ``[n]`` each."""
+    def curve(
+        self,
+        tokens: NDArray[np.int64],
+        products: NDArray[Any],
+        contexts: NDArray[Any],
+        sequences: NDArray[np.int64] | int,
+    ) -> Float64:
+        """Predict the seconds of several steps, from and to ``[n]``."""
         level, token, product, context, sequence = self._weights
         rows = self._stairs(tokens)
         exact = level + token * rows + product * products + context * contexts + sequence * sequences

@@ -20,10 +20,11 @@ MOST_US = (1 << 32) - 1
 
 @dataclass
 class Calibrations:
-    """Those of a session: of its client's drafts, and of the verifier's own."""
+    """Those of a session: of its client's drafts, and of the verifier's copies and its model, which sessions share."""
 
     device: Calibration = field(default_factory=Calibration)
-    own: Calibration = field(default_factory=Calibration)
+    copies: Calibration = field(default_factory=Calibration)
+    model: Calibration = field(default_factory=Calibration)
 
 
 class StepDrafts:
@@ -36,6 +37,7 @@ class StepDrafts:
 
     Attributes:
         paths: calibrated probability that a token of the draft and all before it are right, for each token.
+        own_paths: the same of the verifier's own draft.
     """
 
     def __init__(self, session: ServerSession, sequence: int, calibrations: Calibrations, work: Verify) -> None:
@@ -43,6 +45,7 @@ class StepDrafts:
         self._own: ServerDrafting | None = None
         self._taken: SessionDraft | OwnDraft | None = None  # the client's or the verifier's
         self.paths: list[float] = []
+        self.own_paths: list[float] = []
 
     def job(self, own: ServerDrafting | None, *, unasked: bool = True) -> Job:
         """Make the job.
@@ -69,7 +72,9 @@ class StepDrafts:
             offers.append((sent, self._calibrations.device.paths(sent.parents, sent.confidences)))
         if self._own is not None:
             made = self._own.offered(self._sequence, work.prefix, work.sampling, self._session.room)
-            offers.append((made, self._calibrations.own.paths(made.parents, made.probabilities)))
+            calibration = self._calibrations.model if made.modelled else self._calibrations.copies
+            self.own_paths = calibration.paths(made.parents, made.probabilities)
+            offers.append((made, self.own_paths))
         self._taken, self.paths = max(offers, key=lambda offer: sum(offer[1]), default=(None, []))
         if self._taken is None:
             return PricedDraft()
@@ -92,7 +97,8 @@ class StepDrafts:
         if work.pushed:
             whole = (taken.tokens, taken.parents) if taken is not None else ((), ())
             if isinstance(taken, OwnDraft):
-                self._calibrations.own.learn(taken.parents, taken.probabilities, job.verified, job.path)
+                calibration = self._calibrations.model if taken.modelled else self._calibrations.copies
+                calibration.learn(taken.parents, taken.probabilities, job.verified, job.path)
             elif taken is not None:
                 device.learn(taken.parents, taken.confidences, job.verified, job.path)
                 stamp = taken.stamp
@@ -127,11 +133,11 @@ def only_verified(
     )
 
 
-async def prepare_drafts(own: ServerDrafting, jobs: Sequence[Job], seconds: StepSeconds) -> bool:
+async def prepare_drafts(own: ServerDrafting, jobs: Sequence[Job], seconds: StepSeconds, row_s: float) -> bool:
     """Let the verifier draft for those jobs of the coming step for which that pays; return whether there is anything
     new."""
     rounds = [job.source.round for job in jobs if isinstance(job.source, StepDrafts)]
-    return bool(rounds) and await own.prepare(rounds, seconds)
+    return bool(rounds) and await own.prepare(rounds, seconds, row_s)
 
 
 def take_rows(session: ServerSession, job: Job) -> None:

@@ -21,9 +21,9 @@ from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Gi
 
 _log = logging.getLogger(__name__)
 
-#: Lets the verifier draft for the rounds of the coming step, given what the step takes with more drafted tokens; says
-#: whether there is anything new.
-Prepare = Callable[[Sequence[Job], StepSeconds], Awaitable[bool]]
+#: Lets the verifier draft for the rounds of the coming step, given what the step takes with more drafted tokens, and
+#: the seconds of a memory row; says whether there is anything new.
+Prepare = Callable[[Sequence[Job], StepSeconds, float], Awaitable[bool]]
 
 
 class _PendingJobs:
@@ -132,12 +132,22 @@ class Worker:
         themselves."""
         return self._scheduler.serving
 
+    @property
+    def memory_row_s(self) -> float:
+        """Seconds that a memory row takes if each of those that are being served gets one in a step."""
+        count = max(1, self.serving)
+        return self.cost.memory_seconds(count) / count
+
+    @property
+    def prices(self) -> tuple[float, float]:
+        """See :attr:`Scheduler.rate` and :attr:`Scheduler.price`."""
+        return self._scheduler.rate, self._scheduler.price
+
     def step_cost(self) -> dict[str, float]:
-        """Return the expected milliseconds of a step like the last one, by its number of tokens."""
-        last = self._last
-        rows = np.array([*range(1, 33), *range(40, 4 * MOST_SEQUENCES + 1, 8)])
-        sequences = max(1, len(last.pieces))
-        seconds = self.cost.curve(rows, rows * last.contexts / sequences, np.array(float(last.contexts)), sequences)
+        """Return the expected milliseconds of a step of all that are being served, by its number of tokens."""
+        rows, sequences = np.array([*range(1, 33), *range(40, 4 * MOST_SEQUENCES + 1, 8)]), max(1, self.serving)
+        context = self._last.contexts / max(1, len(self._last.pieces))
+        seconds = self.cost.curve(rows, rows * context, np.array(sequences * context), sequences)
         return {str(count): round(1000 * float(each), 3) for count, each in zip(rows, seconds, strict=True)}
 
     async def run(self, job: Job, within: float, after: float = 0.0, *, background: bool = False) -> None:
@@ -241,7 +251,7 @@ class Worker:
         ended = self._clock()
         self._load.stepped(began - min(piece.waiting.since for piece in step.pieces), ended - began)
         if not failures and step.tokens:  # memory rows alone tell nothing of the target
-            self.cost.observe(step.tokens, step.products, step.contexts, len(step.pieces), max(ended - began, 1e-6))
+            self._learn(step, ended - began)
         self._last = step
         self._metrics.stepped(step, began, ended)
         self._scheduler.stepped(step, ended)
@@ -254,6 +264,10 @@ class Worker:
             elif job.done:
                 self._undecided.add(job.sequence)
                 self._pending.resolve(job)
+
+    def _learn(self, step: Step, seconds: float) -> None:
+        sizes = step.tokens, step.products, step.contexts, len(step.pieces)
+        self.cost.observe(*sizes, seconds, step.memory_rows)
 
     async def _breathe(self) -> None:
         """Let conversations that got a result submit their next job."""
@@ -277,7 +291,9 @@ class Worker:
                     rounds.append((job, held))
         began = self._clock()
         if rounds and await self._prepare(
-            [job for job, _ in rounds], lambda drafted: self._scheduler.seconds_with(drafted, rounds)
+            [job for job, _ in rounds],
+            lambda drafted: self._scheduler.seconds_with(drafted, rounds),
+            self.memory_row_s,
         ):
             for job, _ in rounds:
                 job.take_newest()
@@ -342,7 +358,7 @@ class Worker:
                 ended = self._clock()
                 job.seconds += ended - began
                 step = Step([piece])
-                self.cost.observe(step.tokens, step.products, step.contexts, 1, max(ended - began, 1e-6))
+                self._learn(step, ended - began)
                 self._metrics.stepped(step, began, ended)
                 waiting.started = True
         except Exception as error:

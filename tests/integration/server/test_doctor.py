@@ -30,7 +30,7 @@ MACHINE = Machine(cores=2, threads=2, gpu="", bfloat16=True, resident_bytes=1 <<
 
 
 class Clocked(ToyEngine):
-    """A toy whose steps take time on a clock of its own: ``a + b * tokens``."""
+    """A toy whose steps take time on a clock of its own: ``a + b * tokens``, and for memory rows a little more."""
 
     def __init__(self, a: float, b: float, **options) -> None:
         super().__init__(**options)
@@ -42,7 +42,8 @@ class Clocked(ToyEngine):
             held = self.held(request.sequence, request.prefix)
             new += max(0 if request.sampling is None else 1, len(request.prefix) - held) + len(request.draft)
         outcomes = await super().step(requests)
-        self.now += self._a + self._b * new
+        rows = sum(len(outcome.rows.keys) for outcome in outcomes if outcome.rows is not None)
+        self.now += self._a + self._b * new + (0.2 * self._a + 0.1 * self._b * rows if rows else 0.0)
         return outcomes
 
 
@@ -52,7 +53,8 @@ class Clocked(ToyEngine):
 @pytest.mark.parametrize(("a", "b"), [(0.04, 0.003), (0.004, 0.0001), (1.0, 0.2)])
 def test_warming_up_teaches_what_steps_take(a, b):
     engine, cost = Clocked(a, b), StepCost()
-    assert asyncio.run(warm_up(engine, cost, lambda: engine.now)) == pytest.approx(0, abs=1e-9)  # rows are free
+    asyncio.run(warm_up(engine, cost, lambda: engine.now))
+    assert cost.memory_seconds(8) == pytest.approx(0.2 * a + 8 * 0.1 * b)
     for tokens in (1, 16, 64):
         assert cost.seconds(tokens, tokens * 128, 128, 1) == pytest.approx(a + b * tokens, rel=0.35)
     assert engine.sequences_open == 0

@@ -90,15 +90,17 @@ def give_rows(engine, drafts: ServerDrafting, number: int, text: Sequence[int] =
     drafts.add_rows(number, text, rows_of(engine, text[:-1], start))
 
 
-async def drafted(drafts: ServerDrafting, number: int, text: Sequence[int], sampling=GREEDY, room=None, seconds=cheap):
+async def drafted(
+    drafts: ServerDrafting, number: int, text: Sequence[int], sampling=GREEDY, room=None, seconds=cheap, row_s=0.0
+):
     known = drafts.offered(number, text, sampling, room)
-    if await drafts.prepare([Round(number, text, sampling, room, known.paths)], seconds):
+    if await drafts.prepare([Round(number, text, sampling, room, known.paths)], seconds, row_s):
         return drafts.offered(number, text, sampling, room)
     return known
 
 
-def draft(drafts: ServerDrafting, text: Sequence[int] = PROMPT, number: int = 1, room=None, seconds=cheap) -> OwnDraft:
-    return asyncio.run(drafted(drafts, number, text, GREEDY, room, seconds))
+def draft(drafts: ServerDrafting, text: Sequence[int] = PROMPT, number: int = 1, **about) -> OwnDraft:
+    return asyncio.run(drafted(drafts, number, text, **about))
 
 
 def depth(draft: OwnDraft) -> int:
@@ -263,14 +265,13 @@ def test_the_rest_of_a_draft_that_was_right_so_far_is_offered(engine, new_drafts
 
 
 def test_rows_are_requested_when_drafts_pay_or_are_tried(engine, new_drafts):
-    drafts = new_drafts(clock=Clock())
-    text = list(PROMPT)
-    drafts.cost.rows_s = 1.0
+    clock, text = Clock(), list(PROMPT)
+    drafts = new_drafts(clock=clock)
 
     def modelled(wanted: int | None, seconds=dear) -> bool:
         """A round; the rows that it requested, as many as ``wanted``, come after it."""
         start = drafts.rows_from(1, text)
-        own = draft(drafts, text, seconds=seconds)
+        own = draft(drafts, text, seconds=seconds, row_s=0.1)
         assert wanted == (None if start is None else len(text) - start)
         drafts.add_rows(1, text, None if start is None else rows_of(engine, text, start))
         text.append(100 + len(text))
@@ -279,20 +280,21 @@ def test_rows_are_requested_when_drafts_pay_or_are_tried(engine, new_drafts):
     assert not modelled(len(PROMPT), cheap)  # there are none yet
     assert modelled(1, cheap)
     assert not any(modelled(1) for _ in range(8)) and not any(modelled(None) for _ in range(2))
-    assert not modelled(None)  # steps took 110 seconds now, and 1 % of the time is for trials
-    assert not modelled(4) and modelled(1)
+    clock.now += 500.0  # 1 % of the time is for trials: a draft, and the rows that it needs
+    assert not any(modelled(None) for _ in range(7)) and not modelled(10) and modelled(1)
+    assert not any(modelled(None) for _ in range(20))
+    assert not any(modelled(None, cheap) for _ in range(2)) and not modelled(23, cheap) and modelled(1, cheap)
 
 
 def test_claims_that_do_not_come_true_count_less_and_are_handed_on(engine, new_drafts):
-    drafts = new_drafts()
-    drafts.cost.rows_s = 5.0
+    drafts = new_drafts(clock=Clock())
     give_rows(engine, drafts, 1)
-    own = draft(drafts)
+    own = draft(drafts, row_s=2.0)
     assert own.modelled
     for _ in range(60):
         drafts.learn(1, own, range(len(own.tokens)), ())
     give_rows(engine, drafts, 2)
-    assert not draft(drafts, number=2).modelled
+    assert not draft(drafts, number=2, row_s=2.0).modelled
 
 
 def test_conversations_draft_together(engine, half, new_drafts):

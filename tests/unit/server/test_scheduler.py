@@ -173,3 +173,18 @@ def test_stairs_of_few_tokens_are_learnt_one_by_one():
     for tokens, seconds in took.items():
         assert cost.seconds(tokens, 100 * tokens, 100, 1) == pytest.approx(seconds, rel=0.05)
     assert cost.seconds(1, 150, 100, 1) == cost.seconds(2, 150, 100, 1) < cost.seconds(3, 150, 100, 1)
+
+
+def test_steps_of_a_crowd_alone_change_no_proportions() -> None:
+    def seconds(tokens: int, sequences: int) -> float:
+        return 0.008 + 0.0014 * tokens + 0.0003 * sequences
+
+    cost, rng = StepCost(2), random.Random(3)
+    for tokens in (2, 16, 32, 2, 2, 16):
+        cost.observe(tokens, 64 * tokens, 64, 1, seconds(tokens, 1))
+    cost.settle()
+    for _ in range(400):
+        cost.observe(8, 8 * 100, 8 * 100, 8, 1.1 * seconds(8, 8) * rng.uniform(0.97, 1.03))
+    for tokens in (10, 12, 16):
+        grows = cost.seconds(tokens, tokens * 100, 800, 8) / cost.seconds(8, 800, 800, 8)
+        assert grows == pytest.approx(seconds(tokens, 8) / seconds(8, 8), rel=0.06)

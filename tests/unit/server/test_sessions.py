@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 from moa_runtime.session.events import Sampling
 from moa_server.app import Verifier
 from moa_server.auth import Bearer
 from moa_server.engine.base import StepRequest
-from moa_server.sessions import Conversation
+from moa_server.scheduling.draft_worth import DraftWorth
+from moa_server.scheduling.step_drafts import Calibrations
+from moa_server.sessions import Conversation, SessionStore
 from moa_server.settings import Settings
 from support.toy_engine import ToyEngine
 
@@ -85,3 +88,34 @@ def test_a_conversation_is_forgotten_with_its_cache():
     held.store.sweep()
     assert held.engine.sequences_open == 1
     assert held.attach(left.token) is not left and held.attach(connected.token) is connected
+
+
+def test_in_a_crowd_rows_are_made_for_drafts_that_bring_more_and_as_trials():
+    now, worker = [0.0], SimpleNamespace(serving=8, prices=(300.0, 0.4), memory_row_s=2e-4)
+    store = SessionStore(SimpleNamespace(settings=Settings(), worker=worker, clock=lambda: now[0]))  # type: ignore[arg-type]
+
+    def new() -> Conversation:
+        session = SimpleNamespace(committed=[1] * 40, runs=True, pushes=True, rows_lacking=1)
+        return Conversation(1, "", Bearer(), session, 1, Calibrations(), DraftWorth(store._worth))  # type: ignore[arg-type]
+
+    useful, useless = new(), new()
+    for _ in range(200):
+        assert store.rows_pay(useful)
+        useful.worth.add([0.9, 0.8], [0.9])
+        useless.worth.add([0.6], [0.6])
+    assert useful.may_draft and store.rows_pay(useless), "as a trial, of 64 tokens"
+    useless.session.committed += [1] * 65
+    assert not store.rows_pay(useless) and not store.rows_pay(useless)
+    now[0] += 60.0
+    assert store.rows_pay(useless)
+    worker.serving = 1
+    assert store.rows_pay(useless)
+    worker.serving, worker.prices = 8, (300.0, 0.9)
+    assert not store.rows_pay(useful), "no drafted token is worth its price"
+    worker.prices = (300.0, 0.4)
+    assert store.rows_pay(useful)
+    useful.session.rows_lacking = 2000
+    assert not store.rows_pay(useful) and not useful.may_draft
+    for _ in range(2000):
+        useless.worth.add([], [])
+    assert not store.rows_pay(new()), "new conversations begin with what is known of all"
