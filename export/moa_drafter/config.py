@@ -422,8 +422,10 @@ def config_for_target(
         target_fingerprint: see :func:`moa_drafter.target_facts.target_fingerprint`.
     """
     head_dim, kv_size = head_size(target), key_value_size(target)
-    layers = target.num_hidden_layers
-    seen, rope = min(lsa_layers, layers), getattr(target, "rope_parameters", None) or {}
+    layers, readable = target.num_hidden_layers, kv_layers(target)
+    if not readable:
+        raise ConfigError("a drafter reads keys and values, the target's layers have none", code="unsupported_target")
+    seen, rope = min(lsa_layers, len(readable)), next(ropes(target))
     if target_layers:
         check_copied_exactly(target)
     return DrafterConfig(
@@ -436,7 +438,7 @@ def config_for_target(
             num_heads=target.num_attention_heads,
             num_kv_heads=target.num_key_value_heads,
             head_dim=head_dim,
-            intermediate_size=target.intermediate_size,
+            intermediate_size=_feed_forward_size(target),
         ),
         layer_attention=LayerDims(
             hidden_size=kv_size,
@@ -445,9 +447,9 @@ def config_for_target(
             head_dim=head_dim,
             intermediate_size=2 * kv_size,
         ),
-        lsa_layers=tuple(layers - 1 - (i * layers) // seen for i in range(seen))[::-1],
+        lsa_layers=tuple(readable[-1 - (i * len(readable)) // seen] for i in range(seen))[::-1],
         rope_theta=float(rope.get("rope_theta") or getattr(target, "rope_theta", None) or 10000.0),
-        rms_norm_eps=target.rms_norm_eps,
+        rms_norm_eps=next((float(value) for name in _EPSILONS if (value := getattr(target, name, None))), 1e-5),
         max_position_embeddings=target.max_position_embeddings,
         target_fingerprint=target_fingerprint,
         target_layers=target_layers,
@@ -520,9 +522,32 @@ def check_copied_exactly(target: Any) -> None:
         )
 
 
+#: In transformers' configurations: kinds of layers with keys and values, the size of a feed-forward network, the norms'
+#: epsilon.
+_ATTENDING = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention", "hybrid"})
+_FEED_FORWARD = ("intermediate_size", "shared_expert_intermediate_size", "moe_intermediate_size", "hidden_size")
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
+
+
 def head_size(target: Any) -> int:
     """Return the size of an attention head, from a transformers configuration."""
     return getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
+
+
+def _feed_forward_size(target: Any) -> int:
+    size = next(size for name in _FEED_FORWARD if (size := getattr(target, name, None)))
+    return int(size[0] if isinstance(size, list) else size)  # Gemma 3n lists those of all layers
+
+
+def kv_layers(target: Any) -> list[int]:
+    """Return the numbers of the layers with keys and values of their own, of the shape that most have, from a
+    transformers configuration."""
+    count = target.num_hidden_layers
+    kinds = list(getattr(target, "layer_types", None) or ["full_attention"] * count)[:count]
+    wide = getattr(target, "global_head_dim", None)  # Gemma 4
+    kept = {"sliding_attention"} if wide and wide != head_size(target) else _ATTENDING
+    own = count - (getattr(target, "num_kv_shared_layers", None) or 0)
+    return [index for index, kind in enumerate(kinds[:own]) if kind in kept]
 
 
 def key_value_size(target: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from moa_drafter.config import Reads
 from moa_drafter.target import Target
@@ -42,6 +43,13 @@ def layer_keys_values(cache: Any, layers: Sequence[int]) -> Tensor:
     return torch.stack(parts, dim=1)
 
 
+def full_cache(config: Any) -> DynamicCache:
+    """Make an empty cache of transformers in which layers with a window keep all tokens."""
+    cache = DynamicCache(config=config)
+    cache.layers = [DynamicLayer() if type(each) is DynamicSlidingWindowLayer else each for each in cache.layers]
+    return cache
+
+
 def target_states(target: Target, tokens: Sequence[int], reads: Reads) -> TargetStates:
     """Compute the states of one conversation, in the target's type and on its device."""
     return packed_target_states(target, [tokens], reads)
@@ -57,12 +65,15 @@ def packed_target_states(target: Target, texts: Sequence[Sequence[int]], reads: 
     real = (torch.arange(longest) < torch.tensor([len(text) for text in texts])[:, None]).flatten().nonzero()[:, 0]
     real = real.to(ids.device)
     layers, inner = reads.kv_layers, reads.inner_layers
-    out = target.model.model(input_ids=ids, use_cache=bool(layers), output_hidden_states=bool(inner))
+    cache = full_cache(target.config) if layers else None
+    out = target.model.model(
+        input_ids=ids, past_key_values=cache, use_cache=bool(layers), output_hidden_states=bool(inner)
+    )
     last = out.last_hidden_state.flatten(0, 1)[real]
     # The first of transformers' hidden states is the embedding.
     hidden = [out.hidden_states[1 + layer].flatten(0, 1)[real] for layer in inner]
     return TargetStates(
-        layer_keys_values(out.past_key_values, layers)[real] if layers else last.new_empty(len(last), 0, 0),
+        layer_keys_values(cache, layers)[real] if layers else last.new_empty(len(last), 0, 0),
         torch.stack(hidden, dim=1) if inner else last.new_empty(len(last), 0, last.shape[1]),
         last,
     )

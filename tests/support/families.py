@@ -60,6 +60,9 @@ _WINDOW: dict[str, Any] = {"sliding_window": WINDOW}
 _MIXED: dict[str, Any] = {**_HEAD, **_WINDOW, "layer_types": ["full_attention", "sliding_attention"]}
 _MULTIPLIED = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
 _YARN = _rope("yarn", factor=4.0)
+_FOUR = {"num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GLM_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
 #: The type of each model, and what its configuration has beside the sizes.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("llama", {}),
@@ -116,6 +119,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Starcoder 2": ("starcoder2", {}),
     "Llama 4 (chunks)": ("llama4_text", {**_HEAD, "attention_chunk_size": WINDOW}),
     "gpt-oss": ("gpt_oss", {**_MIXED, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "Qwen 2 MoE": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 32}),
+    "Qwen 3 MoE": ("qwen3_moe", {**_EXPERTS, **_HEAD}),
+    "Mixtral (window)": ("mixtral", {"num_local_experts": 4, **_WINDOW}),
+    "Phi 3.5 MoE": ("phimoe", {"num_local_experts": 4, "sliding_window": None}),
+    "OLMo": ("olmo", {}),
+    "OLMo 3": ("olmo3", {**_WINDOW, **_FOUR}),
+    "OLMoE": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "EXAONE 4": ("exaone4", {**_HEAD, **_WINDOW, **_FOUR}),
+    "GLM 4": ("glm4", _HEAD),
+    "GLM 4 MoE": ("glm4_moe", {**_GLM_EXPERTS, **_HEAD, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}),
+    "Granite MoE": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Apertus": ("apertus", {}),
+    "Nemotron": ("nemotron", {}),
+    "Phi 2": ("phi", {}),
+    "Arcee": ("arcee", {}),
+    "Helium": ("helium", _HEAD),
+    "Seed-OSS": ("seed_oss", _HEAD),
+    "Hunyuan": ("hunyuan_v1_dense", _HEAD),
+    "ERNIE 4.5": ("ernie4_5", {}),
+    "ERNIE 4.5 MoE": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
     "MiniCPM 3 (latent attention)": ("minicpm3", {"num_key_value_heads": 4}),
     "GPT-2": ("gpt2", {}),
     "GPT-NeoX": ("gpt_neox", {}),
@@ -160,7 +183,7 @@ def make_target(family: str, tokenizer: Path, folder: Path) -> Path:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config_of(family))
         for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms and biases are ones and zeros at first
+            if parameter.ndim == 1 or not parameter.any():  # norms and biases are ones and zeros at first
                 parameter.data += torch.randn_like(parameter) / 4
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

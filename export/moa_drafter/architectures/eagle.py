@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from moa_drafter.config import EagleConfig, Reads
 from moa_drafter.drafter import Drafter
-from moa_drafter.llama import DecoderLayer, RMSNorm, copy_layer
+from moa_drafter.llama import DecoderLayer, RMSNorm
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
 from moa_drafter.training.initialise import fit_linear
+from moa_drafter.training.target_parts import start_layer, start_norm
 from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult
 from moa_runtime.backends.eagle3 import parents_of
 
@@ -98,10 +99,10 @@ class EagleDrafter(Drafter):
 
         The layer adds nothing at first: the output projections of its two halves are zero.
         """
-        copy_layer(self.layer, target.layers[-1])
+        start_layer(self.layer, target.layers[-1])
         self.layer.self_attn.o_proj.weight.zero_()
         self.layer.mlp.down_proj.weight.zero_()
-        self.norm.weight.copy_(target.model.model.norm.weight)
+        start_norm(self.norm, target.model.model)
         inputs, outputs = [], []
         for tokens, states in samples:
             known = self.embed(tokens[1:].to(self.embedding.device)), states.last[:-1]

@@ -17,6 +17,7 @@ from moa_drafter.drafter import TokenDrafter
 from moa_drafter.llama import DecoderLayer, RMSNorm, copy_layer, frozen_layers, run_layers
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
+from moa_drafter.training.target_parts import start_norm
 
 if TYPE_CHECKING:
     from moa_drafter.target import TargetLogits
@@ -65,4 +66,4 @@ class EarlyExitDrafter(TokenDrafter):
     def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]] = ()) -> None:
         """Start as the target's last layer and norm; samples are not used."""
         copy_layer(self.exit, target.layers[-1])
-        self.norm.weight.copy_(target.model.model.norm.weight)
+        start_norm(self.norm, target.model.model)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from moa_drafter.config import IndependentConfig, Reads
 from moa_drafter.drafter import TokenDrafter
-from moa_drafter.llama import DecoderLayer, RMSNorm, copy_layer, run_layers
+from moa_drafter.llama import DecoderLayer, RMSNorm, run_layers
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
+from moa_drafter.training.target_parts import start_layer, start_norm
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch
@@ -48,5 +49,5 @@ class IndependentDrafter(TokenDrafter):
         """Start as the target's first layers, its last layer above them, and its norm; samples are not used."""
         first = self.config.layers - 1
         for ours, theirs in zip(self.device_layers, [*target.layers[:first], target.layers[-1]], strict=True):
-            copy_layer(ours, theirs)
-        self.norm.weight.copy_(target.model.model.norm.weight)
+            start_layer(ours, theirs)
+        start_norm(self.norm, target.model.model)

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import ConfigError, DrafterConfig
-from moa_drafter.llama import copy_layer
+from moa_drafter.config import ConfigError, DrafterConfig, kv_layers
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
 from moa_drafter.training.batch import FutureLengths, packed_masks, row_limits
+from moa_drafter.training.target_parts import start_layer, start_norm
 
 _EARLIER_LAYERS = 0.15  # weight of every seen layer but the last, which tells most about the next token
 _QUERY_SIZE = 3.0  # about the size of a trained query's components
@@ -40,10 +40,10 @@ def initialise_from_target(
 ) -> None:
     """Fill all parameters.
 
-    Self-attention comes from the target's first layer, the norm from its final norm, the cross-attention's feed-forward
-    input from the layer that it replaces. The output projections of the layer self-attention and of the
-    cross-attention's feed-forward network begin at zero; ``Ekv2E`` is the ridge regression from the layers' mean to the
-    estimated hidden state.
+    Self-attention comes from the target's first layer with keys and values, the norm from its final norm, the
+    cross-attention's feed-forward input from the layer that it replaces. The output projections of the layer
+    self-attention and of the cross-attention's feed-forward network begin at zero; ``Ekv2E`` is the ridge regression
+    from the layers' mean to the estimated hidden state.
 
     Args:
         samples: tokens ``[T]`` and states of some conversations.
@@ -70,13 +70,14 @@ def estimated(drafter: MoADrafter, target: Any, tokens: Tensor, states: TargetSt
 
 def _copy_target_layers(drafter: MoADrafter, target: Any) -> None:
     layers = target.model.layers
-    replaced = layers[-1 - drafter.config.target_layers]
-    for ours, theirs in ((drafter.self_attention, layers[0]), (drafter.cross_attention, replaced)):
-        copy_layer(ours, theirs)
+    attending = [layers[index] for index in kv_layers(target.config)]
+    replaced = attending[-1 - drafter.config.target_layers]
+    for ours, theirs in ((drafter.self_attention, attending[0]), (drafter.cross_attention, replaced)):
+        start_layer(ours, theirs)
     if drafter.config.trained_target_layers:
         drafter.start_copies(layers)
     if not isinstance(drafter.norm, nn.Identity):
-        drafter.norm.load_state_dict(target.model.norm.state_dict())
+        start_norm(drafter.norm, target.model)
     drafter.layer_self_attention.self_attn.o_proj.weight.zero_()
     drafter.layer_self_attention.mlp.down_proj.weight.zero_()
     drafter.cross_attention.mlp.down_proj.weight.zero_()
@@ -218,7 +219,7 @@ def fit_to_target_layers(
         samples, ridge: see :func:`initialise_from_target`.
     """
     parts = [(tokens, states, estimated(drafter, target, tokens, states)) for tokens, states in samples]
-    drafter.norm.load_state_dict(target.model.norm.state_dict())
+    start_norm(drafter.norm, target.model)
     layer = drafter.cross_attention
     layer.mlp.down_proj.weight.zero_()
     # A zero projection adds nothing, so the rest to estimate is the target's state less the input.

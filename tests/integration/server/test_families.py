@@ -26,20 +26,14 @@ FUSED = {
     "Qwen 2",
     "Mistral",
 }
-FUSED |= {"Ministral 3 (scaled queries)"}
+FUSED |= {"Ministral 3 (scaled queries)", "Seed-OSS"}
 REFUSED = {"MiniCPM 3 (latent attention)": "minicpm3", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
-#: Why graphs cannot be built for a target that the general pass computes.
-NO_GRAPHS = {
-    "Llama (dynamic NTK)": "'dynamic'",
-    "Llama (scaled queries, which it has not)": "rope_parameters.llama_4_scaling_beta",
-    "Gemma 3n (soft cap)": "gemma3n_text",
-    "Cohere (scaled logits)": "cohere",
-    "Cohere 2 (scaled logits)": "cohere2",
-    "StableLM": "stablelm",
-    "Starcoder 2": "starcoder2",
-    "Llama 4 (chunks)": "llama4_text",
-    "gpt-oss": "gpt_oss",
-}
+#: Types that graphs are built for, and why they cannot be for other targets that the general pass computes.
+DESCRIBED = {"llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "smollm3"}
+DESCRIBED |= {"phi3", "granite"}
+NO_GRAPHS = {family: repr(kind) for family, (kind, _) in FAMILIES.items() if kind not in DESCRIBED}
+NO_GRAPHS["Llama (dynamic NTK)"] = "'dynamic'"
+NO_GRAPHS["Llama (scaled queries, which it has not)"] = "rope_parameters.llama_4_scaling_beta"
 SHORTER = {"Phi 3 (longrope)": (ORIGINAL, "(longrope)")}
 
 
