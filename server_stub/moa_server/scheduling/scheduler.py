@@ -186,11 +186,8 @@ class Scheduler:
 
     def waiting_rounds(self) -> list[Job]:
         """Return the jobs of clients that await their next token, and have a source of drafts."""
-        return [
-            waiting.job
-            for waiting in self._queue[:MOST_SEQUENCES]
-            if waiting.job.source is not None and not waiting.background
-        ]
+        rounds = [each.job for each in self._queue if each.job.source is not None and not each.background]
+        return rounds[:MOST_SEQUENCES]
 
     def seconds_with(self, drafted: NDArray[np.int64], rounds: Sequence[tuple[Job, int]]) -> Float64:
         """Predict the seconds of a step with what each round lacks, for each number of drafted tokens.

@@ -9,7 +9,7 @@ import pytest
 from moa_runtime.session.events import Sampling
 from moa_server.scheduling.scheduler import ATTENTIVE_S, MOST_SEQUENCES, STRETCH, Scheduler, Waiting
 from moa_server.scheduling.step_cost import StepCost
-from moa_server.scheduling.verify_job import Job
+from moa_server.scheduling.verify_job import Job, PricedDraft
 
 
 def seconds_of(tokens: int, products: int, contexts: int) -> float:
@@ -24,6 +24,11 @@ def taught() -> StepCost:
         took = seconds_of(tokens, tokens * context, context) * rng.uniform(0.95, 1.2)
         cost.observe(tokens, tokens * context, context, 1, took)
     return cost
+
+
+class NoDrafts:
+    def newest(self) -> PricedDraft:
+        return PricedDraft()
 
 
 class Held:
@@ -102,6 +107,16 @@ def test_a_step_has_a_limit_of_rounds_and_no_round_waits_twice():
     for sequence in first:
         held.add(sequence, 50, held=49)
     assert set(range(MOST_SEQUENCES + 10)) - first <= set(held.step())
+
+
+def test_rounds_take_their_drafts_however_many_prompts_wait():
+    held = Held()
+    for sequence in range(2 * MOST_SEQUENCES):
+        held.add(sequence, 50)
+    jobs = [Job(1000 + number, [1], Sampling(), source=NoDrafts()) for number in range(MOST_SEQUENCES + 1)]
+    for job in jobs:
+        held.scheduler.add(Waiting(job, held.now))
+    assert held.scheduler.waiting_rounds() == jobs[:MOST_SEQUENCES]
 
 
 def test_rounds_get_the_tokens_that_bring_all_of_them_the_most_a_second():
