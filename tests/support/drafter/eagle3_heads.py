@@ -120,7 +120,8 @@ def write_head(
     """
     options = dict(options or {})
     folder.mkdir(parents=True, exist_ok=True)
-    flags = {
+    flags: dict[str, Any] = {"draft_vocab_size": options.get("draft_vocab", DRAFT_VOCAB_SIZE)}
+    flags |= {
         name: True for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output") if options.get(name)
     }
     own = {**layer_config(**options), **(layer or {})}
