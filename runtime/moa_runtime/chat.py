@@ -328,7 +328,7 @@ class Chat:
         async def begin() -> _Asked:
             self._check_idle()
             self._check_accepted()
-            check_request(max_new_tokens, sampling)
+            self._check_request(max_new_tokens, sampling or Sampling())
             question = await self._question(text)
             self._check_room(question.length)
             most, chosen = min(max_new_tokens, self.manifest.max_context), sampling or Sampling()
@@ -358,7 +358,7 @@ class Chat:
         async def begin() -> _Asked:
             self._check_idle()
             self._check_accepted()
-            check_request(max_new_tokens, sampling)
+            self._check_request(max_new_tokens, sampling or self._session.sampling)
             committed, record = self._loop.committed, self._record
             question, tokens = await self._encoded(partial(self._conversation.last_answer, committed))
             if not tokens or tokens[-1] in self.tokenizer.stop_tokens:
@@ -508,6 +508,15 @@ class Chat:
         """Raise ChatError if the verifier refused or the loop has ended."""
         if self.gave_up and self._refusal is not None:
             raise self._refusal
+
+    def _check_request(self, max_new_tokens: int, sampling: Sampling) -> None:
+        """Raise ChatError if the verifier could not serve this request."""
+        check_request(max_new_tokens, sampling)
+        able = self._session.capabilities
+        needed = {wire.CAPABILITY_PENALTIES: sampling.penalised, wire.CAPABILITY_LOGIT_BIAS: sampling.biased}
+        if able is not None and any(needs and each not in able for each, needs in needed.items()):
+            text = "this verifier has no penalties, logit_bias or min_tokens: it is older than this program"
+            raise ChatError(text, code="unsupported_sampling")
 
     # -- encoding -------------------------------------------------------------------------------------
 

@@ -21,9 +21,6 @@ def check_request(max_new_tokens: int, sampling: Sampling | None) -> None:
         raise ChatError(problem, code="out_of_range")
     if not 0 <= sampling.seed < 1 << 64:
         raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}", code="out_of_range")
-    if sampling.top_k or sampling.min_p:
-        text = "the verifier takes temperature, top_p and a seed so far: leave out top_k and min_p"
-        raise ChatError(text, code="unsupported_sampling")
     if max_new_tokens < 0:
         raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}", code="out_of_range")
 

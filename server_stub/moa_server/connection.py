@@ -171,6 +171,8 @@ class Connection:
                     rows=bool(fingerprints.drafter),
                     capabilities=[
                         wire.CAPABILITY_UNSOLICITED_DRAFTS,
+                        wire.CAPABILITY_PENALTIES,
+                        wire.CAPABILITY_LOGIT_BIAS,
                         *([] if self._verifier.drafts is None else [wire.CAPABILITY_DRAFTS]),
                     ],
                     load=self._verifier.worker.load,

@@ -106,7 +106,7 @@ def _proposed(draws: Draws, drafter: MoaDrafter, text: list[int]) -> tuple[list[
         budget = Budget.chain(draws.whole(0, 8))
     sampling = Sampling(draws.one_of([0.0, 0.0, 0.8]), 1.0, draws.whole(0, 1000))
     tree = drafter.propose(text, budget, sampling)
-    said = {"call": "propose", "prefix": text, "budget": asdict(budget), "sampling": asdict(sampling)}
+    said = {"call": "propose", "prefix": text, "budget": asdict(budget), "sampling": sampling.to_json()}
     path = [tree.tokens[index] for index in tree.likeliest_path()]
     kept = text[: max(1, len(text) - draws.whole(0, 4))] if draws.share() < 0.2 else text
     following = [*kept, *path[: draws.whole(0, len(path))], draws.whole(1, 11)]

@@ -41,7 +41,7 @@ def luck(draws: Draws) -> Iterator[Case]:
         position = draws.whole(0, 5000)
         ranked = GumbelCoupling(sampling).ranked(alternatives, position)
         best = GumbelCoupling(sampling).best(alternatives[0], position)
-        given = {"sampling": asdict(sampling), "position": position, "alternatives": said(alternatives)}
+        given = {"sampling": sampling.to_json(), "position": position, "alternatives": said(alternatives)}
         yield given | {"ranked": said(ranked), "best": [best.token, best.logprob]}
 
 
@@ -70,7 +70,7 @@ def mixtures(draws: Draws) -> Iterator[Case]:
         path = [*text, *copying(draws, text, draws.whole(0, 20))[len(text) :]]
         candidates, luck = some_candidates(draws), GumbelCoupling(sampling)
         copy = mixture.copy(path, luck)
-        given = {"text": text, "path": path, "sampling": asdict(sampling), "candidates": said([candidates])[0]}
+        given = {"text": text, "path": path, "sampling": sampling.to_json(), "candidates": said([candidates])[0]}
         yield given | {
             "mixed": said([mixture.mix(candidates, path)])[0],
             "copy": None if copy is None else [copy.token, copy.logprob],
@@ -104,7 +104,7 @@ def ngram_drafts(draws: Draws) -> Iterator[Case]:
         text, budget = copying(draws, [], draws.whole(1, 80)), some_budget(draws)
         sampling = Sampling(draws.one_of([0.0, 0.8]), 1.0, draws.whole(0, 1000))
         tree = NgramDrafter([0]).propose(text, budget, sampling)
-        yield {"prefix": text, "budget": asdict(budget), "sampling": asdict(sampling), "tree": tree_of(tree)}
+        yield {"prefix": text, "budget": asdict(budget), "sampling": sampling.to_json(), "tree": tree_of(tree)}
 
 
 def prices(draws: Draws) -> Iterator[Case]:

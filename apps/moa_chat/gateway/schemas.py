@@ -16,20 +16,19 @@ from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.events import Statistics
 from moa_runtime.options import OFFLINES, Offline
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import MOST_BIASED, Sampling
 from moa_runtime.transport import ConnectError
 
 RETRY_SECONDS = 5
 #: Fields that would change the answer and that a verifier does not support, by the values that are accepted.
 _UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
     ((), "guided_json guided_regex guided_choice guided_grammar structured_outputs audio"),
-    ((0,), "min_p min_tokens top_logprobs frequency_penalty presence_penalty"),
-    ((0, -1), "top_k"),
-    ((1,), "typical_p repetition_penalty repeat_penalty"),
+    ((0,), "top_logprobs"),
+    ((1,), "typical_p repeat_penalty"),
     ((False,), "ignore_eos logprobs echo"),
     (("",), "grammar suffix"),
     (([],), "stop_token_ids tools functions"),
-    (({},), "json_schema logit_bias"),
+    (({},), "json_schema"),
     (("none", "auto"), "tool_choice function_call"),
     (({"type": "text"},), "response_format"),
     ((["text"],), "modalities"),
@@ -40,6 +39,7 @@ _MOST_CHOICES = 8
 _MOST_STOPS = 4
 _HIGHEST_TEMPERATURE = 2
 _SEEDS = 1 << 64
+_MOST = (1 << 32) - 1  # the largest id of a token, and the largest ``top_k``
 #: Texts of more characters for each token of the context are not even counted in tokens: that takes its time.
 _MOST_PER_TOKEN = 32
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -297,7 +297,41 @@ def _sampling(fields: Mapping[str, Any], defaults: Defaults) -> Sampling:
         raise ApiError(400, text, param="top_p", code="out_of_range")
     seed = field(fields, "seed", int, defaults.seed)
     # OpenAI's seeds may be negative; the verifier's have 64 bits.
-    return sampling_for(temperature, top_p, None if seed is None else seed % _SEEDS)
+    chosen = sampling_for(temperature, top_p, None if seed is None else seed % _SEEDS)
+    return replace(
+        chosen,
+        top_k=max(0, int(_number(fields, "top_k", int, -1, _MOST))),  # -1 is vLLM's for all tokens
+        min_p=_number(fields, "min_p", float, 0, 1),
+        presence_penalty=_number(fields, "presence_penalty", float, -2, 2),
+        frequency_penalty=_number(fields, "frequency_penalty", float, -2, 2),
+        repetition_penalty=_number(fields, "repetition_penalty", float, 0.01, 10, usual=1),
+        logit_bias=_logit_bias(fields),
+        min_tokens=int(_number(fields, "min_tokens", int, 0, _max_new_tokens(fields, defaults))),
+    )
+
+
+def _number(fields: Mapping[str, Any], name: str, kind: type, least: float, most: float, *, usual: float = 0) -> float:
+    value: float = field(fields, name, (int, float) if kind is float else kind, usual)
+    if not least <= value <= most:
+        text = f"{name} must be between {least} and {most}, not {value}"
+        raise ApiError(400, text, param=name, code="out_of_range")
+    return value
+
+
+def _logit_bias(fields: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    """Return pairs of a token, which JSON names as a text, and its bias."""
+    given = field(fields, "logit_bias", dict, {})
+    if len(given) > MOST_BIASED:
+        text = f"logit_bias may have {MOST_BIASED} tokens, not {len(given)}"
+        raise ApiError(400, text, param="logit_bias", code="out_of_range")
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) <= _MOST):
+            text = f"logit_bias: {token!r} is no id of a token"
+            raise ApiError(400, text, param="logit_bias", code="invalid_value")
+        if kind_of(bias) not in (_KINDS[int], _KINDS[float]) or not -100 <= bias <= 100:
+            text = f"logit_bias: token {token} must have a number between -100 and 100"
+            raise ApiError(400, text, param="logit_bias", code="out_of_range")
+    return tuple(sorted({int(token): float(bias) for token, bias in given.items()}.items()))
 
 
 def _max_new_tokens(fields: Mapping[str, Any], defaults: Defaults) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from moa_runtime.bundle import Fingerprints
@@ -85,7 +84,7 @@ class ClientSession:
         rows: number of memory rows that the device holds, for the first tokens of the conversation.
         link: state of the connection.
         wants_rows: whether the next connection asks for memory rows.
-        takes_unsolicited: whether the server reads unsolicited drafts and confidences, as of the last Welcome.
+        capabilities: ``Capability`` values of the last Welcome; None before the first.
         held: if set, only a new prompt is requested from the server; :meth:`resume` makes up for it.
     """
 
@@ -119,7 +118,7 @@ class ClientSession:
         self.link = LinkState.DOWN
         self.limits = Limits()
         self.dtype = ""
-        self.takes_unsolicited = False
+        self.capabilities: frozenset[int] | None = None
         self.held = False
         self.wants_rows = True
         self.rows = 0
@@ -200,6 +199,11 @@ class ClientSession:
             return State.STREAMING
         server_lacks_tokens = bool(self._supplied) or self._server_length < len(self.committed)
         return State.NEEDS_PROMPT if server_lacks_tokens else State.DRAFTING
+
+    @property
+    def takes_unsolicited(self) -> bool:
+        """Whether the server reads unsolicited drafts and confidences, as of the last Welcome."""
+        return wire.CAPABILITY_UNSOLICITED_DRAFTS in (self.capabilities or ())
 
     @property
     def may_propose(self) -> bool:
@@ -553,7 +557,7 @@ class ClientSession:
         self._server_length = min(welcome.committed_length, len(self.committed))
         self._outgoing.sync_counters(welcome.epoch, welcome.connection)
         self._rows_until = 0
-        self.takes_unsolicited = wire.CAPABILITY_UNSOLICITED_DRAFTS in welcome.capabilities
+        self.capabilities = frozenset(welcome.capabilities)
         return [Welcomed(resumed, wire.CAPABILITY_DRAFTS in welcome.capabilities)], same_epoch
 
     def _cancel_stale_answer(self, welcome: wire.Welcome) -> list[SessionEvent]:
@@ -659,7 +663,7 @@ class ClientSession:
             base_len=base_len,
             tokens=self.committed[base_len:] + self._supplied,
             rows_from=self.rows,
-            sampling=wire.Sampling(**asdict(self.sampling)),
+            sampling=wire.Sampling(**self.sampling.to_json() | {"logit_bias": dict(self.sampling.logit_bias)}),
             max_length=self._max_length,
             while_away=self._while_away,
             answer_from=self.answer_start,

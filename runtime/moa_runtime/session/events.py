@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 LARGEST_REAL = 3e38  # largest number in the wire's float fields
+MOST_BIASED = 1024  # tokens of a logit_bias
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class Sampling:
         seed: determines, with a token's absolute position, the noise of the choice; 64 bits.
         top_k: number of most likely tokens to choose from; 0 disables it.
         min_p: smallest probability relative to the most likely token's, 0 to 1; 0 disables it.
+        presence_penalty, frequency_penalty: taken from the logit of a token of the answer, once and for each time that
+            it has it; -2 to 2.
+        repetition_penalty: divides the logit of a token of the conversation if it is positive, and multiplies it
+            otherwise; above 0, at most 10; 1 disables it.
+        logit_bias: pairs of a token and what is added to its logit, -100 to 100; at most :data:`MOST_BIASED`.
+        min_tokens: tokens of the answer before which it cannot stop.
     """
 
     temperature: float = 0.0
@@ -28,6 +36,26 @@ class Sampling:
     seed: int = 0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether there is a penalty."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def biased(self) -> bool:
+        """Whether there is a ``logit_bias`` or ``min_tokens``."""
+        return bool(self.logit_bias or self.min_tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; those of penalties, ``logit_bias`` and ``min_tokens`` only if they change something."""
+        later = {field.name: field.default for field in fields(Sampling)[5:]}
+        return {name: value for name, value in asdict(self).items() if value != later.get(name)}
 
     @property
     def problem(self) -> str:
@@ -36,7 +64,22 @@ class Sampling:
             return f"a temperature is 0 or more, not {self.temperature}"
         if not 0 <= self.top_p <= 1:
             return f"top_p is from 0 to 1, not {self.top_p}"
-        return "" if 0 <= self.min_p <= 1 else f"min_p is from 0 to 1, not {self.min_p}"
+        if not 0 <= self.min_p <= 1:
+            return f"min_p is from 0 to 1, not {self.min_p}"
+        for name in ("top_k", "min_tokens"):
+            if not 0 <= getattr(self, name) < 1 << 32:
+                return f"{name} is a whole number of 32 bits, 0 or more, not {getattr(self, name)}"
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                return f"{name} is from -2 to 2, not {getattr(self, name)}"
+        if not 0 < self.repetition_penalty <= 10:
+            return f"repetition_penalty is above 0 and at most 10, not {self.repetition_penalty}"
+        if len(self.logit_bias) > MOST_BIASED:
+            return f"logit_bias has at most {MOST_BIASED} tokens, not {len(self.logit_bias)}"
+        for token, bias in self.logit_bias:
+            if not (0 <= token < 1 << 32 and -100 <= bias <= 100):
+                return f"a logit_bias gives a token a number from -100 to 100, not {token}, {bias}"
+        return ""
 
 
 class Origin(enum.Enum):

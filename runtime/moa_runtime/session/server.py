@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from google.protobuf.message import DecodeError
 
@@ -32,6 +32,17 @@ _ROWS_AFTER_PUSHED = 4
 _ROWS_FOR_DRAFTS = 16
 #: An unsolicited draft that begins this many tokens back shows that the client drafts.
 _DRAFTS_ARE_RECENT = 32
+
+
+@dataclass(frozen=True)
+class AnswerSampling(Sampling):
+    """The sampling of a running answer.
+
+    Attributes:
+        answer_from: position of the answer's first token, from which penalties and ``min_tokens`` count.
+    """
+
+    answer_from: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,7 @@ class ServerSession:
         self._answer_start: int | None = None  # committed length right after the last Prompt
         self._finish: int | None = None  # Finish of the answer that ended, if one did
         self._max_length = 0
-        self._sampling = Sampling()
+        self._sampling = AnswerSampling()
         self._while_away = False
         self._credit = 0  # verdicts are pushed up to this position
         self._sent_length = 0  # committed tokens that the client has or was sent
@@ -347,7 +358,7 @@ class ServerSession:
         self.committed += prompt.tokens
         self._answer_start = self._sent_length = end
         self._max_length, self._while_away = prompt.max_length, prompt.while_away
-        self._sampling = _parse_sampling(prompt.sampling)
+        self._sampling = _parse_sampling(prompt.sampling, min(prompt.answer_from, end) or end)
         return self._work(supplied=len(prompt.tokens))
 
     def _verify(self, draft: wire.Draft) -> Verify:
@@ -440,10 +451,10 @@ class ServerSession:
             )
         if not prompt.tokens:
             return fault(wire.FAULT_CODE_PROTOCOL, "a Prompt without tokens")
-        if problem := _parse_sampling(prompt.sampling).problem:
-            return fault(wire.FAULT_CODE_PROTOCOL, problem)
-        if unsupported := _unsupported(prompt.sampling):
-            return fault(wire.FAULT_CODE_PROTOCOL, f"this verifier has no {unsupported}, as its Welcome says")
+        if text := _parse_sampling(prompt.sampling).problem:
+            return fault(wire.FAULT_CODE_PROTOCOL, text)
+        if (problem := self._token_problem(prompt.sampling.logit_bias)) is not None:
+            return problem
         return self._token_problem(prompt.tokens)  # last: there may be a million
 
     def _draft_problem(self, draft: wire.Draft) -> wire.ServerMessage | None:
@@ -463,7 +474,7 @@ class ServerSession:
             return fault(wire.FAULT_CODE_PROTOCOL, "a draft tree; this verifier takes chains only, as its Welcome says")
         return None
 
-    def _token_problem(self, tokens: Sequence[int]) -> wire.ServerMessage | None:
+    def _token_problem(self, tokens: Collection[int]) -> wire.ServerMessage | None:
         if (worst := max(tokens, default=0)) < self._vocab_size:
             return None
         return fault(wire.FAULT_CODE_PROTOCOL, f"token {worst} is outside the vocabulary of {self._vocab_size}")
@@ -617,16 +628,10 @@ def _longest_known_mark(resume: wire.Resume, committed: Sequence[int]) -> int:
     return max((mark.length for mark in resume.marks[-2:] if known(mark)), default=0)
 
 
-def _parse_sampling(message: wire.Sampling) -> Sampling:
-    return Sampling(message.temperature, message.top_p or 1.0, message.seed, message.top_k, message.min_p)
-
-
-def _unsupported(sampling: wire.Sampling) -> str:
-    """Return the name of a requested feature that this verifier lacks; empty if there is none."""
-    if sampling.grammar:
-        return "grammars"
-    penalised = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty not in (0, 1)
-    return "penalties" if penalised else ""
+def _parse_sampling(message: wire.Sampling, answer_from: int = 0) -> AnswerSampling:
+    values = {field.name: getattr(message, field.name) for field in fields(Sampling)}
+    values |= {"top_p": message.top_p or 1.0, "repetition_penalty": message.repetition_penalty or 1.0}
+    return AnswerSampling(**values | {"logit_bias": tuple(sorted(message.logit_bias.items()))}, answer_from=answer_from)
 
 
 def _unexpected(message: wire.ClientMessage) -> wire.ServerMessage:

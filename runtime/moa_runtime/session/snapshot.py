@@ -52,7 +52,7 @@ class Snapshot:
             "policy": self.policy.value,
             "limits": asdict(self.limits),
             "origins": [origin.value for origin in self.origins],
-            "sampling": asdict(self.sampling),
+            "sampling": self.sampling.to_json(),
         }
 
     @classmethod
@@ -115,14 +115,22 @@ class Snapshot:
 
 
 def sampling_from_json(data: object) -> Sampling:
-    """Read the result of ``dataclasses.asdict`` for a Sampling.
+    """Read the result of :meth:`Sampling.to_json`, or of ``dataclasses.asdict`` for a Sampling.
 
     Raises:
         SnapshotError: if a value is missing or invalid.
     """
     sampling = _Reader(data, "sampling")
-    temperature, top_p, min_p = map(sampling.real, ("temperature", "top_p", "min_p"))
-    return Sampling(temperature, top_p, sampling.number("seed", _UINT64), sampling.number("top_k", _UINT32), min_p)
+    values: dict[str, Any] = {name: sampling.real(name) for name in ("temperature", "top_p", "min_p")}
+    values |= {"seed": sampling.number("seed", _UINT64), "top_k": sampling.number("top_k", _UINT32)}
+    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+        if sampling.has(name):
+            values[name] = sampling.real(name, -2 if name != "repetition_penalty" else 0, 10)
+    if sampling.has("logit_bias"):
+        values["logit_bias"] = sampling.biases("logit_bias")
+    if sampling.has("min_tokens"):
+        values["min_tokens"] = sampling.number("min_tokens", _UINT32)
+    return Sampling(**values)
 
 
 class _Reader:
@@ -143,6 +151,9 @@ class _Reader:
             raise _damaged(f"{key} is missing")
         return self._data[key]
 
+    def has(self, key: str) -> bool:
+        return key in self._data
+
     def inner(self, key: str) -> _Reader:
         return _Reader(self.get(key), key)
 
@@ -159,12 +170,17 @@ class _Reader:
         value = self.get(key)
         return int(_valid(key, value, f"a whole number from 0 to {most}", _is_whole(value, most)))
 
-    def real(self, key: str) -> float:
+    def real(self, key: str, least: float = 0, most: float = LARGEST_REAL) -> float:
         value = self.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(
-            _valid(key, value, f"a number from 0 to {LARGEST_REAL:g}", is_number and 0 <= value <= LARGEST_REAL)
-        )
+        return float(_valid(key, value, f"a number from {least:g} to {most:g}", _is_real(value, least, most)))
+
+    def biases(self, key: str) -> tuple[tuple[int, float], ...]:
+        pairs = self._list(key)
+        expected = "pairs of a token and a number from -100 to 100"
+        for pair in pairs:
+            fits = isinstance(pair, list | tuple) and len(pair) == 2
+            _valid(key, pair, expected, fits and _is_whole(pair[0], _UINT32) and _is_real(pair[1], -100, 100))
+        return tuple((token, float(bias)) for token, bias in pairs)
 
     def tokens(self, key: str, vocab_size: int) -> list[int]:
         expected = f"token ids, whole numbers from 0 to {vocab_size - 1}"
@@ -178,7 +194,7 @@ class _Reader:
 
     def _list(self, key: str) -> list[Any]:
         value = self.get(key)
-        return list(_valid(key, value, "a list", isinstance(value, list)))
+        return list(_valid(key, value, "a list", isinstance(value, list | tuple)))
 
 
 def _valid(key: str, value: Any, expected: str, valid: bool) -> Any:
@@ -190,6 +206,10 @@ def _valid(key: str, value: Any, expected: str, valid: bool) -> Any:
 
 def _is_whole(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _is_real(value: object, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 def _member(key: str, value: object, kind: type[_AnyEnum]) -> _AnyEnum:

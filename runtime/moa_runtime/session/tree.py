@@ -158,6 +158,15 @@ def walk(tokens: Sequence[int], parents: Sequence[int], choice: Callable[[int], 
         node = step + 1
 
 
+def path_to(node: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Return the tokens from the root to a node, itself included. Node 0 is the root, ``i`` the i-th drafted token."""
+    path: list[int] = []
+    while node:
+        path.append(tokens[node - 1])
+        node = parents[node - 1]
+    return path[::-1]
+
+
 def subtree_after(
     tokens: Sequence[int], parents: Sequence[int], path: Sequence[int], levels: int
 ) -> tuple[list[int], list[int]]:

@@ -415,7 +415,7 @@ export class Chat {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
     const sampling = samplingOf(options.sampling ?? {});
     this.checkReady();
-    checkRequest(maxNewTokens, sampling);
+    checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { loop, maxContext } = this;
     const question = this.conversation.ask(loop.committed, text);
     const length = lengthOf(question);
@@ -435,7 +435,7 @@ export class Chat {
     this.checkReady();
     const { conversation, loop, maxContext, record } = this;
     const sampling = options.sampling ? samplingOf(options.sampling) : this.session.sampling;
-    checkRequest(maxNewTokens, sampling);
+    checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { committed } = loop;
     const [question, tokens] = conversation.lastAnswer(committed);
     const last = tokens.at(-1);

@@ -351,7 +351,10 @@ chat("what no verifier can do is refused with a sentence", async (world) => {
     [{ sampling: { temperature: -1 } }, /^a temperature is 0 or more, not -1$/],
     [{ sampling: { topP: 2 } }, /^top_p is from 0 to 1, not 2$/],
     [{ sampling: { seed: 1n << 64n } }, /^a seed is a whole number of 64 bits/],
-    [{ sampling: { topK: 5 } }, /leave out top_k and min_p$/],
+    [{ sampling: { topK: -1 } }, /^top_k is a whole number of 32 bits, 0 or more, not -1$/],
+    [{ sampling: { presencePenalty: 2.5 } }, /^presence_penalty is from -2 to 2, not 2.5$/],
+    [{ sampling: { repetitionPenalty: 0 } }, /^repetition_penalty is above 0 and at most 10, not 0$/],
+    [{ sampling: { logitBias: [[3, 101]] } }, /^a logit_bias gives a token a number from -100 to 100, not 3, 101$/],
     [{ maxNewTokens: -1 }, /^an answer may have 0 tokens \(no limit\) or more, a whole number, not -1$/],
   ];
   for (const [options, sentence] of refused) {

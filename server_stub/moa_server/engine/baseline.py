@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from moa_runtime.session.events import Sampling
+from moa_runtime.session.server import AnswerSampling
 from moa_server.engine.base import Engine, Float32, new_sequence
 from moa_server.engine.target_pass import Piece
 from moa_server.scheduling.verify_job import Job
@@ -68,7 +69,8 @@ class PlainDecoding:
         self, engine: Engine, prefix: Sequence[int], sampling: Sampling, max_new_tokens: int | None = None
     ) -> None:
         self.sequence, self._stop_tokens = new_sequence(), engine.stop_tokens
-        self._sampling, self._tokens, context = sampling, list(prefix), engine.max_context
+        self._sampling = AnswerSampling(**vars(sampling), answer_from=len(prefix))
+        self._tokens, context = list(prefix), engine.max_context
         self._end = context if max_new_tokens is None else min(context, len(prefix) + max_new_tokens)
         self.finish = "context" if self._end == context else "length"
 

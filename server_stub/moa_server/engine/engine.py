@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moa_decoder.weights import DecoderWeights
-from moa_runtime.session.tree import chain, depths, walk
+from moa_runtime.session.tree import chain, path_to, walk
 from moa_server.engine.base import (
     Capabilities,
     EngineFacts,
@@ -18,7 +18,7 @@ from moa_server.engine.base import (
     StepRequest,
     TargetEngine,
 )
-from moa_server.engine.sampling import choose
+from moa_server.engine.sampling import Chooser
 from moa_server.engine.sequence_caches import SequenceCaches, SequenceState
 from moa_server.engine.target_pass import Hidden, Piece, TargetPass, rounded_up
 
@@ -218,11 +218,17 @@ class LocalEngine(TargetEngine):
         for each in work:
             request = each.request
             parents = list(request.parents) or chain(len(request.draft))
-            levels, own = [0, *depths(parents)], first
+            assert request.sampling is not None
+            chooser, own = Chooser(request.sampling, request.prefix, self.stop_tokens), first
 
-            def choice(node: int, request: StepRequest = request, levels: list[int] = levels, own: int = own) -> int:
-                assert request.sampling is not None
-                return choose(logits[own + node], request.sampling, len(request.prefix) + levels[node])
+            def choice(
+                node: int,
+                chooser: Chooser = chooser,
+                draft: Sequence[int] = request.draft,
+                parents: list[int] = parents,
+                own: int = own,
+            ) -> int:
+                return chooser.choose(logits[own + node], path_to(node, draft, parents))
 
             path, token = walk(request.draft, parents, choice)
             first += 1 + len(request.draft)

@@ -6,11 +6,14 @@ same noise, and so the same token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from moa_runtime.drafters.gumbel import MOST, gumbel
 from moa_runtime.session.events import Sampling
+from moa_runtime.session.server import AnswerSampling
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -24,7 +27,66 @@ _NEAR = 6.0
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def choose(logits: Float32, sampling: Sampling, position: int) -> int:
+class Chooser:
+    """The target's choices after a prefix and along the draft that follows it.
+
+    A choice depends on logits, sampling, tokens and positions alone. In vLLM's order: tokens that end the answer are
+    masked before ``min_tokens``, then come ``logit_bias``, repetition, frequency and presence penalty, temperature,
+    ``min_p``, ``top_k`` and ``top_p``. Each works on what those before it leave.
+
+    Args:
+        sampling: the penalties of an :class:`~moa_runtime.session.server.AnswerSampling` count from its
+            ``answer_from`` on, those of another from the end of the prefix on.
+        prefix: all tokens before the first choice.
+        stop_tokens: those that end an answer.
+    """
+
+    def __init__(self, sampling: Sampling, prefix: Sequence[int], stop_tokens: Sequence[int]) -> None:
+        self._sampling, self._prefix, self._stop_tokens = sampling, prefix, stop_tokens
+        self._answer_from = sampling.answer_from if isinstance(sampling, AnswerSampling) else len(prefix)
+        self._counts: Int64 | None = None  # of each token in the answer before the draft; [vocab_size]
+        self._known: Mask | None = None  # whether a token is in the conversation before the draft; [vocab_size]
+
+    def choose(self, logits: Float32, path: Sequence[int] = ()) -> int:
+        """Choose the token after the prefix and the drafted tokens ``path``; logits as in :func:`choose`."""
+        position, sampling = len(self._prefix) + len(path), self._sampling
+        if sampling.penalised or sampling.biased:
+            return choose(self._adjusted(logits, path, position), sampling, position)
+        return choose(logits, sampling, position)
+
+    def _adjusted(self, logits: Float32, path: Sequence[int], position: int) -> Float64:
+        """Return the logits that the temperature divides: ``[vocab_size]``."""
+        sampling, adjusted = self._sampling, logits.astype(np.float64)
+        if position - self._answer_from < sampling.min_tokens:
+            adjusted[list(self._stop_tokens)] = -np.inf
+        for token, bias in sampling.logit_bias:
+            adjusted[token] += float(np.float32(bias))
+        if not sampling.penalised:
+            return adjusted
+        counts, known = self._counted(len(logits))
+        np.add.at(counts, list(path), 1)
+        names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+        repetition, frequency, presence = (float(np.float32(getattr(sampling, name))) for name in names)
+        if repetition != 1:
+            seen = np.flatnonzero(known | (counts > 0))
+            own = adjusted[seen]
+            adjusted[seen] = np.where(own > 0, own / repetition, own * repetition)
+        if frequency or presence:
+            written = np.flatnonzero(counts)
+            adjusted[written] -= frequency * counts[written] + presence
+        np.subtract.at(counts, list(path), 1)
+        return adjusted
+
+    def _counted(self, vocab_size: int) -> tuple[Int64, Mask]:
+        if self._counts is None or self._known is None:
+            answer = np.asarray(self._prefix[self._answer_from :], np.int64)
+            self._counts = np.bincount(answer, minlength=vocab_size)
+            self._known = np.zeros(vocab_size, np.bool_)
+            self._known[np.asarray(self._prefix, np.int64)] = True
+        return self._counts, self._known
+
+
+def choose(logits: Float32 | Float64, sampling: Sampling, position: int) -> int:
     """Choose the target's token for the absolute ``position``.
 
     Greedy (the lowest id among equals) if the temperature is not above 0. Otherwise, of the tokens that the masks
@@ -32,9 +94,8 @@ def choose(logits: Float32, sampling: Sampling, position: int) -> int:
     :func:`moa_runtime.drafters.gumbel.gumbel`: so each is chosen with its probability in the softmax, and a drafter
     with the same noise guesses well. In float64, so rounding decides about once in 10**12 choices.
 
-    The masks, one after the other, each by the probabilities that the temperature and the masks before leave:
-    ``top_k``, ``top_p``, ``min_p``. That is the order of transformers (``GenerationMixin``); vLLM has the temperature
-    first too, llama.cpp last.
+    ``min_p``, ``top_k`` and ``top_p`` mask one after the other, each by the probabilities that the temperature and the
+    masks before leave: vLLM's order.
 
     Args:
         logits: ``[vocab_size]``; NaN counts as minus infinity.
@@ -69,11 +130,13 @@ def _unmasked(scaled: Float64, sampling: Sampling) -> Int64 | None:
     if not counted and not 0 < top_p < 1 and not min_p > 0:
         return None
     weights = np.exp(scaled)
+    if min_p > 0:
+        weights = np.where(weights >= min(min_p, 1.0), weights, 0.0)
     if counted:
         weights = np.where(largest(weights, sampling.top_k), weights, 0.0)
     if 0 < top_p < 1:
         weights = np.where(nucleus(weights, top_p), weights, 0.0)
-    return np.flatnonzero(weights >= min(min_p, 1.0) if min_p > 0 else weights)
+    return np.flatnonzero(weights)
 
 
 def largest(weights: Float64, count: int) -> Mask:

@@ -255,8 +255,9 @@ OUT_OF_RANGE = [(-0.5,), (NAN,), (1e39,), (0.8, NAN), (0.8, 1.5), (0.8, 0.9, -1)
     ("sampling", "code"),
     [
         *((Sampling(*values), "out_of_range") for values in OUT_OF_RANGE),
-        (Sampling(0.8, top_k=40), "unsupported_sampling"),
-        (Sampling(0.8, min_p=0.1), "unsupported_sampling"),
+        (Sampling(0.8, min_p=1.5), "out_of_range"),
+        (Sampling(0.8, repetition_penalty=0), "out_of_range"),
+        (Sampling(0.8, logit_bias=((-1, 1.0),)), "out_of_range"),
     ],
 )
 async def test_sampling_that_is_refused_harms_no_other_session(world: World, sampling: Sampling, code: str) -> None:

@@ -178,7 +178,7 @@ def test_a_step_that_fails_leaves_usable_sequences(vllm, reference, monkeypatch)
     expected = plain(reference, text, Sampling(), 2)
     step(vllm, StepRequest(number, text, sampling=Sampling()))
     with monkeypatch.context() as broken:
-        broken.setattr("moa_server.engine.vllm.sampler.choose", lambda *_: 1 // 0)
+        broken.setattr("moa_server.engine.vllm.sampler.Chooser.choose", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             step(vllm, StepRequest(number, [*text, expected[0]], sampling=Sampling()))
     assert vllm.held(number, text) == 0

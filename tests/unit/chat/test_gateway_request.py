@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("starlette")
@@ -26,7 +28,15 @@ def test_a_chat_completion_is_read():
     assert request.question == "Why?" and request.sampling == Sampling(0.7, 0.9, (1 << 64) - 1)
     assert request.max_new_tokens == 5 and request.stops == ("END",)
     assert request.stream and request.include_usage and request.offline == "off"
-    assert parse(offline="writer").offline == "writer" and parse(top_k=-1, min_p=0, repetition_penalty=1).stops == ()
+    assert parse(offline="writer").offline == "writer"
+
+
+def test_the_sampling_of_openai_and_vllm_is_read():
+    asked = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.25, "min_p": 0.125}
+    request = parse(**asked, top_k=40, logit_bias={"12": -100, "5": 1.5}, min_tokens=2, max_tokens=2)
+    expected = Sampling(**asked, top_k=40, logit_bias=((5, 1.5), (12, -100.0)), min_tokens=2)
+    assert request.sampling == expected and request.sampling_of(1) == replace(expected, seed=1)
+    assert parse(top_k=-1, min_p=0, repetition_penalty=1, logit_bias={}).sampling == Sampling()
 
 
 def test_a_field_that_is_left_out_is_as_on_the_command_line():

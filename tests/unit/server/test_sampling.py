@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from moa_runtime.drafters.gumbel import gumbel
 from moa_runtime.session.events import Sampling
-from moa_server.engine.sampling import choose, largest, nucleus
+from moa_runtime.session.server import AnswerSampling
+from moa_server.engine.sampling import Chooser, choose, largest, nucleus
 
 P = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
 LOGITS = np.log(P.astype(np.float32))
@@ -37,16 +40,83 @@ SQUARED = P**2 / (P**2).sum()
         (Sampling(1.0, 0.8, 3, top_k=3), [0, 4 / 7, 0, 3 / 7, 0]),  # of what top-k leaves: 0.47 + 0.35 of 1
         (Sampling(1.0, 1.0, 3, min_p=0.3), [0, 8 / 17, 0, 6 / 17, 3 / 17]),
         (Sampling(0.5, 1.0, 3, min_p=0.3), [0, 0.64, 0, 0.36, 0]),  # the temperature comes before min-p
-        (Sampling(1.0, 0.9, 3, min_p=0.5), [0, 4 / 7, 0, 3 / 7, 0]),  # top-p before it: without 0.05, no other
+        (Sampling(1.0, 0.55, 3, min_p=0.3), [0, 8 / 14, 0, 6 / 14, 0]),  # before top-p: of 0.85, not of 1
+        (Sampling(1.0, 0.45, 3, min_p=0.5), [0, 1, 0, 0, 0]),
     ],
 )
 def test_sampled_shares_are_the_exact_distribution(sampling, exact):
     """Over positions, and over seeds at one position."""
     over_positions = [choose(LOGITS, sampling, position) for position in range(3000)]
-    seeds = [Sampling(sampling.temperature, sampling.top_p, n, sampling.top_k, sampling.min_p) for n in range(3000)]
+    seeds = [replace(sampling, seed=n) for n in range(3000)]
     over_seeds = [choose(LOGITS, each, 77) for each in seeds]
     for chosen in (over_positions, over_seeds):
         assert chi_square(chosen, np.array(exact)) < 4.5
+
+
+PREFIX, ANSWER_FROM, STOPS = [0, 4, 4, 1, 3, 1], 3, (3,)  # the answer so far is 1, 3, 1
+
+
+def exact_shares(sampling, path):
+    """vLLM's order, by the definitions."""
+    answer, every = [*PREFIX[ANSWER_FROM:], *path], [*PREFIX, *path]
+    logits = LOGITS.astype(float) + 1.5  # of both signs, as the repetition penalty needs
+    for token in range(5):
+        if token in STOPS and len(answer) < sampling.min_tokens:
+            logits[token] = -np.inf
+        logits[token] += dict(sampling.logit_bias).get(token, 0)
+        if token in every:
+            logits[token] *= 1 / sampling.repetition_penalty if logits[token] > 0 else sampling.repetition_penalty
+        logits[token] -= sampling.frequency_penalty * answer.count(token)
+        logits[token] -= sampling.presence_penalty * (token in answer)
+    weights = np.exp(logits / (sampling.temperature or 1e-3))
+    weights[weights < sampling.min_p * weights.max()] = 0
+    if sampling.top_k:
+        weights[np.argsort(-weights)[sampling.top_k :]] = 0
+    order = np.argsort(-weights)
+    before = np.cumsum(weights[order]) - weights[order]
+    weights[order[before >= sampling.top_p * weights.sum()]] = 0
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("path", [(), (2,), (1, 2, 2)])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"presence_penalty": 0.75},
+        {"presence_penalty": -0.5, "frequency_penalty": 0.5},
+        {"frequency_penalty": 1.5, "temperature": 0.5},
+        {"repetition_penalty": 1.5},
+        {"repetition_penalty": 0.5, "top_k": 3},
+        {"logit_bias": ((0, 2.0), (1, -100.0), (4, 0.5))},
+        {"min_tokens": 5},  # the answer has three and the path: the stop token is possible after two more
+        {"min_tokens": 4, "logit_bias": ((3, 5.0),), "repetition_penalty": 2.0},
+        {"temperature": 0.0, "frequency_penalty": 1.0, "presence_penalty": 0.25},
+        {"repetition_penalty": 1.25, "frequency_penalty": 0.5, "presence_penalty": 0.5, "logit_bias": ((2, 1.0),)}
+        | {"temperature": 1.5, "min_p": 0.125, "top_k": 4, "top_p": 0.875},
+    ],
+    ids=lambda asked: "-".join(asked),
+)
+def test_shares_with_penalties_and_biases_are_the_exact_ones(asked, path):
+    sampling = AnswerSampling(**{"temperature": 1.0, "answer_from": ANSWER_FROM} | asked)
+    chosen = [
+        Chooser(replace(sampling, seed=seed), PREFIX, STOPS).choose(LOGITS + np.float32(1.5), path)
+        for seed in range(2000)
+    ]
+    assert chi_square(chosen, exact_shares(sampling, path)) < 4.5
+
+
+def test_a_choice_after_a_drafted_path_is_that_after_the_same_tokens_in_the_prefix():
+    """A chooser is asked along several paths of a tree, and nothing of one is left for the next."""
+    rng = np.random.default_rng(4)
+    heat = {"temperature": 1.0, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.5}
+    for seed in range(100):
+        sampling = AnswerSampling(**heat, seed=seed, min_tokens=9, answer_from=4)
+        text = rng.integers(0, 50, 10).tolist()
+        chooser = Chooser(sampling, text, (7,))
+        for length in (3, 0, 2, 5):
+            logits, path = rng.standard_normal(50).astype(np.float32) * 3, rng.integers(0, 50, length).tolist()
+            expected = Chooser(sampling, [*text, *path], (7,)).choose(logits)
+            assert chooser.choose(logits, path) == expected and (len(text) + length >= 13 or expected != 7)
 
 
 @pytest.mark.parametrize("temperature", [0.2, 0.7, 1.0, 4.0, 50.0])

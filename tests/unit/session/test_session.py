@@ -7,18 +7,21 @@ schedules. Here are examples, what the verifier's end answers, and what a step c
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import zlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from moa_runtime.bundle import Fingerprints
+from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Cause, Decided, Faulted, Origin, RowsReceived, Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
-from moa_runtime.session.server import RowsWork, ServerSession, Verify
+from moa_runtime.session.server import AnswerSampling, RowsWork, ServerSession, Verify
+from moa_runtime.session.snapshot import SnapshotError, sampling_from_json
 from moa_runtime.session.tree import TreeError, accepted_path, chain, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.session.fixtures_pair import LIMITS, VOCAB, Pair, choice, decode, rows_of
@@ -139,9 +142,13 @@ def test_a_verifier_of_chains_refuses_trees() -> None:
 @pytest.mark.parametrize(
     ("sampling", "named"),
     [
-        (wire.Sampling(grammar="root ::= x"), "grammars"),
-        (wire.Sampling(presence_penalty=0.5), "penalties"),
-        (wire.Sampling(repetition_penalty=1.2), "penalties"),
+        (wire.Sampling(presence_penalty=2.5), "presence_penalty"),
+        (wire.Sampling(frequency_penalty=math.nan), "frequency_penalty"),
+        (wire.Sampling(repetition_penalty=-1.2), "repetition_penalty"),
+        (wire.Sampling(repetition_penalty=11), "repetition_penalty"),
+        (wire.Sampling(logit_bias={3: 101}), "3, 101"),
+        (wire.Sampling(logit_bias={1 << 31: 1}), str(1 << 31)),
+        (wire.Sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "1025"),
         (wire.Sampling(temperature=math.nan), "nan"),
         (wire.Sampling(temperature=-1), "-1.0"),
         (wire.Sampling(temperature=math.inf), "inf"),
@@ -156,13 +163,34 @@ def test_sampling_that_is_unsupported_or_out_of_range_is_refused(sampling: wire.
     assert refused.code == wire.FAULT_CODE_PROTOCOL and named in refused.text and not session.committed
 
 
-def test_top_k_and_min_p_reach_the_engine() -> None:
-    pair, sampling = connected(), Sampling(0.5, 0.75, 7, top_k=40, min_p=0.125)
-    pair.client.prompt(PROMPT, sampling)
-    pair.flush()
-    pair.deliver_up()
-    work = pair.server.session.next_background_work()
-    assert work is not None and work.sampling == sampling
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.25}
+ALL_FIELDS = Sampling(0.5, 0.75, 7, 40, 0.125, **PENALTIES, logit_bias=((2, 1.5), (5, -100.0)), min_tokens=3)
+
+
+def test_all_fields_of_a_sampling_reach_the_engine_after_a_prompt_a_replay_and_a_continued_answer() -> None:
+    """So does the position from which they count; a restored session has them, too."""
+    pair = connected()
+    pair.client.prompt(PROMPT, ALL_FIELDS)
+    expected = AnswerSampling(**vars(ALL_FIELDS), answer_from=len(PROMPT))
+    for _ in range(2):
+        pair.flush()
+        pair.deliver_up()
+        work = pair.server.session.next_background_work()
+        assert work is not None and work.sampling == expected
+        pair.settle()
+        snapshot = json.loads(json.dumps(pair.client.snapshot()))
+        assert ClientSession.restore(snapshot, pair.client.fingerprints, stop_tokens=[]).sampling == ALL_FIELDS
+        pair.client.cancel()
+        pair.settle()
+        pair.client.continue_answer([], len(PROMPT), ALL_FIELDS)
+
+
+def test_a_snapshot_has_penalties_and_biases_only_if_there_are_any() -> None:
+    assert set(connected().client.snapshot()["sampling"]) == {"temperature", "top_p", "seed", "top_k", "min_p"}
+    assert sampling_from_json(asdict(ALL_FIELDS)) == sampling_from_json(ALL_FIELDS.to_json()) == ALL_FIELDS
+    for broken in ({"logit_bias": [[1]]}, {"logit_bias": [[1, 200]]}, {"presence_penalty": "1"}, {"min_tokens": -1}):
+        with pytest.raises(SnapshotError):
+            sampling_from_json(ALL_FIELDS.to_json() | broken)
 
 
 # -- credit ----------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ export class ClientSession {
   limits: Limits = USUAL_LIMITS;
   /** Type of the numbers of the verifier's target; empty if it is unknown. */
   dtype = "";
-  /** Whether the server reads unsolicited drafts and confidences, as of the last Welcome. */
-  takesUnsolicited = false;
+  /** Capabilities of the last Welcome; null before the first. */
+  capabilities: readonly Capability[] | null = null;
   /** If set, only a new prompt is requested from the server; {@link resume} makes up for it. */
   held = false;
   /** Whether the next connection asks for memory rows. */
@@ -140,6 +140,11 @@ export class ClientSession {
   get unconfirmed(): [number, Origin][] {
     const kept = this.keptTokens.map((token): [number, Origin] => [token, "kept"]);
     return [...kept, ...this.tentativeTokens.map((token, at): [number, Origin] => [token, this.origins[at]!])];
+  }
+
+  /** Whether the server reads unsolicited drafts and confidences, as of the last Welcome. */
+  get takesUnsolicited(): boolean {
+    return this.capabilities?.includes(Capability.UNSOLICITED_DRAFTS) ?? false;
   }
 
   /** Sampling of the last answer. */
@@ -543,8 +548,8 @@ export class ClientSession {
     this.serverLength = Math.min(Number(welcome.committedLength), this.committed.length);
     this.outgoing.syncCounters(welcome.epoch, welcome.connection);
     this.rowsUntil = 0;
+    this.capabilities = welcome.capabilities;
     const drafts = welcome.capabilities.includes(Capability.DRAFTS);
-    this.takesUnsolicited = welcome.capabilities.includes(Capability.UNSOLICITED_DRAFTS);
     return { events: [{ event: "Welcomed", resumed, drafts }], sameEpoch };
   }
 

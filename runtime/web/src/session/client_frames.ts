@@ -325,12 +325,17 @@ export class OutgoingFrames {
 
   /** Send Prompt. */
   prompt(baseLen: number, tokens: number[], fields: PromptFields): void {
+    const { logitBias = [], repetitionPenalty = 1, ...sampling } = fields.sampling;
     const value: MessageInitShape<typeof PromptSchema> = {
       epoch: this.epoch,
       baseLen: BigInt(baseLen),
       tokens,
       rowsFrom: BigInt(fields.rowsFrom),
-      sampling: { ...fields.sampling },
+      sampling: {
+        ...sampling,
+        repetitionPenalty: repetitionPenalty === 1 ? 0 : repetitionPenalty,
+        logitBias: Object.fromEntries(logitBias),
+      },
       maxLength: BigInt(fields.maxLength),
       whileAway: fields.whileAway,
       answerFrom: BigInt(fields.answerFrom),

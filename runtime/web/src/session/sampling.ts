@@ -7,6 +7,26 @@ export interface Sampling {
   readonly seed: bigint;
   readonly topK: number;
   readonly minP: number;
+  /** Taken from the logit of a token of the answer, once; -2 to 2, by default 0. */
+  readonly presencePenalty?: number;
+  /** The same for each time that the answer has the token. */
+  readonly frequencyPenalty?: number;
+  /** Divides a positive logit of a token of the conversation, multiplies another; above 0, at most 10, by default 1. */
+  readonly repetitionPenalty?: number;
+  /** What is added to the logits of tokens, -100 to 100; at most 1024 pairs. */
+  readonly logitBias?: readonly (readonly [token: number, bias: number])[];
+  /** Tokens of the answer before which it cannot stop; by default 0. */
+  readonly minTokens?: number;
 }
 
 export const GREEDY: Sampling = { temperature: 0, topP: 1, seed: 0n, topK: 0, minP: 0 };
+
+/** Return whether a verifier needs the capability `PENALTIES`. */
+export function penalised({ frequencyPenalty = 0, presencePenalty = 0, repetitionPenalty = 1 }: Sampling): boolean {
+  return frequencyPenalty !== 0 || presencePenalty !== 0 || repetitionPenalty !== 1;
+}
+
+/** Return whether a verifier needs the capability `LOGIT_BIAS`. */
+export function biased({ logitBias = [], minTokens = 0 }: Sampling): boolean {
+  return logitBias.length > 0 || minTokens > 0;
+}

@@ -118,8 +118,22 @@ function limitsFrom(limits: JsonReader): Limits {
   };
 }
 
-export function samplingToJson({ minP, seed, temperature, topK, topP }: Sampling): SnapshotJson {
-  return { temperature, top_p: topP, seed: wholeToJson(seed), top_k: topK, min_p: minP };
+/** Return JSON values; those of penalties, `logitBias` and `minTokens` only if they change something. */
+export function samplingToJson(sampling: Sampling): SnapshotJson {
+  const { minP, seed, temperature, topK, topP } = sampling;
+  const { frequencyPenalty = 0, logitBias = [], minTokens = 0, presencePenalty = 0, repetitionPenalty = 1 } = sampling;
+  return {
+    temperature,
+    top_p: topP,
+    seed: wholeToJson(seed),
+    top_k: topK,
+    min_p: minP,
+    ...(presencePenalty ? { presence_penalty: presencePenalty } : {}),
+    ...(frequencyPenalty ? { frequency_penalty: frequencyPenalty } : {}),
+    ...(repetitionPenalty === 1 ? {} : { repetition_penalty: repetitionPenalty }),
+    ...(logitBias.length ? { logit_bias: logitBias.map((pair) => [...pair]) } : {}),
+    ...(minTokens ? { min_tokens: minTokens } : {}),
+  };
 }
 
 /** Read the values of {@link samplingToJson}. */
@@ -130,6 +144,11 @@ export function samplingFrom(sampling: JsonReader): Sampling {
     seed: sampling.whole("seed", UINT64),
     topK: Number(sampling.whole("top_k", UINT32)),
     minP: sampling.real("min_p"),
+    ...(sampling.has("presence_penalty") ? { presencePenalty: sampling.real("presence_penalty", -2, 2) } : {}),
+    ...(sampling.has("frequency_penalty") ? { frequencyPenalty: sampling.real("frequency_penalty", -2, 2) } : {}),
+    ...(sampling.has("repetition_penalty") ? { repetitionPenalty: sampling.real("repetition_penalty", 0, 10) } : {}),
+    ...(sampling.has("logit_bias") ? { logitBias: sampling.biases("logit_bias") } : {}),
+    ...(sampling.has("min_tokens") ? { minTokens: sampling.number("min_tokens") } : {}),
   };
 }
 
@@ -241,13 +260,22 @@ export class JsonReader {
     return Number(this.whole(key, UINT32));
   }
 
-  real(key: string): number {
+  real(key: string, least = 0, most = LARGEST_REAL): number {
     const value = this.get(key);
     // Negated, so that NaN is refused too.
-    if (typeof value !== "number" || !(value >= 0 && value <= LARGEST_REAL)) {
-      throw this.broken(`${key} must be a number from 0 to ${LARGEST_REAL}, not ${shown(value)}`);
+    if (typeof value !== "number" || !(value >= least && value <= most)) {
+      throw this.broken(`${key} must be a number from ${least} to ${most}, not ${shown(value)}`);
     }
     return value;
+  }
+
+  biases(key: string): [number, number][] {
+    return this.list(key).map((pair) => {
+      const [token, bias] = Array.isArray(pair) && pair.length === 2 ? (pair as unknown[]) : [];
+      const isToken = typeof token === "number" && Number.isInteger(token) && token >= 0 && token <= Number(UINT32);
+      if (isToken && typeof bias === "number" && bias >= -100 && bias <= 100) return [token, bias];
+      throw this.broken(`${key} must be pairs of a token and a number from -100 to 100, not ${shown(pair)}`);
+    });
   }
 
   tokens(key: string, vocabSize: number): number[] {

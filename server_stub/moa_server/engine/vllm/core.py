@@ -21,8 +21,8 @@ from vllm.v1.request import Request, RequestStatus
 from moa_drafter.config import head_size, key_value_size
 from moa_drafter.target_facts import TargetFacts
 from moa_drafter.vllm_environment import reason
-from moa_runtime.session.events import Sampling
 from moa_server.engine.base import EngineError
+from moa_server.engine.sampling import Chooser
 from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedLayer, block_bytes
 from moa_server.engine.vllm.sampler import TargetSampler
 from moa_server.engine.vllm.scheduler import ParkingScheduler
@@ -117,7 +117,7 @@ class VllmCore:
         self._core.abort_requests(list(names))
 
     def step(
-        self, drafts: Mapping[str, Sequence[int]], samplings: Mapping[str, Sampling | None]
+        self, drafts: Mapping[str, Sequence[int]], choosers: Mapping[str, Chooser | None]
     ) -> dict[str, list[int]] | None:
         """Run one forward for these requests, by name: each has a draft, perhaps an empty one, and a way to choose.
 
@@ -126,7 +126,7 @@ class VllmCore:
             space for any request.
         """
         self._scheduler.wake(drafts)
-        self._sampler.samplings = samplings
+        self._sampler.choosers = choosers
         outputs, ran = self._core.step()
         if not ran:
             return None

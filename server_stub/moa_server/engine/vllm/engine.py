@@ -29,6 +29,7 @@ from moa_server.engine.base import (
     dtype_of,
 )
 from moa_server.engine.memory_rows import MemoryRows, load_drafter
+from moa_server.engine.sampling import Chooser
 from moa_server.engine.target_pass import rounded_up
 from moa_server.engine.vllm.paged_cache import (
     BLOCK,
@@ -110,6 +111,11 @@ class RequestProgress:
     def processed(self) -> list[int]:
         """Tokens that the sequence holds once all is done."""
         return [*self.request.prefix, *self.request.draft[: self.accepted]]
+
+    def chooser(self, stop_tokens: Sequence[int]) -> Chooser | None:
+        """Return what chooses after :attr:`processed` and along the draft; None if nothing is chosen."""
+        sampling = self.request.sampling
+        return None if sampling is None else Chooser(sampling, self.processed, stop_tokens)
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the result of one of vLLM's steps: the accepted tokens, and the choice after them."""
@@ -270,7 +276,7 @@ class VllmEngine(TargetEngine):
         works = [self._begun(request) for request in requests]
         while awake := [work for work in works if not work.done and not self._core.lost(work.held.name)]:
             drafts = {work.held.name: work.draft for work in awake}
-            given = self._core.step(drafts, {work.held.name: work.request.sampling for work in awake})
+            given = self._core.step(drafts, {work.held.name: work.chooser(self.stop_tokens) for work in awake})
             if given is None:
                 break
             self.forwards += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,25 +10,24 @@ from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from moa_runtime.session.events import Sampling
-from moa_server.engine.sampling import choose
+from moa_server.engine.sampling import Chooser
 
 
 class TargetSampler:
     """Replaces both samplers of vLLM's model runner.
 
     Attributes:
-        samplings: of each request of the step, by name; None if no token is to be chosen.
+        choosers: of each request of the step, by name; None if no token is to be chosen.
     """
 
     def __init__(self, runner: Any) -> None:
-        self.samplings: Mapping[str, Sampling | None] = {}
+        self.choosers: Mapping[str, Chooser | None] = {}
         self._batch = runner.input_batch
         runner.sampler, runner.rejection_sampler = self._without_drafts, self._with_drafts
 
     def _without_drafts(self, logits: Tensor, sampling_metadata: object) -> SamplerOutput:
         """Return the next token of each request of the batch; logits ``[requests, vocab_size]``."""
-        tokens = [[self._choice(row, logits[row], 0)] for row in range(len(logits))]
+        tokens = [[self._choice(row, logits[row], ())] for row in range(len(logits))]
         return _output(tokens, logits.device)
 
     def _with_drafts(
@@ -48,18 +47,15 @@ class TargetSampler:
         """Return what the target chooses along a draft; logits ``[drafted + 1, vocab_size]``."""
         chosen: list[int] = []
         for index, row in enumerate(logits):
-            chosen.append(self._choice(number, row, index))
+            chosen.append(self._choice(number, row, draft[:index]))
             if index == len(draft) or chosen[-1] != draft[index]:
                 break
         return chosen
 
-    def _choice(self, number: int, logits: Tensor, ahead: int) -> int:
-        """Choose the token ``ahead`` positions after the tokens of request ``number``; 0 if nothing is chosen."""
-        sampling = self.samplings.get(self._batch.req_ids[number])
-        if sampling is None:
-            return 0
-        position = int(self._batch.num_tokens_no_spec[number]) + ahead
-        return choose(logits.float().cpu().numpy(), sampling, position)
+    def _choice(self, number: int, logits: Tensor, path: Sequence[int]) -> int:
+        """Choose the token after the tokens of request ``number`` and those of ``path``; 0 if nothing is chosen."""
+        chooser = self.choosers.get(self._batch.req_ids[number])
+        return 0 if chooser is None else chooser.choose(logits.float().cpu().numpy(), path)
 
 
 def _output(tokens: list[list[int]], device: torch.device) -> SamplerOutput:
