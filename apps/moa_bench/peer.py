@@ -180,12 +180,14 @@ def load_llamacpp(file: Path, made: Path | None, **settings: Any) -> Decoder:
 
 def gguf_of(model: str | None) -> Path:
     """Return the GGUF file of a target, by default the built-in one. Raises MoaError: it has none."""
+    from moa_decoder.gguf_file import is_gguf
+    from moa_drafter import target_folder
     from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 
     name = model or DEFAULT_TARGET
-    if expanded(name).suffix == ".gguf":
+    if is_gguf(expanded(name)):
         return expanded(name)
-    files = sorted(resolve_target(name).glob("*.gguf"))
+    files = target_folder.gguf_of(resolve_target(name))
     if not files:
         text = f"--modes {LLAMACPP} needs a target's GGUF file, and {name} has none: pass --model FILE.gguf"
         raise MoaError(text, code="no_gguf")

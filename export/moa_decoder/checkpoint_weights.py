@@ -20,7 +20,7 @@ from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_decoder.weights import LayerMatrix, LayerVector
 from moa_runtime.checked_file import read_checked
 
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+WEIGHT_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 #: Ends of names of tensors that are computed from the configuration, and that some checkpoints hold.
 _COMPUTED = ("rotary_emb.inv_freq",)
 
@@ -101,33 +101,41 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Find a model's safetensors files, as its index names them if it has one.
+def weight_names(folder: Path) -> list[str]:
+    """Return the names of a model's safetensors files, as its index names them if it has one.
 
     Raises:
-        TargetError: ``file_missing``; ``unreadable`` if the index is.
+        TargetError: ``unreadable`` if the index is.
     """
-    if (folder / _INDEX).is_file():
-        try:
-            listed: Mapping[str, str] = json.loads(read_checked(folder / _INDEX))["weight_map"]
-            files = [folder / Path(name).name for name in sorted(set(listed.values()))]
-        except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-            raise TargetError(f"{folder / _INDEX} is unreadable: fetch it again", code="unreadable") from error
-    else:
-        files = [folder / _SINGLE]
+    if not (folder / WEIGHT_INDEX).is_file():
+        return [_SINGLE]
+    try:
+        listed: Mapping[str, str] = json.loads(read_checked(folder / WEIGHT_INDEX))["weight_map"]
+        return [Path(name).name for name in sorted(set(listed.values()))]
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+        raise TargetError(f"{folder / WEIGHT_INDEX} is unreadable: fetch it again", code="unreadable") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Find a model's safetensors files. Raises TargetError: ``file_missing``; see :func:`weight_names`."""
+    files = [folder / name for name in weight_names(folder)]
     if missing := [file.name for file in files if not file.is_file()]:
         raise TargetError(f"{folder} has no {missing[0]}: fetch the target again", code="file_missing")
     return files
 
 
-def stored_tensors(folder: Path) -> list[dict[str, StoredTensor]]:
-    """Return the tensors of all safetensors files in a folder, file by file in the order of their names.
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a model by name; without index and model.safetensors those of all files.
 
     Raises:
-        TargetError: ``file_missing`` if there is none; see :class:`moa_decoder.safetensors_file.SafetensorsFile`.
+        TargetError: ``file_missing`` if there is none; see :func:`weight_files` and
+            :class:`moa_decoder.safetensors_file.SafetensorsFile`.
     """
-    # macOS writes files with a leading dot beside others on foreign disks.
-    files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("."))
+    if (folder / WEIGHT_INDEX).is_file() or (folder / _SINGLE).is_file():
+        files = weight_files(folder)
+    else:
+        # macOS writes files with a leading dot beside others on foreign disks.
+        files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("."))
     if not files:
         raise TargetError(f"{folder} has no *.safetensors weights", code="file_missing")
-    return [SafetensorsFile(file).tensors for file in files]
+    return {name: tensor for file in files for name, tensor in SafetensorsFile(file).tensors.items()}

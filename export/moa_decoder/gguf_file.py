@@ -27,7 +27,8 @@ _MOST_ENTRIES = 1 << 24
 _MOST_DIMENSIONS = 4
 _NAMED = 3
 _BAD_TEXT = "bad text"
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_SUFFIX = ".gguf"
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 
 class TensorType(NamedTuple):
@@ -250,6 +251,11 @@ class _Cursor:
         self.at = at
 
 
+def is_gguf(file: Path) -> bool:
+    """Return whether a file's name is that of a GGUF file, in any case."""
+    return file.suffix.lower() == _SUFFIX
+
+
 def parts_of(file: Path) -> list[Path]:
     """Find all parts of a GGUF file, in order, by the name of any. Raises TargetError with the code
     ``part_missing``."""
@@ -257,7 +263,8 @@ def parts_of(file: Path) -> list[Path]:
     count = int(named["count"]) if named else 0
     if named is None or not 1 <= int(named["number"]) <= count:
         return [file]
-    parts = [file.with_name(f"{named['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    of = f"-of-{count:05}{file.suffix}"
+    parts = [file.with_name(f"{named['stem']}-{number:05}{of}") for number in range(1, count + 1)]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise TargetError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from moa_drafter.config import CONFIG_FILE, CheckpointError
+from moa_drafter.config import CONFIG_FILE, WEIGHTS_FILE, CheckpointError
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DrafterName
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -33,13 +33,19 @@ def shipped_checkpoint(name: str = DEFAULT_DRAFTER) -> Path:
 
 
 def checkpoint_of(given: str | Path | None) -> Path:
-    """Return the folder of the checkpoint that a user named. Raises CheckpointError, which lists the names, if there is
-    none. A text with a slash and a Path are a folder, other texts a name in :data:`moa_runtime.options.DRAFTERS` if
-    they are one, else a folder; None is the default."""
+    """Return the folder of the checkpoint that a user named.
+
+    A Path is a folder, and so is a text with a slash if there is one, else it may be a name on the Hub, which is
+    fetched. Other texts are a name in :data:`moa_runtime.options.DRAFTERS` if they are one, else a folder; None is the
+    default.
+
+    Raises:
+        CheckpointError: there is none; the message lists the names.
+    """
     if given is None:
         return shipped_checkpoint()
     if isinstance(given, Path) or any(slash in given for slash in (os.sep, os.altsep) if slash):
-        return Path(given)
+        return _from_hub(given) if isinstance(given, str) and not Path(given).exists() else Path(given)
     if given in DRAFTERS:
         try:
             return shipped_checkpoint(given)
@@ -49,6 +55,21 @@ def checkpoint_of(given: str | Path | None) -> Path:
     if not Path(given).exists():
         raise CheckpointError(f"{given} is no folder and no drafter's name: {_choice()}", code="unknown_drafter")
     return Path(given)
+
+
+def _from_hub(hub_id: str) -> Path:
+    from moa_decoder.errors import TargetError  # late: a program's --help needs none of this
+    from moa_drafter.target_source import fetch_hub_files, is_hub_id
+
+    if not is_hub_id(hub_id):
+        return Path(hub_id)
+    try:
+        folder = fetch_hub_files(hub_id, (CONFIG_FILE, WEIGHTS_FILE))
+        if not (folder / WEIGHTS_FILE).is_file():
+            folder = fetch_hub_files(hub_id, ("*.bin",), revision=folder.name)
+    except TargetError as error:
+        raise CheckpointError(f"there is no folder {hub_id}, and {error}", code=error.code) from error
+    return folder
 
 
 def _choice() -> str:

@@ -74,7 +74,8 @@ def facts_of(folder: Path) -> TargetFacts:
 
 
 def target_fingerprint(folder: Path) -> str:
-    """Return the identity of a target: SHA-256 over its configuration and the first row of every tensor.
+    """Return the identity of a target: SHA-256 over its configuration, and names and first rows of its tensors in the
+    order of their names, whatever files they are in.
 
     That tells fine-tunes and quantisations apart without reading gigabytes; it does not protect against forgery. A GGUF
     file counts as the checkpoint that it is dequantised to. Raises TargetError if the weights are missing or (code
@@ -88,10 +89,9 @@ def target_fingerprint(folder: Path) -> str:
             digest.update(f"{name}{list(shape)}F32".encode())
             digest.update(numbers.astype("<f4").tobytes())
         return digest.hexdigest()[:32]
-    for tensors in stored_tensors(folder):
-        for name, tensor in sorted(tensors.items()):
-            digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-            digest.update(tensor.first_row())
+    for name, tensor in sorted(stored_tensors(folder).items()):
+        digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.first_row())
     return digest.hexdigest()[:32]
 
 

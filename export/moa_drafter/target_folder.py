@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_decoder.errors import TargetError
-from moa_decoder.gguf_file import parts_of
+from moa_decoder.gguf_file import is_gguf, parts_of
 from moa_decoder.gguf_weights import GgufWeights
 from moa_decoder.weights import DecoderWeights
 from moa_drafter.gguf_tokenizer import SPECIAL, special_tokens, tokenizer_of
@@ -105,7 +105,7 @@ def room_in(place: Path) -> Iterator[None]:
 
 def gguf_of(folder: Path) -> list[Path]:
     """Return the parts of the GGUF file that a folder was made of; none if it is a checkpoint."""
-    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("."))
+    files = sorted(file for file in folder.glob("*") if is_gguf(file) and not file.name.startswith("."))
     return parts_of(files[0]) if files else []
 
 

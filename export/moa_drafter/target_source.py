@@ -27,8 +27,9 @@ from urllib.request import getproxies, proxy_bypass
 
 from filelock import FileLock
 
+from moa_decoder.checkpoint_weights import WEIGHT_INDEX, weight_names
 from moa_decoder.errors import TargetError
-from moa_decoder.gguf_file import parts_of
+from moa_decoder.gguf_file import is_gguf, parts_of
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import ropes
 from moa_drafter.target_folder import room_in, write_folder
@@ -71,7 +72,8 @@ BUILTIN = {
         sampling=RecommendedSampling(0.2, 0.9),
     )
 }
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
+#: Small files of a model on the Hub; those in its folders are other formats.
+_HUB_TEXTS = ("*.json", "*.jinja", "*.model")
 
 
 def resolve_target(name: str = DEFAULT_TARGET) -> Path:
@@ -87,7 +89,7 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     folder = expanded(name)
     if folder.is_dir():
         return folder
-    if folder.suffix == ".gguf":
+    if is_gguf(folder):
         return _from_gguf(folder)
     if name in BUILTIN:
         return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
@@ -100,15 +102,20 @@ def check_target(name: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise TargetError(f"{folder} is no model folder: it has no config.json", code="file_missing")
-    elif folder.suffix == ".gguf":
+    elif is_gguf(folder):
         if not folder.is_file():
             raise TargetError(f"there is no file {folder}", code="file_missing")
-    elif name not in BUILTIN and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
+    elif name not in BUILTIN and not is_hub_id(name):
         raise TargetError(
             f"unknown target {name!r}: give {DEFAULT_TARGET!r}, a Hugging Face model folder, "
             "a .gguf file, or a Hub id like 'owner/model'",
             code="unknown_target",
         )
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a text can be a name on the Hub, ``owner/model``."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
 
 
 def shown_name(name: str) -> str:
@@ -214,6 +221,18 @@ def _hub_proxy() -> str:
 
 
 def _from_hub(hub_id: str) -> Path:
+    """Fetch a model's texts, and the weights that its index names: some repositories have the same in other files."""
+    folder = fetch_hub_files(hub_id, _HUB_TEXTS)
+    names = weight_names(folder)
+    folder = fetch_hub_files(hub_id, names, revision=folder.name)
+    if (folder / WEIGHT_INDEX).is_file() or (folder / names[0]).is_file():
+        return folder
+    return fetch_hub_files(hub_id, ("*.safetensors",), revision=folder.name)
+
+
+def fetch_hub_files(hub_id: str, patterns: Sequence[str], *, revision: str | None = None) -> Path:
+    """Return the folder of a model on the Hub with the files at its top that fit ``patterns``, fetched if necessary; a
+    fetch that was interrupted goes on. Without the Hub it is as it was cached. Raises TargetError (``hub_failed``)."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
@@ -223,7 +242,8 @@ def _from_hub(hub_id: str) -> Path:
             code="missing_package",
         ) from error
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, local_files_only=not _hub_answers()))
+        wanted = {"allow_patterns": list(patterns), "ignore_patterns": ["*/*", "consolidated*"], "revision": revision}
+        return Path(snapshot_download(hub_id, **wanted, local_files_only=not _hub_answers()))
     except LocalEntryNotFoundError as error:
         way = " through the proxy that the environment names" if _hub_proxy() else ""
         raise TargetError(f"{hub_id} is not cached and the Hub cannot be reached{way}", code="hub_failed") from error

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter, RopeScalingType
+from safetensors.numpy import save_file as save_numbers
 from safetensors.torch import load_file, save_file
 
 from moa_decoder.errors import TargetError
@@ -286,14 +287,41 @@ def test_a_missing_shard_is_refused(own_target):
         load_target(str(own_target))
 
 
-def test_files_beside_the_weights(own_target):
-    """Files that macOS writes beside others are ignored, a damaged second file is refused."""
+def test_other_shards_are_the_same_target(own_target):
+    """As is the same model with a copy in another format beside it."""
+    model, whole = load_target(str(own_target)).model, target_fingerprint(own_target)
+    (own_target / "model.safetensors").unlink()
+    for size in ("200KB", "500KB"):
+        for file in own_target.glob("*.safetensors*"):
+            file.unlink()
+        model.save_pretrained(own_target, max_shard_size=size)
+        assert len(list(own_target.glob("*.safetensors"))) > 1
+        assert target_fingerprint(own_target) == facts_of(own_target).fingerprint == whole
+        (own_target / "consolidated.safetensors").touch()
+        assert target_fingerprint(own_target) == whole
+
+
+def test_the_fingerprint_of_one_file_stays(tmp_path):
+    """It is in the bundles of users: another value makes them useless."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 2,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 3,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {"model.norm.weight": np.ones(2, np.float32), "a": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    save_numbers(tensors, tmp_path / "model.safetensors")
+    assert target_fingerprint(tmp_path) == "7ede7c3c6ee6af549aefca132762ae48"
+
+
+def test_files_beside_the_weights_are_ignored(own_target):
+    """Such as those that macOS writes, and the same weights for other programs."""
     fingerprint = target_fingerprint(own_target)
     (own_target / "._model.safetensors").write_bytes(b"Mac OS X")
-    assert load_target(str(own_target)).fingerprint == fingerprint
     (own_target / "consolidated.safetensors").write_bytes(b"half of a download")
-    with refused("damaged", TargetError, "consolidated.safetensors"):
-        load_target(str(own_target))
+    assert load_target(str(own_target)).fingerprint == fingerprint
 
 
 def test_numbers_without_a_dimension_have_a_fingerprint(own_target):
@@ -302,6 +330,16 @@ def test_numbers_without_a_dimension_have_a_fingerprint(own_target):
         changed(own_target / "model.safetensors", lambda state, value=value: state.update(scale=torch.tensor(value)))
         prints.add(target_fingerprint(own_target))
     assert len(prints) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_gguf_is_known_in_any_case(own_target, tmp_path, empty_cache, count):
+    parts = [
+        part.rename(part.with_suffix(".GGUF")) for part in write_gguf(own_target, tmp_path / "m.gguf", parts=count)
+    ]
+    folder = resolve_target(str(parts[-1]))
+    assert [part.name for part in gguf_of(folder)] == [part.name for part in parts]
+    assert facts_of(folder).fingerprint == target_fingerprint(own_target)
 
 
 @pytest.mark.parametrize("count", [1, 3])

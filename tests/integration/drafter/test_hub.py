@@ -1,0 +1,84 @@
+"""Targets and drafters of a Hub that stands in on loopback: only what is needed is fetched, and fetching goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from support.hub import standing_in
+
+pytest.importorskip("huggingface_hub")
+#: The library keeps what it received in pieces of this size.
+PIECE = 1 << 16
+BEGIN = f"import huggingface_hub.constants as c; c.DOWNLOAD_CHUNK_SIZE = {PIECE}\n"
+Program = Callable[..., subprocess.CompletedProcess]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Run Python with a Hub of one's own and empty caches."""
+
+    def run(url: str, code: str) -> subprocess.CompletedProcess:
+        own = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "MOA_EDGE_CACHE": str(tmp_path / "cache")}
+        environment = {**os.environ, **own, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-c", BEGIN + code]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+
+    return run
+
+
+def in_shards(folder: Path, place: Path) -> Path:
+    """Copy a target's folder with its tensors in two files, and the same once more for other programs."""
+
+    shutil.copytree(folder, place)
+    tensors = load_file(place / "model.safetensors")
+    (place / "model.safetensors").rename(place / "consolidated.safetensors")
+    names, count = sorted(tensors), len(tensors) // 2
+    shards = {"model-00001-of-00002.safetensors": names[:count], "model-00002-of-00002.safetensors": names[count:]}
+    for file, inside in shards.items():
+        save_file({name: tensors[name] for name in inside}, place / file, metadata={"format": "pt"})
+    index = {"weight_map": {name: file for file, inside in shards.items() for name in inside}}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+    (place / "original").mkdir()
+    shutil.copy(place / "consolidated.safetensors", place / "original" / "model.safetensors")
+    return place
+
+
+def test_a_fetch_that_was_interrupted_goes_on_and_the_target_is_chatted_with(tiny_target, tmp_path, program) -> None:
+    second = "model-00002-of-00002.safetensors"
+    chat = "from moa_chat.cli import main; import sys\n"
+    chat += (
+        "sys.exit(main(['--once', 'Name three colours.', '--local', '--model', 'some/model', '--max-new-tokens', '8']))"
+    )
+    size = in_shards(tiny_target, tmp_path / "model").joinpath(second).stat().st_size
+    assert size > 3 * PIECE
+    with standing_in({"some/model": tmp_path / "model"}, {second: [0] * 6}) as hub:
+        broken = program(hub.url, chat)
+        assert broken.returncode == 2 and broken.stderr.rstrip().endswith("[hub_failed]"), broken.stderr
+        hub.asked.clear()
+        hub.cuts[second] = [PIECE + 100, PIECE + 5]
+        done = program(hub.url, chat)
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+        assert hub.asked == [(second, 0), (second, PIECE), (second, 2 * PIECE)]
+        hub.asked.clear()
+        assert program(hub.url, chat).stdout == done.stdout and hub.asked == []
+    assert program("http://127.0.0.1:9", chat).stdout == done.stdout  # without the Hub
+
+
+def test_a_drafter_can_be_a_name_on_the_hub(tiny_drafter, tmp_path, program) -> None:
+    code = "from moa_drafter.pretrained import checkpoint_of\nfrom moa_drafter.drafter_weights import read_weights\n"
+    code += "print(read_weights(checkpoint_of('some/head')).fingerprint)"
+    with standing_in({"some/head": tiny_drafter}) as hub:
+        done = program(hub.url, code)
+        assert done.returncode == 0 and len(done.stdout.strip()) == 32, done.stderr
+        assert {name for name, _ in hub.asked} == {"config.json", "model.safetensors"}
+        missing = program(hub.url, "from moa_drafter.pretrained import checkpoint_of\ncheckpoint_of('some/other')")
+    assert "CheckpointError: there is no folder some/other, and" in missing.stderr
