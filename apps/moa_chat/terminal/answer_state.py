@@ -125,6 +125,16 @@ class AnswerState:
         ends = (PauseReason.END, PauseReason.LENGTH, *([PauseReason.LIMIT] if wanted_offline else []))
         return bool(self.left_behind) and self._pause in ends
 
+    @property
+    def at_limit(self) -> bool:
+        """Whether the device may write no more of the answer until the verifier is back."""
+        return bool(self.left_behind) and self._pause is PauseReason.LIMIT
+
+    @property
+    def away(self) -> bool:
+        """Whether the verifier is away."""
+        return self._link.status is LinkStatus.OFFLINE
+
     def words_left(self, *, checked: bool) -> str:
         """Return a sentence about :attr:`left_behind`: how long it is, and whether it is checked later."""
         count = len(self.left_behind.split())
@@ -139,18 +149,20 @@ class AnswerState:
         return [Span(each.text, styles.get(each.origin, palette.offline)) for each in spans if not each.committed]
 
     def status(self, palette: Palette, *, wanted_offline: bool, hint: str) -> list[Span]:
-        """Return the row below the answer; ``hint`` names keys. A question comes first, as the row may be cut off."""
+        """Return the row below the answer; ``hint`` names keys. It may be cut off, so the longest part comes last, but
+        before all figures why nothing is written."""
         link = self._link
         left = None
         if link.retry_in_s is not None:
             left = max(0.0, self._link_since + link.retry_in_s - time.monotonic())
         words = strings.link_words(link, left, wanted_offline=wanted_offline)
         pause = strings.PAUSES[self._pause] if self._pause else ""
-        detail = pause or ("" if wanted_offline else link.detail)
         row = status_line(link, words, self._update, palette)
-        notes = [Span(f" | {note}", palette.quiet) for note in (detail, hint) if note]
-        first = self.disagreement is not None or pause  # why nothing is written says more than figures do
-        return [row[0], *notes, *row[1:]] if first else [*row, *notes]
+        keys, why = ([Span(f" | {note}", palette.quiet)] if note else [] for note in (hint, pause))
+        last = [Span(f" | {link.detail}", palette.quiet)] if link.detail and not (pause or wanted_offline) else []
+        if self.disagreement is not None or pause:
+            return [row[0], *why, *keys, *row[1:], *last]
+        return [*row, *keys, *last]
 
 
 def _text(update: AnswerUpdate) -> str:

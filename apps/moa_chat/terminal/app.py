@@ -255,6 +255,8 @@ class Terminal:
                 if "\t" in keys:
                     self._offline = not self._offline
                     self._worker.run(self._chat.work_offline(self._offline))
+                if "\n" in keys and shown.at_limit:
+                    running.stop()
                 if _KEEP_KEY in keys and shown.disagreement is not None and shown.reason is None:
                     running = self._keep(running, shown)
                 status = shown.status(self._palette, wanted_offline=self._offline, hint=self._hint(shown, keyboard))
@@ -279,4 +281,8 @@ class Terminal:
             return ""
         if shown.disagreement is not None:
             return strings.KEEP_KEY
-        return strings.ONLINE_KEY if self._offline else strings.OFFLINE_KEY
+        if shown.at_limit:
+            return strings.ASK_ON_KEY
+        if self._offline:
+            return strings.ONLINE_KEY
+        return strings.STAY_OFFLINE_KEY if shown.away else strings.OFFLINE_KEY

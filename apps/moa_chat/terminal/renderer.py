@@ -98,14 +98,17 @@ def cut_spans(spans: Iterable[Span], start: int, end: int) -> list[Span]:
 
 
 def clip(spans: Sequence[Span], columns: int) -> list[Span]:
-    """Return as much of the spans as fits into one row."""
+    """Return as much of the spans as fits into one row; an ellipsis says that there is more."""
+    text = "".join(span.text for span in spans)
+    if text_width(text) <= columns:
+        return list(spans)
     used = length = 0
-    for char in "".join(span.text for span in spans):
+    for char in text:
         used += char_width(char)
-        if used > columns:
+        if used > columns - 1:
             break
         length += 1
-    return cut_spans(spans, 0, length)
+    return [*cut_spans(spans, 0, length), Span("…")]
 
 
 class PlainView:

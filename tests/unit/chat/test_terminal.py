@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import signal
@@ -15,6 +16,7 @@ from moa_chat import strings
 from moa_chat.loop_thread import LoopThread, RunningAnswer
 from moa_chat.terminal.answer_state import AnswerState, Palette, figures, status_line, summary
 from moa_chat.terminal.app import Terminal, run_terminal
+from moa_chat.terminal.input import Keyboard
 from moa_chat.terminal.renderer import LiveView, PlainView, Span
 from moa_runtime.chat import ChatError
 from moa_runtime.chat_store import StoreError
@@ -135,6 +137,18 @@ def test_an_answer_that_ended_in_a_late_link_need_not_be_waited_for_after_its_lo
     assert shown.ended_alone(wanted_offline=True) and not shown.ended_alone(wanted_offline=False)
 
 
+def test_at_the_offline_limit_enter_leaves_the_answer(monkeypatch):
+    keyboard = Keyboard()
+    keyboard.reads_keys, keyboard.pressed = True, lambda: "\n"
+    monkeypatch.setattr("moa_chat.terminal.app.watch_keyboard", lambda: contextlib.nullcontext(keyboard))
+    chat = FakeChat([update("", "", "Paris"), Paused(PauseReason.LIMIT), HANG], [finished("Rome.")])
+    chat.status = LinkStatus.OFFLINE
+    view, screen = live()
+    talk(chat, Lines("France?", "Italy?"), view)
+    assert chat.asked == ["France?", "Italy?"] and chat.stopped == 1
+    assert alone(1, strings.STAYS, strings.LIMIT_REACHED) in screen.text() and "Rome." in screen.text()
+
+
 def test_text_written_alone_is_checked_before_the_next_question():
     chat = FakeChat([finished("Paris.")], [finished("Rome.")], [finished("Bern.")])
     chat.messages, chat.marks = turns("France?", "Pisa.", "Italy?", "Rome."), [FIRST, SECOND]
@@ -217,7 +231,7 @@ def test_the_status_row_says_why_the_device_waits():
 
     assert row() == "online | HINT"
     shown.take(LinkChanged(LinkStatus.OFFLINE, "CLOSED", 3.0))
-    assert row() == "offline, reconnecting in 3 s | CLOSED | HINT"
+    assert row() == "offline, reconnecting in 3 s | HINT | CLOSED"
     assert row(wanted_offline=True) == "working offline | HINT"
     shown.take(Paused(PauseReason.UNPREPARED))
     assert strings.PAUSES[PauseReason.UNPREPARED] in row()
@@ -349,7 +363,7 @@ def test_a_chat_begins_without_its_verifier_if_the_writer_can_be_seen(
 ):
     view = live()[0] if on_a_terminal else PlainView(io.StringIO())
     monkeypatch.setattr("moa_chat.terminal.app.view_for", lambda _: view)
-    manifest = SimpleNamespace(target="tiny-target", writer=writer)
+    manifest = SimpleNamespace(target="tiny-target", writer=writer, has_graph=True)
     config = UnreachableConfig(FakeChat(), bundle=SimpleNamespace(manifest=manifest), offline=offline)
     if writer and offline == "writer" and on_a_terminal:
         assert run_terminal(config) == 0

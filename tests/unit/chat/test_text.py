@@ -54,7 +54,8 @@ def test_characters_have_a_width_and_none_moves_the_cursor():
 def test_spans_are_cut_with_their_text():
     spans = [Span("abc"), Span("def", "2")]
     assert cut_spans(spans, 2, 5) == [Span("c"), Span("de", "2")]
-    assert clip([Span("青い"), Span("空", "2")], 5) == [Span("青い")]
+    assert clip([Span("青い"), Span("空", "2")], 5) == [Span("青い"), Span("…")]
+    assert clip([Span("青い")], 4) == [Span("青い")]
 
 
 @pytest.mark.parametrize(
