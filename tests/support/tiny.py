@@ -36,7 +36,7 @@ their grandmother, carrying bread, apples, honey and a bottle of fresh water for
 """
 
 
-def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16) -> Path:
+def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16, hidden_size: int = 64) -> Path:
     """Write a random Llama with its own byte-level tokenizer and chat template into ``folder``.
 
     Every one of the 512 token ids has a text. The weights are spread wide enough that the greedy
@@ -51,7 +51,7 @@ def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16) -> Path
     bpe = _train_tokenizer()
     bos, eos = bpe.token_to_id("<|im_start|>"), bpe.token_to_id("<|im_end|>")
     config = LlamaConfig(
-        hidden_size=64,
+        hidden_size=hidden_size,
         intermediate_size=128,
         num_hidden_layers=4,
         num_attention_heads=4,

@@ -18,10 +18,12 @@ from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, r
 from moa_decoder.matrix import Matrix
 from moa_decoder.spec import LayerSpec, Rotary
 from moa_decoder.weights import DecoderWeights, LayerMatrix
-from moa_drafter.config import DrafterConfig, FitError
+from moa_drafter.config import DrafterConfig, Eagle3Config, FitError
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_runtime.backends.base import Float32, StepInputs, StepResult
 from moa_server.drafting.batched_backend import BatchedBackend
+from moa_server.drafting.batched_eagle3 import BatchedEagle3
+from moa_server.drafting.onnx_eagle3 import OnnxEagle3
 from moa_server.drafting.step_graphs import add_candidates, attention_session, seen
 from moa_server.engine.drafter_layers import DrafterLayer, PlacedLayer, in_bits, layer_spec
 from moa_server.engine.onnx_sessions import session_options
@@ -35,12 +37,15 @@ _KEYS_VALUES: Sequence[LayerMatrix] = ("k", "v")
 _CROSS = 1
 
 
-def own_drafter(drafter: DrafterWeights | None, target: DecoderWeights, threads: int | None) -> OnnxDrafter | None:
-    """Make the backend of the verifier's own drafts; None without a drafter, and for other architectures than "moa".
+def own_drafter(drafter: DrafterWeights | None, target: DecoderWeights, threads: int | None) -> BatchedBackend | None:
+    """Make the backend of the verifier's own drafts; None without a drafter, and for other architectures than "moa" and
+    "eagle3".
 
     Args:
         threads: that compute; all processors if None.
     """
+    if drafter is not None and isinstance(drafter.config, Eagle3Config):
+        return BatchedEagle3(OnnxEagle3(drafter, target, threads, top_k=TOP_K))
     if drafter is None or not isinstance(drafter.config, DrafterConfig):
         return None
     return OnnxDrafter(drafter, target, threads)

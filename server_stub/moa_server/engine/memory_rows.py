@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from moa_drafter.architectures.eagle3 import Eagle3Drafter
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import Reads, drafter_fingerprint
+from moa_drafter.config import Eagle3Config, EagleConfig, Reads, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import KeysValues
 from moa_drafter.model import MoADrafter
@@ -31,6 +33,22 @@ def load_drafter(folder: Path | None, device: str) -> tuple[Drafter | None, str]
     return load_checkpoint(folder).to(torch.device(device)), drafter_fingerprint(folder)
 
 
+class TorchFusion:
+    """The features of an EAGLE-3 head. Implements :class:`moa_server.engine.target_pass.Fusion`.
+
+    Args:
+        drafter: with the layers of its target.
+    """
+
+    def __init__(self, drafter: Eagle3Drafter) -> None:
+        self._drafter = drafter
+        self.inner_layers, self.size = drafter.row_reads.inner_layers, drafter.config.decoder.hidden_size
+
+    def __call__(self, states: Sequence[Tensor]) -> Tensor:
+        """See :class:`moa_server.engine.target_pass.Fusion`."""
+        return self._drafter.features(torch.stack(list(states), 1).to(self._drafter.fc.weight))
+
+
 class MemoryRows:
     """Makes the memory rows of all sequences of a step at once: most need a row or two, and share the matrix reads.
 
@@ -41,6 +59,8 @@ class MemoryRows:
 
     def __init__(self, drafter: Drafter | None, dtype: torch.dtype) -> None:
         self._drafter, self.reads = drafter, Reads() if drafter is None else drafter.row_reads
+        config = None if drafter is None else drafter.config
+        self._halves = (2, *config.row_shape) if isinstance(config, EagleConfig | Eagle3Config) else ()
         self._packed = PackedRows(drafter, dtype) if isinstance(drafter, MoADrafter) else None
 
     @torch.inference_mode()
@@ -48,7 +68,7 @@ class MemoryRows:
         """Return the rows of each span, None for None; except for rounding they do not depend on the other spans."""
         if self._drafter is None or not self.reads:
             return [None] * len(spans)
-        compute, weight = self._packed or self._drafter.rows, next(self._drafter.parameters())
+        compute, weight = self._packed or self._cut, next(self._drafter.parameters())
         found: dict[Span, list[KeysValues]] = {span: [] for span in spans if span is not None}
         for parts in chunks(list(found), CHUNK):
             states = _joined([_states(part, self.reads) for _, part in parts]).to(weight.device).to(weight.dtype)
@@ -59,6 +79,11 @@ class MemoryRows:
                 found[span].append((both[0], both[1]))
         return [None if span is None else _rows(span.start, found[span]) for span in spans]
 
+    def _cut(self, states: TargetStates, positions: Tensor) -> KeysValues:
+        """The rows of EAGLE: features, in two halves."""
+        first, second = states.last.unflatten(-1, self._halves).unbind(-3)
+        return first, second
+
 
 def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:
     keys, values = (torch.cat(halves).float().cpu().numpy() for halves in zip(*parts, strict=True))
@@ -66,11 +91,11 @@ def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:
 
 
 def _states(span: Span, reads: Reads) -> TargetStates:
-    """Return the states of a span that a drafter reads."""
+    """Return the states of a span that rows are made of: keys and values, or features as ``last``."""
     held, start, stop = span.held, span.start, span.stop
     nothing = held.features.new_empty(stop - start, 0, 0)
     kv = held.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
-    return TargetStates(kv, nothing, held.features[start:stop] if reads.last else nothing.flatten(1))
+    return TargetStates(kv, nothing, nothing.flatten(1) if reads.kv_layers else held.features[start:stop])
 
 
 def _joined(states: Sequence[TargetStates]) -> TargetStates:

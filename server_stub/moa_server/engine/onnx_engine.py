@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from moa_decoder.gguf_weights import GgufWeights
+from moa_drafter.config import Eagle3Config, check_fit
 from moa_drafter.drafter_weights import read_weights
 from moa_drafter.target_facts import TargetFacts
 from moa_drafter.target_folder import gguf_of, weights_of
 from moa_server.engine.dtypes import BITS
 from moa_server.engine.engine import LocalEngine
 from moa_server.engine.invariance import settle
+from moa_server.engine.onnx_fusion import OnnxFusion
 from moa_server.engine.onnx_pass import OnnxPass
 from moa_server.engine.onnx_rows import onnx_rows
 from moa_server.engine.rounding_loss import check_rounding
@@ -42,7 +44,13 @@ def onnx_engine(
     drafter = None if drafter_folder is None else read_weights(drafter_folder)  # the quicker one to fail first
     own, quantised = own_dtype(target)
     weights = weights_of(target.folder, None if quantised and dtype == own else BITS[dtype])
-    target_pass = OnnxPass(weights, threads=threads, keep_last=drafter is not None and drafter.config.row_reads.last)
+    fusion = None
+    if drafter is not None and isinstance(drafter.config, Eagle3Config):
+        check_fit(drafter.config, target)
+        drafter.config = drafter.config.for_layers(len(weights.spec.layers))
+        fusion = OnnxFusion(drafter, threads)
+    keep_last = drafter is not None and drafter.config.row_reads.last
+    target_pass = OnnxPass(weights, threads=threads, keep_last=keep_last, fusion=fusion)
     settle(target_pass, target.fingerprint)
     prints, rows = ("", None) if drafter is None else (drafter.fingerprint, onnx_rows(drafter, threads))
     engine = LocalEngine(target, target_pass, drafter, prints, rows, max_context, weights=weights, **settings)

@@ -93,14 +93,15 @@ class LogitRows(Protocol):
 class Fusion(Protocol):
     """Makes *features*, what a pass keeps of each token for a drafter's memory rows, of states inside the target
     (EAGLE-3, arXiv 2503.01840). Without one, features are the last hidden states, as in EAGLE.
-
-    Attributes:
-        inner_layers: layers, counted from 0, whose outputs are read; not the last one.
-        size: numbers of a feature.
     """
 
-    inner_layers: Sequence[int]
-    size: int
+    @property
+    def inner_layers(self) -> Sequence[int]:
+        """Layers, counted from 0, whose outputs are read; not the last one."""
+
+    @property
+    def size(self) -> int:
+        """Numbers of a feature."""
 
     def __call__(self, states: Sequence[Any]) -> Any:
         """Return the features ``[tokens, size]`` of the layers' outputs ``[tokens, hidden]``, one array a layer in

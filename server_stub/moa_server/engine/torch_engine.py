@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moa_drafter.config import Reads
+from moa_drafter.architectures.eagle3 import Eagle3Drafter
+from moa_drafter.config import Reads, check_fit
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, deviation_from_transformers, load_target
@@ -20,7 +21,7 @@ from moa_server.engine.engine import LocalEngine
 from moa_server.engine.fused_llama import FusedLlama, misfit
 from moa_server.engine.general_pass import GeneralPass, narrow_windows
 from moa_server.engine.invariance import is_invariant
-from moa_server.engine.memory_rows import MemoryRows, load_drafter
+from moa_server.engine.memory_rows import MemoryRows, TorchFusion, load_drafter
 from moa_server.engine.packed_linear import can_pack
 from moa_server.engine.target_pass import Fusion, Piece
 
@@ -133,11 +134,16 @@ def torch_engine(
         EngineError: target, drafter and settings do not fit together.
     """
     products = dtype_of(dtype, target.device)
+    fusion = None
+    if isinstance(drafter, Eagle3Drafter):
+        check_fit(drafter.config, target)
+        drafter.config = drafter.config.for_layers(len(target.layers))
+        fusion = TorchFusion(drafter)
     reads = Reads() if drafter is None else drafter.row_reads
     rows = MemoryRows(drafter, products) if drafter is not None and reads else None
     if isinstance(drafter, MoADrafter) and not drafter.is_whole:
         drafter.bind_target(target.embedding, target.head, target.layers)  # as long as they have weights
-    own = target_pass(target, products, keep_last=reads.last)
+    own = target_pass(target, products, keep_last=reads.last, fusion=fusion)
     engine = LocalEngine(target, own, drafter, drafter_fingerprint, rows, max_context, cache_tokens)
     if release_weights and own.has_own_weights:
         for parameter in (each for layer in target.layers for each in layer.parameters()):
