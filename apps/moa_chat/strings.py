@@ -332,7 +332,7 @@ DRAFTED = ("{} of {} pieces of words drafted by {} were used", "the others were 
 THIS_DEVICE = "this device"
 THE_SERVER = "the server"
 PASSES = ("{} pieces of words in {} passes of the model", "without drafts it would be a pass for each; τ = {}")
-STREAMED = ("something new every {:.0f} ms", "the server continues by itself")
+STREAMED = ("something new every {:.0f} ms", "the server drafts now, and continues on its own")
 ROUND_TRIP = ("an answer from the server after {:.0f} ms", "network and model together")
 NUMBERS = ("numbers of the model: {}", "other types of numbers round differently")
 TRAFFIC = ("{} sent, {} received", "in total for this answer")

@@ -421,10 +421,11 @@ def config_for_target(
         target_layers, trained_target_layers: see :class:`DrafterConfig`.
         target_fingerprint: see :func:`moa_drafter.target_facts.target_fingerprint`.
     """
-    head_dim, kv_size = head_size(target), key_value_size(target)
+    head_dim, kv_size, kv_heads = head_size(target), key_value_size(target), _usual_layer(target).num_key_value_heads
     layers, readable = target.num_hidden_layers, kv_layers(target)
     if not readable:
-        raise ConfigError("a drafter reads keys and values, the target's layers have none", code="unsupported_target")
+        text = "a drafter reads keys and values of one size, the target's layers have none: use n-gram drafts"
+        raise ConfigError(text, code="unsupported_target")
     seen, rope = min(lsa_layers, len(readable)), next(ropes(target))
     if target_layers:
         check_copied_exactly(target)
@@ -436,14 +437,14 @@ def config_for_target(
         decoder=LayerDims(
             hidden_size=target.hidden_size,
             num_heads=target.num_attention_heads,
-            num_kv_heads=target.num_key_value_heads,
+            num_kv_heads=kv_heads,
             head_dim=head_dim,
             intermediate_size=_feed_forward_size(target),
         ),
         layer_attention=LayerDims(
             hidden_size=kv_size,
-            num_heads=2 * target.num_key_value_heads,
-            num_kv_heads=target.num_key_value_heads,
+            num_heads=2 * kv_heads,
+            num_kv_heads=kv_heads,
             head_dim=head_dim,
             intermediate_size=2 * kv_size,
         ),
@@ -529,30 +530,40 @@ _FEED_FORWARD = ("intermediate_size", "shared_expert_intermediate_size", "moe_in
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
 
 
+def _usual_layer(target: Any) -> Any:
+    """Return the configuration of one of those layers that a drafter reads."""
+    if not getattr(target, "is_heterogeneous", False):
+        return target
+    kinds = list(getattr(target, "layer_types", None) or ())  # Gemma 4: more of its layers have a window
+    return target.per_layer_config[kinds.index("sliding_attention") if "sliding_attention" in kinds else 0]
+
+
 def head_size(target: Any) -> int:
     """Return the size of an attention head, from a transformers configuration."""
-    return getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
+    own = _usual_layer(target)
+    return getattr(own, "head_dim", None) or target.hidden_size // target.num_attention_heads
 
 
 def _feed_forward_size(target: Any) -> int:
-    size = next(size for name in _FEED_FORWARD if (size := getattr(target, name, None)))
+    size = next(size for name in _FEED_FORWARD if (size := getattr(_usual_layer(target), name, None)))
     return int(size[0] if isinstance(size, list) else size)  # Gemma 3n lists those of all layers
 
 
 def kv_layers(target: Any) -> list[int]:
     """Return the numbers of the layers with keys and values of their own, of the shape that most have, from a
-    transformers configuration."""
+    transformers configuration; none for latent attention, whose keys are longer than values."""
+    if getattr(target, "kv_lora_rank", None):
+        return []
     count = target.num_hidden_layers
     kinds = list(getattr(target, "layer_types", None) or ["full_attention"] * count)[:count]
-    wide = getattr(target, "global_head_dim", None)  # Gemma 4
-    kept = {"sliding_attention"} if wide and wide != head_size(target) else _ATTENDING
+    kept = {"sliding_attention"} if getattr(target, "is_heterogeneous", False) else _ATTENDING
     own = count - (getattr(target, "num_kv_shared_layers", None) or 0)
     return [index for index, kind in enumerate(kinds[:own]) if kind in kept]
 
 
 def key_value_size(target: Any) -> int:
     """Return how many numbers the keys and values of a token have in one layer, from a transformers configuration."""
-    return 2 * target.num_key_value_heads * head_size(target)
+    return 2 * _usual_layer(target).num_key_value_heads * head_size(target)
 
 
 #: Description of a field's kind and check of its JSON value, by annotation.

@@ -275,7 +275,9 @@ class _Given(nn.Module):
     """Stand-in for the layers: return the given embeddings as their output."""
 
     def forward(self, *, inputs_embeds: Tensor, **others: object) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+        out = MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+        out.shared_kv_states = None  # Gemma 4 passes them on
+        return out
 
 
 def _shallow_copy(model: Any) -> Any:

@@ -94,7 +94,7 @@ class AnswerRecord:
             statistics.rounds += 1
             statistics.round_trips.append(event.waited_s)
             statistics.wait_seconds += event.waited_s
-            statistics.streamed = isinstance(event, Pushed)
+            statistics.server_drafts = isinstance(event, Pushed)
             if isinstance(event, Pushed) and not event.draft_stamp:
                 statistics.server_drafted += event.drafted
                 statistics.server_accepted += event.accepted

@@ -62,6 +62,21 @@ _MULTIPLIED = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attenti
 _YARN = _rope("yarn", factor=4.0)
 _FOUR = {"num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+#: Pairs of a recurrent layer and one with attention.
+_PAIRS = {
+    kind: {"num_hidden_layers": 4, "layer_types": [kind, "attention" if kind == "mamba" else "full_attention"] * 2}
+    for kind in ("conv", "linear_attention", "mamba")
+}
+_DELTA = {
+    **_PAIRS["linear_attention"],
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 16}
+_GEMMA_4 = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512}
+_LATENT = {
+    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 4},
+    **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+}
 _GLM_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
 #: The type of each model, and what its configuration has beside the sizes.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -139,6 +154,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hunyuan": ("hunyuan_v1_dense", _HEAD),
     "ERNIE 4.5": ("ernie4_5", {}),
     "ERNIE 4.5 MoE": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
+    "LFM 2": ("lfm2", {**_PAIRS["conv"], "block_ff_dim": 64}),
+    "Qwen 3 Next": ("qwen3_next", {**_EXPERTS, **_HEAD, **_DELTA, "shared_expert_intermediate_size": 32}),
+    "Qwen 3.5": ("qwen3_5_text", {**_HEAD, **_DELTA}),
+    "Granite 4 (hybrid)": (
+        "granitemoehybrid",
+        {**_PAIRS["mamba"], **_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+    ),
+    "Gemma 4": (
+        "gemma4_text",
+        {**_HEAD, **_WINDOW, **_FOUR, "global_head_dim": 16, "num_kv_shared_layers": 2, **_GEMMA_4},
+    ),
+    "DeepSeek 3 (latent attention)": ("deepseek_v3", {**_GLM_EXPERTS, **_LATENT, "num_key_value_heads": 4}),
     "MiniCPM 3 (latent attention)": ("minicpm3", {"num_key_value_heads": 4}),
     "GPT-2": ("gpt2", {}),
     "GPT-NeoX": ("gpt_neox", {}),

@@ -116,9 +116,9 @@ export function figuresOf(statistics: Statistics, wordsAToken: number): string[]
   if (roundTrips.length > 0) {
     const waited = `${Math.round(1000 * median(roundTrips.slice(-RECENT_TRIPS)))} ms`;
     shown.push(
-      statistics.streamed
-        ? `the server continues by itself: something new every ${waited}`
-        : `the server waits for drafts of this device: an answer after ${waited}`,
+      statistics.serverDrafts
+        ? `the server drafts: something new every ${waited}`
+        : `this device drafts: an answer from the server after ${waited}`,
     );
   }
   if (statistics.dtype !== "") shown.push(`numbers of the model: ${statistics.dtype}`);

@@ -141,6 +141,7 @@ class ServerSession:
     Attributes:
         committed: tokens of the conversation.
         connection: number of the newest connection.
+        round_trip_us: round trip time of its link as reported by the client, microseconds; 0 if unknown.
     """
 
     def __init__(self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int]) -> None:
@@ -149,7 +150,7 @@ class ServerSession:
         self._stop_tokens = frozenset(stop_tokens)
         self.committed: list[int] = []
         self.connection = 0
-        self._epoch = 0
+        self._epoch = self.round_trip_us = 0
         self._answer_start: int | None = None  # committed length right after the last Prompt
         self._finish: int | None = None  # Finish of the answer that ended, if one did
         self._max_length = 0
@@ -329,10 +330,10 @@ class ServerSession:
             case Action.REPEAT:
                 return self._repeat(message)
             case Action.GRANT_CREDIT:
-                self._credit = message.credit.position
+                self._set_credit(message.credit)
                 return self._known_verdict(self._sent_length) if self._sent_length < len(self.committed) else None
             case Action.REVOKE_CREDIT:
-                self._credit = message.credit.position
+                self._set_credit(message.credit)
                 revoked = wire.CreditRevoked(epoch=self._epoch, serial=message.credit.serial)
                 return wire.ServerMessage(standing=revoked)
             case Action.CANCEL:
@@ -373,6 +374,10 @@ class ServerSession:
             return self._known_verdict(_end(message.prompt))
         draft = message.draft
         return self._known_verdict(draft.base_len, draft.tokens, check_parents(draft.parents, len(draft.tokens)))
+
+    def _set_credit(self, credit: wire.Credit) -> None:
+        self._credit = credit.position
+        self.round_trip_us = credit.round_trip_us or self.round_trip_us
 
     def _known_verdict(
         self, base_len: int, draft: Sequence[int] = (), parents: Sequence[int] = ()

@@ -114,7 +114,7 @@ export class AnswerRecord {
     statistics.rounds++;
     statistics.roundTrips.push(event.waitedS);
     statistics.waitSeconds += event.waitedS;
-    statistics.streamed = event.event === "Pushed";
+    statistics.serverDrafts = event.event === "Pushed";
     if (event.event === "Pushed" && !event.draftStamp) {
       statistics.serverDrafted += event.drafted;
       statistics.serverAccepted += event.accepted;

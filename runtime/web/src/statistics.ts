@@ -17,7 +17,7 @@ export interface Statistics {
   /** Those of them that the target accepted. */
   serverAccepted: number;
   /** Whether the last verdict was pushed: the server streams on its own. */
-  streamed: boolean;
+  serverDrafts: boolean;
   /** Committed tokens that the verifier wrote while the device was away; they came with a connection. */
   fetched: number;
   /** Committed tokens that were written while the verifier was away. */
@@ -53,7 +53,7 @@ export function newStatistics(): Statistics {
     pushed: 0,
     serverDrafted: 0,
     serverAccepted: 0,
-    streamed: false,
+    serverDrafts: false,
     fetched: 0,
     offline: 0,
     kept: 0,

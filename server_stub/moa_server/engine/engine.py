@@ -55,7 +55,7 @@ class RequestState:
         cache, state, parents = self.state.cache, self.state, self.request.parents if draft else ()
         assert cache is not None
         if not parents or list(parents) == chain(len(draft)):
-            return Piece(cache, len(state.tokens), part + draft)
+            return Piece(cache, len(state.tokens), part + draft, drafted=len(draft))
         if len(part) == 1 and state.tokens:  # the tree's root: one tile of attention in the place of two
             return Piece(cache, len(state.tokens), (), part + draft, [0, *(1 + parent for parent in parents)])
         return Piece(cache, len(state.tokens), part, draft, parents)
@@ -65,6 +65,10 @@ class RequestState:
 CHUNK = 512
 #: Tokens of a draft that fit into the cache after a full context.
 _DRAFT_ROOM = 128
+
+
+#: Tokens of a draft for a target that takes chains only, whose states are kept token by token.
+_MOST_IN_CHAIN = 16
 
 
 class LocalEngine(TargetEngine):
@@ -83,8 +87,6 @@ class LocalEngine(TargetEngine):
         EngineError: see :func:`moa_server.engine.base.context_of`.
     """
 
-    capabilities = Capabilities()
-
     def __init__(
         self,
         target: LoadedTarget,
@@ -100,6 +102,9 @@ class LocalEngine(TargetEngine):
         super().__init__(target, drafter, drafter_fingerprint, max_context, windows=target_pass.windows)
         self.target, self.target_pass, self._rows = target, target_pass, rows
         self.weights = weights
+        self.capabilities = (
+            Capabilities() if target_pass.trees else Capabilities(trees=False, max_draft_tokens=_MOST_IN_CHAIN)
+        )
         self.perplexity_ratio: float | None = None
         self._bound = rounded_up(max(cache_tokens, self.max_context + _DRAFT_ROOM))
         self._sequences = SequenceCaches(target_pass.cache_shape.new_cache, self._bound)
@@ -170,6 +175,8 @@ class LocalEngine(TargetEngine):
         state = self._sequences[request.sequence]
         if request.sampling is not None:  # the last token's hidden state is needed
             state.cut(len(request.prefix) - 1)
+        if state.cache is not None and len(state.tokens) < len(request.prefix):
+            state.cut(state.cache.resumable(len(state.tokens)))
         return RequestState(request, state, list(request.prefix[len(state.tokens) :]))
 
     def _next_batch(self, work: Sequence[RequestState]) -> list[tuple[RequestState, Piece]]:

@@ -89,7 +89,7 @@ class FusedLlama:
         batch_invariant: false until a check has shown it, see :func:`is_invariant`.
     """
 
-    has_own_weights = True
+    has_own_weights = trees = True
     batch_invariant = windows = False
     row_multiple = 4  # of few rows, see padded()
 
@@ -110,9 +110,7 @@ class FusedLlama:
         self._head = product_of(dtype, target.model.get_output_embeddings())
         self._fusion, kept = fusion, config.hidden_size if keep_last else 0
         kept, count = kept if fusion is None else fusion.size, len(self._layers)
-        self.cache_shape = KVCacheShape(
-            count, self._heads.kv, size, torch.float32, target.device, blocks=True, feature_size=kept
-        )
+        self.cache_shape = KVCacheShape(count, self._heads.kv, size, torch.float32, target.device, feature_size=kept)
 
     def first_layers(self, count: int) -> FusedLlama:
         """The same with some layers only, for checks that need not run all of them; nothing is copied."""

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from moa_drafter.devices import lay_out_for_few_rows
 from moa_drafter.target import Target
+from moa_drafter.target_features import full_cache
 from moa_runtime.session.tree import chain, depths
 from moa_server.engine.attention import tree_mask
-from moa_server.engine.kv_cache import KVCache, KVCacheShape, fetched, keep_features
-from moa_server.engine.target_pass import Fusion, LogitRows, Piece
+from moa_server.engine.kv_cache import fetched, keep_features
+from moa_server.engine.layer_cache import LayerCache, LayerCacheShape, RecurrentState
+from moa_server.engine.target_pass import BLOCK, Fusion, LogitRows, Piece
 
 
 class GeneralPass:
     """A :class:`moa_server.engine.target_pass.TargetPass`: one forward for each piece, in the target's own type.
 
     On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.devices`).
+
+    Recurrent layers (Mamba, gated delta rule, short convolutions) have a state after a token and no way back. Prompts
+    are computed in chunks that end at multiples of 64 tokens. States are kept every 256 tokens, at the end of a piece,
+    and after each token of a draft until the verdict. Drafted tokens are computed one by one; if all recurrent layers
+    are convolutions, in one forward, whose inputs are the states.
 
     Args:
         keep_last: whether caches keep the last hidden states, as features.
@@ -31,7 +40,7 @@ class GeneralPass:
         windows: see :class:`moa_server.engine.target_pass.TargetPass`; false until a trial has shown it.
 
     Raises:
-        ValueError: the layers' keys and values differ in shape.
+        ValueError: a layer's cache is of another kind than keys and values, or recurrent states.
     """
 
     has_own_weights = batch_invariant = windows = False
@@ -42,26 +51,45 @@ class GeneralPass:
         if target.device.type == "cpu":
             for layer in target.layers:  # the head stays as it is: where it is the embedding too, rows are picked of it
                 lay_out_for_few_rows(layer)
-        ids, cache = torch.zeros(1, 1, dtype=torch.int64, device=target.device), DynamicCache()
-        with torch.inference_mode():
-            cache = target.model.model(input_ids=ids, past_key_values=cache, use_cache=True).past_key_values
-        shapes = {tuple(part.shape) for layer in cache.layers for part in (layer.keys, layer.values)}
-        if len(shapes) != 1:
-            raise ValueError("keys and values of different shapes in one target are not supported")
-        (shape,) = shapes
         config, dtype = target.model.config, target.model.dtype
+        ids, cache = torch.zeros(1, 1, dtype=torch.int64, device=target.device), full_cache(config)
+        with torch.inference_mode():
+            target.model.model(input_ids=ids, past_key_values=cache, use_cache=True)
+        shapes = [_shape(layer) for layer in cache.layers]
+        self._recurrent = {index: layer for index, layer in enumerate(cache.layers) if _is_recurrent(layer)}
+        states = [_state(layer) for layer in self._recurrent.values()]
+        self._convolutions = all(kind == _CONVOLUTION for state in states for kind, _ in state)
+        self.trees = not self._recurrent
         self.dtype, self.device = str(dtype).removeprefix("torch."), target.device.type
         size = config.hidden_size if keep_last else 0
-        size = size if fusion is None else fusion.size
-        self.cache_shape = KVCacheShape(
-            config.num_hidden_layers, shape[1], shape[3], dtype, target.device, blocks=False, feature_size=size
+        self.cache_shape = LayerCacheShape(
+            tuple(shapes),
+            dtype,
+            target.device,
+            size if fusion is None else fusion.size,
+            sum(tensor.nbytes for state in states for tensor in state.values()),
         )
 
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
-        """See :meth:`moa_server.engine.target_pass.TargetPass.forward`; as many forwards as pieces."""
-        hidden = torch.cat([self._forward(piece) for piece in pieces])
-        return hidden, len(pieces)
+        """See :meth:`moa_server.engine.target_pass.TargetPass.forward`; as many forwards as pieces, more for recurrent
+        layers."""
+        parts = [part for piece in pieces for part in (self._parts(piece) if self._recurrent else [piece])]
+        return torch.cat([self._forward(part) for part in parts]), len(parts)
+
+    def _parts(self, piece: Piece) -> Iterator[Piece]:
+        """Cut a piece for recurrent layers."""
+        start, end = 0, len(piece.chain) - piece.drafted
+        piece.cache.drop_states(piece.cached)
+        while start < len(piece.chain):
+            if start < end:
+                stop = min(end, start + BLOCK - (piece.cached + start) % BLOCK)
+            else:
+                stop = len(piece.chain) if self._convolutions else start + 1
+            drafted = stop - start if start >= end else 0
+            own = piece.chain[start:stop]
+            yield dataclasses.replace(piece, cached=piece.cached + start, chain=own, drafted=drafted)
+            start = stop
 
     @torch.inference_mode()
     def logits(self, parts: Sequence[Tensor]) -> LogitRows:
@@ -73,23 +101,48 @@ class GeneralPass:
         root = len(piece.chain)
         parents = chain(root) + [root + parent for parent in piece.parents]
         positions = torch.tensor(depths(parents), device=device) + (piece.cached - 1 + piece.shift)
-        # Masks of our own make transformers build none. It builds the right one for a single token.
-        mask = None if len(piece) == 1 else self._masks(piece.cached, parents)
-        layers, wanted = range(self.cache_shape.layers), () if self._fusion is None else self._fusion.inner_layers
+        # Masks of our own make transformers build none. It builds the right ones for chains.
+        mask = self._masks(piece.cached, parents) if self.trees and len(piece) > 1 else None
+        wanted = () if self._fusion is None else self._fusion.inner_layers
+        cache = self._cache(piece)
         out = self._target.model.model(
             input_ids=torch.tensor([[*piece.chain, *piece.tree]], device=device),
             position_ids=positions[None],
             attention_mask=mask,
-            past_key_values=Cache(layers=[_CacheLayer(piece.cache, index, piece.cached) for index in layers]),
+            past_key_values=cache,
             use_cache=True,
             output_hidden_states=bool(wanted),
         )
+        if self._recurrent:
+            self._keep_states(piece, cache)
         hidden: Tensor = out.last_hidden_state[0]
         if self._fusion is not None:  # the first of transformers' hidden states is the embedding
             keep_features([piece], self._fusion([out.hidden_states[1 + layer][0] for layer in wanted]))
         elif self.cache_shape.feature_size:
             keep_features([piece], hidden)
         return hidden
+
+    def _cache(self, piece: Piece) -> Cache:
+        """Return transformers' view of a piece's cache."""
+        own: LayerCache = piece.cache
+        held = own.states[piece.cached] if self._recurrent and piece.cached else None
+        cache = Cache(layers=[_CacheLayer(own, index, piece.cached) for index in range(len(own.layers))])
+        for number, (index, layer) in enumerate(self._recurrent.items()):
+            cache.layers[index] = resumed = _resumed(layer, held[number] if held else {})
+            resumed.record_past = self._convolutions and piece.drafted > 0
+        return cache
+
+    def _keep_states(self, piece: Piece, cache: Cache) -> None:
+        """Keep the states of recurrent layers after a part of a piece, after each of its tokens if they are drafted."""
+        count, states = len(piece), [_state(cache.layers[index]) for index in self._recurrent]
+        if not (self._convolutions and piece.drafted):
+            piece.cache.states[piece.cached + count] = states
+            return
+        for done in range(1, count + 1):  # the inputs of a convolution so far: those before the piece, and its own
+            piece.cache.states[piece.cached + done] = [
+                {name: tensor[..., done : tensor.shape[-1] - count + done].clone() for name, tensor in state.items()}
+                for state in states
+            ]
 
     def _masks(self, cached: int, parents: Sequence[int]) -> Tensor | dict[str, Tensor]:
         """Return the mask ``[1, 1, n, cached + n]`` of each kind of layer, or of the only one."""
@@ -145,15 +198,54 @@ def narrow_windows(config: Any, size: int) -> Iterator[bool]:
             setattr(config, name, was)
 
 
+_CONVOLUTION = "conv_states"
+_RECURRENT = (_CONVOLUTION, "recurrent_states")
+
+
+def _is_recurrent(layer: Any) -> bool:
+    return hasattr(layer, _RECURRENT[1])
+
+
+def _shape(layer: Any) -> tuple[int, int, int] | None:
+    """Return the heads of a layer's keys and values in transformers' cache, and the sizes of a key and a value."""
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if keys is None or values is None:
+        return None
+    if type(layer) is not DynamicLayer:
+        raise ValueError(f"its layers keep a {type(layer).__name__}, which is not supported")
+    return keys.shape[1], keys.shape[3], values.shape[3]
+
+
+def _state(layer: Any) -> RecurrentState:
+    """Return copies of the tensors of a recurrent layer of transformers' cache."""
+    held = {(kind, index): tensor for kind in _RECURRENT for index, tensor in getattr(layer, kind).items()}
+    return {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
+
+
+def _resumed(like: Any, state: RecurrentState) -> Any:
+    """Return another recurrent layer of transformers' cache, with a state, or empty."""
+    layer = copy.copy(like)
+    for kind in _RECURRENT:
+        setattr(layer, kind, {index: None for index in getattr(like, kind)})
+        setattr(layer, f"is_{kind}_initialized", {index: False for index in getattr(like, kind)})
+    layer.has_previous_state = {index: False for index in like.has_previous_state}
+    for (kind, index), tensor in state.items():
+        getattr(layer, kind)[index] = tensor.clone()  # updated in place
+        getattr(layer, f"is_{kind}_initialized")[index] = layer.has_previous_state[index] = True
+    return layer
+
+
 class _CacheLayer(DynamicLayer):
     """One layer of a cache for transformers: ``keys`` and ``values`` are ``[1, kv_heads, length, head_dim]``."""
 
     keys: Tensor
     values: Tensor
 
-    def __init__(self, cache: KVCache, index: int, cached: int) -> None:
+    def __init__(self, cache: LayerCache, index: int, cached: int) -> None:
         super().__init__()
-        self._halves = cache.keys[index], cache.values[index]  # [1, kv_heads, capacity, head_dim]
+        self._halves = cache.layers[index]
+        if not self._halves:  # the layer reads those of another one
+            return
         self.dtype, self.device, self.is_initialized = cache.shape.dtype, cache.shape.device, True
         self._end_at(cached)
 

@@ -1,4 +1,4 @@
-"""KV caches of the passes in torch: keys and values of a sequence, and features if memory rows need them."""
+"""KV caches of the fused pass in torch: keys and values of a sequence, and features if memory rows need them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +20,6 @@ class KVCacheShape:
     """Layout of the KV caches of a target, a :class:`moa_server.engine.target_pass.CacheShape`.
 
     Attributes:
-        blocks: whether tokens lie in blocks of :data:`BLOCK`, head after head in each; otherwise in one block as long
-            as the cache.
         feature_size: size of the features; 0 if none are kept.
     """
 
@@ -29,7 +28,6 @@ class KVCacheShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
-    blocks: bool
     feature_size: int = 0
 
     @property
@@ -46,20 +44,19 @@ class KVCache:
     """See :class:`moa_server.engine.target_pass.Cache`.
 
     Attributes:
-        keys, values: ``[layers, blocks, kv_heads, block, head_dim]`` each. Slots never written hold zeros, so
-            products with them are zeros. In a cache of blocks the keys lie dimension by dimension, as the products of
-            queries with them want it.
+        keys, values: ``[layers, blocks, kv_heads, 64, head_dim]`` each. Slots never written hold zeros, so products
+            with them are zeros. The keys of a block lie dimension by dimension, as the products of queries with them
+            want it.
         features: ``[capacity, feature_size]``.
     """
 
     @torch.inference_mode()
     def __init__(self, shape: KVCacheShape, capacity: int) -> None:
         self.shape, self.capacity = shape, rounded_up(capacity)
-        self.block = BLOCK if shape.blocks else self.capacity
-        outer, rows = (shape.layers, self.capacity // self.block, shape.kv_heads), (self.block, shape.head_dim)
-        self.values = _zeros(shape, *outer, *rows)
-        self.keys = _zeros(shape, *outer, *rows[::-1]).mT if shape.blocks else _zeros(shape, *outer, *rows)
-        self.features = _zeros(shape, self.capacity, shape.feature_size)
+        outer = shape.layers, self.capacity // BLOCK, shape.kv_heads
+        self.values = zeros(shape, *outer, BLOCK, shape.head_dim)
+        self.keys = zeros(shape, *outer, shape.head_dim, BLOCK).mT
+        self.features = zeros(shape, self.capacity, shape.feature_size)
         self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
     @torch.inference_mode()
@@ -77,8 +74,8 @@ class KVCache:
         """Locate ``count`` tokens from the slot ``start`` on: block, first offset in it, and range of the tokens."""
         done = 0
         while done < count:
-            block, place = divmod(start + done, self.block)
-            size = min(count - done, self.block - place)
+            block, place = divmod(start + done, BLOCK)
+            size = min(count - done, BLOCK - place)
             yield block, place, slice(done, done + size)
             done += size
 
@@ -107,10 +104,14 @@ class KVCache:
             return
         slots = start + torch.tensor(path, device=self.features.device)
         for half in (self.keys, self.values):
-            taken = half[:, slots // self.block, :, slots % self.block]  # [n, layers, kv_heads, head_dim]
+            taken = half[:, slots // BLOCK, :, slots % BLOCK]  # [n, layers, kv_heads, head_dim]
             for block, place, part in self.segments(start, len(path)):
                 half[:, block, :, place : place + part.stop - part.start] = taken[part].movedim(0, 2)
         self.features[start : start + len(path)] = self.features[slots]
+
+    def resumable(self, length: int) -> int:
+        """See :meth:`moa_server.engine.target_pass.Cache.resumable`."""
+        return length
 
     def block_states(self, index: int) -> tuple[Tensor, ...]:
         """See :meth:`moa_server.engine.target_pass.Cache.block_states`."""
@@ -123,13 +124,21 @@ class KVCache:
             part.copy_(given)
 
     def _parts(self, index: int) -> tuple[Tensor, ...]:
-        [(block, place, _)] = self.segments(index * BLOCK, BLOCK)
-        slots, own = slice(place, place + BLOCK), slice(index * BLOCK, (index + 1) * BLOCK)
-        return self.keys[:, block, :, slots], self.values[:, block, :, slots], self.features[own]
+        return self.keys[:, index], self.values[:, index], self.features[index * BLOCK : (index + 1) * BLOCK]
 
 
-def _zeros(like: KVCacheShape, *size: int) -> Tensor:
-    """Allocate zeros in the cache's type, on its device; on a CPU as pages that the system maps on first use.
+class Layout(Protocol):
+    """Type and place of a cache."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+def zeros(like: Layout, *size: int) -> Tensor:
+    """Allocate zeros in a cache's type, on its device; on a CPU as pages that the system maps on first use.
 
     The cache of a long prompt is hundreds of megabytes: writing them at once would delay a step, as would huge pages,
     one of which holds all keys of a layer.

@@ -89,6 +89,10 @@ class OnnxCache:
         self.values[:, new // BLOCK, :, new % BLOCK] = self.values[:, old // BLOCK, :, old % BLOCK]
         self.features[new] = self.features[old]
 
+    def resumable(self, length: int) -> int:
+        """See :meth:`moa_server.engine.target_pass.Cache.resumable`."""
+        return length
+
     def block_states(self, index: int) -> tuple[NDArray[Any], ...]:
         """See :meth:`moa_server.engine.target_pass.Cache.block_states`."""
         return tuple(part.copy() for part in self._parts(index))

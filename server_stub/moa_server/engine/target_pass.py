@@ -39,6 +39,10 @@ class Cache(Protocol):
     def keep(self, start: int, path: Sequence[int]) -> None:
         """Move the tokens with the ascending indices ``path``, counted from slot ``start``, to ``start``."""
 
+    def resumable(self, length: int) -> int:
+        """Return after how many of the first ``length`` tokens the pass can go on: all of them, but in targets with
+        recurrent layers."""
+
     def block_states(self, index: int) -> Any:
         """Copy all that the cache holds of the slots ``64 * index`` to ``64 * index + 63``."""
 
@@ -66,6 +70,7 @@ class Piece:
         cached: tokens in the cache before these; the piece's own tokens take the next slots, in order.
         chain: tokens of the chain; at least one if there is no cached token.
         tree, parents: a tree as in :mod:`moa_runtime.session.tree`; a draft that is a chain belongs to ``chain``.
+        drafted: tokens at the end of the chain that are a draft.
         shift: added to all positions, to test a pass far into a context without the tokens before.
     """
 
@@ -75,6 +80,7 @@ class Piece:
     tree: Sequence[int] = ()
     parents: Sequence[int] = ()
     shift: int = 0
+    drafted: int = 0
 
     def __len__(self) -> int:
         return len(self.chain) + len(self.tree)
@@ -126,6 +132,10 @@ class TargetPass(Protocol):
     @property
     def windows(self) -> bool:
         """Whether layers with a window are computed as such; else a context ends with it."""
+
+    @property
+    def trees(self) -> bool:
+        """Whether it takes trees; else chains only, each of whose drafted tokens may take a forward."""
 
     @property
     def row_multiple(self) -> int:

@@ -99,13 +99,21 @@ def deviation(candidate: FusedLlama | GeneralPass, target: Target) -> float:
         cache = candidate.cache_shape.new_cache(len(text) + len(_PARENTS))
         path, wrong = text[_CHAIN + 1 :], text[0]
         tree = [path[_TREE.index(index)] if index in _TREE else wrong for index in range(len(_PARENTS))]
-        pieces = [
-            Piece(cache, 0, text[:_CHAIN], shift=start),
-            Piece(cache, _CHAIN, text[_CHAIN : _CHAIN + 1], shift=start),
-            Piece(cache, _CHAIN + 1, (), tree, _PARENTS, shift=start),
+        first, chain, single = _CHAIN + 1, text[:_CHAIN], text[_CHAIN : _CHAIN + 1]
+        states = [
+            candidate.forward([Piece(cache, 0, chain, shift=start)])[0],
+            candidate.forward([Piece(cache, _CHAIN, single, shift=start)])[0],
         ]
-        states = [candidate.forward([piece])[0] for piece in pieces]
-        hidden = torch.cat((*states[:2], states[2][list(_TREE)]))
+        if candidate.trees:
+            nodes = candidate.forward([Piece(cache, first, (), tree, _PARENTS, shift=start)])[0]
+            states.append(nodes[list(_TREE)])
+        else:  # after a draft whose first token alone is right
+            candidate.forward([Piece(cache, first, [path[0], *[wrong] * 2], drafted=3, shift=start)])
+            cache.keep(first, [0])
+            states += [candidate.forward([Piece(cache, first, path[:1], drafted=1, shift=start)])[0]]
+            cache.keep(first, [0])
+            states += [candidate.forward([Piece(cache, first + 1, path[1:], drafted=len(path) - 1, shift=start)])[0]]
+        hidden = torch.cat(states)
         return hidden, torch.from_numpy(np.stack(list(candidate.logits([hidden])))).to(hidden.device)
 
     return deviation_from_transformers(target, _CHAIN + 1 + len(_TREE), compute)

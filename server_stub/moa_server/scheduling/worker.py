@@ -47,12 +47,11 @@ class _PendingJobs:
         if result.done() and not result.cancelled():
             result.exception()  # retrieved, even if the caller left at the same time, so asyncio logs no warning
 
-    def resolve(self, job: Job) -> bool:
-        """Report that a job is done; return whether its caller is still there."""
+    def resolve(self, job: Job) -> None:
+        """Report that a job is done."""
         result, _ = self._pending.get(id(job), (None, None))
         if result is not None and not result.done():
             result.set_result(None)
-        return result is not None
 
     def fail(self, job: Job, error: BaseException | None) -> None:
         """Report that the engine failed on a job; log the error, if any, with the fields of the job's session."""
@@ -81,9 +80,9 @@ _REASONS: dict[type[BaseException], str] = {
     **{GivenUpError: "given up", asyncio.CancelledError: "left"},
 }
 
-#: Longest wait between two steps for conversations that got a result to submit their next job, or to say that they have
-#: none, seconds. Only one whose client takes no frames needs so long.
-_LONGEST_WAIT_S = 0.002
+#: Most turns of the event loop between two steps, in which conversations that got a result announce or submit their
+#: next job, or that they have none. A turn takes some 10 microseconds; most conversations need ten.
+_BREATHS = 40
 
 
 class Worker:
@@ -113,7 +112,6 @@ class Worker:
         self._under_way: asyncio.Task[dict[int, BaseException]] | None = None
         self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
         self._undecided: set[int] = set()  # sequences that got a result, and may submit their next job at once
-        self._decided = asyncio.Event()  # there are none
         self._more = asyncio.Event()
         self._last = Step()
         self._given_up = False
@@ -177,7 +175,7 @@ class Worker:
                 unscheduled = asyncio.create_task(self._run_unscheduled(waiting))
             else:
                 self._scheduler.add(waiting)
-                self.parked(job.sequence)
+                self._undecided.discard(job.sequence)
                 self._more.set()
                 if self._loop is None:  # in no session's context
                     self._loop = contextvars.Context().run(asyncio.create_task, self._run())
@@ -199,10 +197,8 @@ class Worker:
         self._pending.fail_all(GivenUpError())
 
     def parked(self, sequence: int) -> None:
-        """Note that no step waits for a sequence: its next job is there, or follows only after its client's frame."""
+        """Note that a sequence has no next job until its client sends a frame: no step waits for it."""
         self._undecided.discard(sequence)
-        if not self._undecided:
-            self._decided.set()
 
     def rest(self, sequence: int) -> None:
         """Note that no client waits for the next token of a sequence: others may use all of a step."""
@@ -265,8 +261,9 @@ class Worker:
             if id(job) in failures:
                 self._scheduler.drop(job)
                 self._pending.fail(job, failures[id(job)])
-            elif job.done and self._pending.resolve(job):
+            elif job.done:
                 self._undecided.add(job.sequence)
+                self._pending.resolve(job)
 
     def _learn(self, step: Step, seconds: float) -> None:
         sizes = step.tokens, step.products, step.contexts, len(step.pieces)
@@ -274,13 +271,11 @@ class Worker:
 
     async def _breathe(self) -> None:
         """Let conversations that got a result submit their next job."""
-        await asyncio.sleep(0)
-        if self._undecided:
-            self._decided.clear()
-            longest = asyncio.get_running_loop().call_later(_LONGEST_WAIT_S, self._decided.set)
-            await self._decided.wait()
-            longest.cancel()
-            self._undecided.clear()
+        for _ in range(_BREATHS):
+            await asyncio.sleep(0)
+            if not self._undecided:
+                break
+        self._undecided.clear()
 
     async def _take_drafts(self, jobs: Sequence[Job]) -> None:
         """Let jobs take the newest drafts, and the verifier make some where that pays."""

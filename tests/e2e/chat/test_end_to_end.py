@@ -107,7 +107,7 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
     with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
         terminal.press(QUESTION + "\n")
-        text = terminal.wait(r"24 tokens in .* rounds \| streamed")
+        text = terminal.wait(r"24 tokens in .* rounds \| server drafts")
         shown = text.split(QUESTION)[1].split("cut off")[0]
         assert "".join(shown.split()) == "".join(clean(expected).split())
         terminal.wait("you>", count=2)
@@ -166,7 +166,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_continues(onnx_bundle, hanging):
         hanging.process.send_signal(signal.SIGCONT)
         terminal.wait("you>", count=2)
         terminal.press("And of Italy?\n")
-        terminal.wait(r"tokens in .* rounds \| streamed", count=2)
+        terminal.wait(r"tokens in .* rounds \| server drafts", count=2)
         terminal.wait(r"you>\s*\Z")  # after the check of text that was written while it hung
         terminal.press("/quit\n")
         assert terminal.process.wait(30) == 0

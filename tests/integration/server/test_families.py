@@ -27,7 +27,7 @@ FUSED = {
     "Mistral",
 }
 FUSED |= {"Ministral 3 (scaled queries)", "Seed-OSS"}
-REFUSED = {"MiniCPM 3 (latent attention)": "minicpm3", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
+REFUSED = {"GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
 #: Types that graphs are built for, and why they cannot be for other targets that the general pass computes.
 DESCRIBED = {"llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "smollm3"}
 DESCRIBED |= {"phi3", "granite"}

@@ -165,8 +165,10 @@ def own(most: int, tokens: Sequence[int] = PROMPT) -> list[int]:
     return [*tokens, *plain(ToyEngine(), tokens, most)]
 
 
-def credit(position: int, serial: int = 1) -> wire.ClientMessage:
-    return wire.ClientMessage(credit=wire.Credit(epoch=1, position=position, serial=serial))
+def credit(position: int, serial: int = 1, round_trip_us: int = 0) -> wire.ClientMessage:
+    return wire.ClientMessage(
+        credit=wire.Credit(epoch=1, position=position, serial=serial, round_trip_us=round_trip_us)
+    )
 
 
 async def send(end: ClientEnd, *messages: wire.ClientMessage) -> None:

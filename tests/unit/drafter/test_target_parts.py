@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from moa_drafter.architectures.registry import initialise, new_drafter
-from moa_drafter.config import LayerDims
+from moa_drafter.config import ConfigError, LayerDims
 from moa_drafter.llama import DecoderLayer
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_features import target_states
 from moa_drafter.training.target_parts import norm_weight, start_layer
 from support.families import make_target
+from support.refusals import refused
 
 FAMILIES = ["Llama", "Phi 3", "Gemma", "Gemma 3", "Gemma 3n (soft cap)", "OLMo", "OLMo 2", "OLMo 3", "EXAONE 4"]
 FAMILIES += ["Mixtral (window)", "Qwen 3 MoE", "GLM 4", "GLM 4 MoE", "Granite MoE", "gpt-oss", "Nemotron", "Phi 2"]
-FAMILIES += ["Cohere 2 (scaled logits)", "Llama 4 (chunks)"]
+FAMILIES += ["Cohere 2 (scaled logits)", "Llama 4 (chunks)", "Gemma 4", "LFM 2", "Qwen 3 Next", "Granite 4 (hybrid)"]
 TEXT = torch.randint(3, 500, (36,), generator=torch.Generator().manual_seed(1))
 DIMS = LayerDims(hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=64)
 ONES = torch.ones(32)
@@ -69,3 +70,9 @@ def test_factors_of_norms_are_found() -> None:
     torch.nn.init.normal_(norm.bias)
     assert norm_weight(norm, 32).equal(norm.weight) and norm_weight(None, 32).equal(ONES)
     assert norm_weight(torch.nn.LayerNorm(32, elementwise_affine=False), 32).equal(ONES)
+
+
+def test_latent_attention_has_no_rows(tiny_target, tmp_path) -> None:
+    target = target_of("MiniCPM 3 (latent attention)", tiny_target, tmp_path)
+    with refused("unsupported_target", ConfigError):
+        new_drafter("moa", target, draft_vocab_size=256)

@@ -14,7 +14,7 @@ from moa_server.auth import Bearer
 from moa_server.connection import CloseReason
 from moa_server.edge.rate_limits import Budget
 from moa_server.settings import Settings
-from support.memory_link import ServerEnd
+from support.memory_link import ClientEnd, ServerEnd
 from support.server.in_memory import (
     SETTINGS,
     Served,
@@ -79,6 +79,24 @@ async def test_a_pong_to_a_client_that_left_ends_the_session_without_a_failure(s
     await served.link.closed()
     assert not [record.levelname for record in caplog.records if record.levelno > logging.INFO]
     assert any(getattr(record, "data", {}).get("why") == CloseReason.LEFT.value for record in caplog.records)
+
+
+# -- sharing the target ------------------------------------------------------------------------------
+
+
+async def begun(served: Served, most: int, row_encoding: int = wire.ROW_ENCODING_INT8) -> ClientEnd:
+    """A session with a question and a limit of its answer's tokens."""
+    end = await served.link.connect("")
+    await send(end, hello(row_encoding=row_encoding), asked(most))
+    await receive(end)
+    return end
+
+
+async def streaming(served: Served, round_trip_us: int, row_encoding: int = wire.ROW_ENCODING_INT8) -> ClientEnd:
+    """A session whose answer is pushed."""
+    end = await begun(served, 800, row_encoding)
+    await send(end, credit(800, round_trip_us=round_trip_us))
+    return end
 
 
 LONG = 900

@@ -197,11 +197,9 @@ async def decode(worker: Worker, tokens: int) -> None:
         text.append(job.token)
 
 
-@pytest.mark.parametrize(
-    ("pause_s", "parked", "together"), [(0.001, False, True), (0.001, True, False), (0.01, False, False)]
-)
-def test_a_step_waits_for_conversations_that_may_go_on_until_they_say_that_they_do_not(pause_s, parked, together):
-    """The second conversation pauses between two jobs."""
+@pytest.mark.parametrize(("turns", "parked", "together"), [(30, False, True), (30, True, False), (60, False, False)])
+def test_a_step_waits_for_conversations_that_may_go_on_until_they_say_that_they_do_not(turns, parked, together):
+    """The second conversation needs some turns of the event loop between two jobs."""
     engine = ToyEngine(delay_s=(STEP_S, 0.0))
 
     async def slowly(worker: Worker) -> None:
@@ -211,7 +209,8 @@ def test_a_step_waits_for_conversations_that_may_go_on_until_they_say_that_they_
             text.append(job.token)
             if parked:
                 worker.parked(sequence)
-            await asyncio.sleep(pause_s)
+            for _ in range(turns):
+                await asyncio.sleep(0)
 
     async def scenario(worker, loop) -> None:
         await asyncio.gather(decode(worker, 12), slowly(worker))
