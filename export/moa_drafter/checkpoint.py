@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from moa_drafter.architectures.eagle3 import Eagle3Drafter
 from moa_drafter.architectures.registry import drafter_of
 from moa_drafter.config import CONFIG_FILE, WEIGHTS_FILE, CheckpointError, check_fit
 from moa_drafter.drafter import Drafter, TokenDrafter
@@ -15,7 +16,7 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 
 #: Drafters that can be exported.
-DeviceDrafter = MoADrafter | TokenDrafter
+DeviceDrafter = MoADrafter | TokenDrafter | Eagle3Drafter
 
 
 def save_checkpoint(drafter: Drafter, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -49,7 +50,7 @@ def load_for_device(folder: Path) -> DeviceDrafter:
     if not isinstance(drafter, DeviceDrafter):
         raise CheckpointError(
             f"{folder} holds a drafter of the architecture {drafter.config.architecture}, which runs in PyTorch only: "
-            "moa, early-exit and independent can be exported",
+            "moa, early-exit, independent and published EAGLE-3 heads can be exported",
             code="not_exportable",
         )
     return drafter

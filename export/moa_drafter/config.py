@@ -317,6 +317,11 @@ class Eagle3Config(RivalConfig):
         return self.decoder.num_kv_heads
 
     @property
+    def step_layers(self) -> int:
+        """Decoder layers that a drafting step runs."""
+        return 1
+
+    @property
     def inputs(self) -> int:
         """Number of the target's hidden states that a feature is made of."""
         return len(self.aux_layers) or 3

@@ -13,7 +13,7 @@ import torch
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import DeviceDrafter, load_for_device
-from moa_drafter.config import check_fit, drafter_fingerprint
+from moa_drafter.config import Eagle3Config, check_fit, drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_folder import write_tensors
@@ -242,7 +242,12 @@ def _prove(
 def _manifest(settings: ExportSettings, drafter: DeviceDrafter, target: Target, stage: Path) -> Manifest:
     """Write the tokenizer; return the manifest without the graphs."""
     assert settings.drafter is not None
-    config = drafter.config
+    config, context = drafter.config, target.model.config.max_position_embeddings
+    row_shape = (config.kv_heads, config.decoder.head_dim)
+    if isinstance(config, Eagle3Config):
+        row_shape = config.row_shape
+    else:  # the length that a published head names bounds nothing
+        context = min(config.max_position_embeddings, context)
     copy_texts(stage, target.folder, target.chat_template)
     return Manifest(
         fingerprints=Fingerprints(
@@ -252,12 +257,12 @@ def _manifest(settings: ExportSettings, drafter: DeviceDrafter, target: Target, 
         ),
         target=shown_name(settings.model),
         architecture=config.architecture,
-        kv_heads=config.kv_heads,
-        head_dim=config.decoder.head_dim,
+        kv_heads=row_shape[0],
+        head_dim=row_shape[1],
         top_k=min(settings.recipe.top_k, config.draft_vocab_size),
         vocab_size=config.vocab_size,
         draft_vocab_size=config.draft_vocab_size,
-        max_context=min(config.max_position_embeddings, target.model.config.max_position_embeddings),
+        max_context=context,
         stop_tokens=target.stop_tokens,
         special_tokens=target.special_tokens,
         recipe=settings.recipe.describe(),

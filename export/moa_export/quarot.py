@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moa_drafter.architectures.eagle3 import Eagle3Drafter
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.llama import RMSNorm
 
@@ -19,11 +20,15 @@ from moa_drafter.llama import RMSNorm
 def rotate_residual_stream(drafter: DeviceDrafter) -> DeviceDrafter:
     """Change a drafter: its device half computes the same from a rotated embedding, and its norms have no weights.
 
+    An EAGLE-3 head stays as it is: the verifier, which makes its features, does not turn them.
+
     Cached keys and values and memory rows are what they were. The server half is of no use afterwards.
 
     Returns:
         the drafter given: with a large vocabulary a second one would not fit in memory.
     """
+    if isinstance(drafter, Eagle3Drafter):
+        return drafter
     rotation = random_rotation(drafter.config.decoder.hidden_size).to(drafter.embedding)
     # Replaced, not overwritten: the embedding may be the target's own.
     drafter.embedding = drafter.embedding @ rotation

@@ -59,7 +59,7 @@ def record(target: Target, drafter: DeviceDrafter | None, questions: Sequence[st
         logits = logits_of(states.last[len(prompt) - 1 : -1]).float()
         losses = torch.nn.functional.cross_entropy(logits, torch.tensor(answer, device=logits.device), reduction="none")
         if row_maker is not None:
-            made = row_maker.memory_rows(states.kv.float(), torch.arange(len(tokens)))
+            made = row_maker.rows(states.to(torch.float32), torch.arange(len(tokens)))
             keys, values = (rows.numpy() for rows in made)
         recordings.append(Recording(tokens, len(prompt), keys, values, losses.tolist()))
     return recordings

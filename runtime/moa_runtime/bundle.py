@@ -145,7 +145,7 @@ class Manifest:
     @property
     def has_rows(self) -> bool:
         """Whether the drafter reads memory rows; the others read the tokens alone."""
-        return self.architecture == "moa"
+        return self.architecture in ("moa", "eagle3")
 
     @property
     def has_graph(self) -> bool:
@@ -154,9 +154,9 @@ class Manifest:
 
     @property
     def stopping_rule(self) -> StoppingRule:
-        """``manners``, by default those of the built-in drafter. A drafter without memory rows is wrong more often than
-        right, as the fits of the shipped ones say: it writes nothing."""
-        return self.manners or (StoppingRule() if self.has_rows else StoppingRule(longest=0))
+        """``manners``, by default those of the built-in drafter. Other drafters are wrong more often than right without
+        a verifier, as the fits of the shipped ones say: they write nothing."""
+        return self.manners or (StoppingRule() if self.architecture == "moa" else StoppingRule(longest=0))
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moa_drafter.checkpoint import DeviceDrafter
-from moa_drafter.config import DrafterConfig, TokenConfig
+from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend
@@ -57,7 +57,7 @@ class ExportTarget(Protocol):
 
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None: ...
 
-    def check(self, config: DrafterConfig | TokenConfig) -> None:
+    def check(self, config: DrafterConfig | TokenConfig | Eagle3Config) -> None:
         """Refuse at once what this target cannot make.
 
         Raises:
@@ -99,16 +99,16 @@ def traced_inputs(specs: Iterable[TensorSpec]) -> tuple[Tensor, ...]:
     )
 
 
-def check_drafter(target: str, config: DrafterConfig | TokenConfig, *, layers: bool) -> None:
+def check_drafter(target: str, config: DrafterConfig | TokenConfig | Eagle3Config, *, layers: bool) -> None:
     """Refuse a drafter that ``target`` cannot export.
 
     Args:
         layers: whether a drafter may have layers of its target.
 
     Raises:
-        ExportError: the drafter reads tokens alone, or has such layers.
+        ExportError: the drafter is no Mixture of Attentions, or has such layers.
     """
-    if isinstance(config, TokenConfig):
+    if not isinstance(config, DrafterConfig):
         reason = f"{target} takes drafters of the architecture moa, not {config.architecture}: use --target onnx"
         raise ExportError(reason, code="unsupported_drafter")
     if config.target_layers and not layers:

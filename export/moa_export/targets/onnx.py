@@ -12,8 +12,9 @@ import onnx
 from moa_decoder.rounded_weights import RoundedWeights
 from moa_decoder.weights import shapes_of
 from moa_decoder.writer_graph import WriterGraph
+from moa_drafter.architectures.eagle3 import Eagle3Drafter, Eagle3Module
 from moa_drafter.checkpoint import DeviceDrafter
-from moa_drafter.config import DrafterConfig, TokenConfig
+from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig
 from moa_drafter.device_module import DeviceModule, TokenDeviceModule, signature
 from moa_drafter.drafter import TokenDrafter
 from moa_export.errors import ExportError
@@ -22,6 +23,7 @@ from moa_export.recipe import Recipe
 from moa_export.targets.base import Specs, TargetOptions, entry_of
 from moa_export.targets.onnx_graph import GROUP, halve_weights, put_matrix, tidy, trace
 from moa_runtime.backends.base import Backend
+from moa_runtime.backends.load import eagle3_backend
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import TargetEntry, TensorSpec
 from moa_runtime.drafters.base import Float32
@@ -44,7 +46,7 @@ class OnnxTarget:
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         self._recipe = recipe
 
-    def check(self, config: DrafterConfig | TokenConfig) -> None:
+    def check(self, config: DrafterConfig | TokenConfig | Eagle3Config) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
         for part in (self._recipe.linear, self._recipe.head):
             if part.is_integer and part.group_size not in (16, 32, 64, 128, 256):
@@ -69,6 +71,8 @@ class OnnxTarget:
 
     def runner(self, folder: Path, entry: TargetEntry) -> Backend:
         """Load the graph into onnxruntime on the CPU."""
+        if any(spec.name == "features" for spec in entry.inputs):
+            return eagle3_backend(folder / entry.file)
         return OnnxBackend(folder / entry.file)
 
 
@@ -93,16 +97,20 @@ def capture(drafter: DeviceDrafter, recipe: Recipe) -> tuple[onnx.ModelProto, di
     weights = recipe.embedding
     embed = QuantisedEmbedding(drafter.embedding, weights) if weights.is_integer else None
     kind = TokenDeviceModule if isinstance(drafter, TokenDrafter) else DeviceModule
+    if isinstance(drafter, Eagle3Drafter):
+        kind = Eagle3Module
     half = kind(drafter, top_k=recipe.top_k, embed=embed).eval()
     inputs, outputs = signature(drafter.config, recipe.top_k)
     return trace(half, inputs, outputs)
 
 
-def refuse_too_large(config: DrafterConfig | TokenConfig, recipe: Recipe) -> None:
+def refuse_too_large(config: DrafterConfig | TokenConfig | Eagle3Config, recipe: Recipe) -> None:
     """Raise an ExportError if an ONNX file cannot hold the weights, even without their scales."""
     layer = config.decoder
     heads = layer.head_dim * (layer.num_heads + layer.num_kv_heads)
     matrices = layer.hidden_size * (2 * heads + 3 * layer.intermediate_size)
+    if isinstance(config, Eagle3Config):  # queries, keys and values of twice the width
+        matrices += layer.hidden_size * (heads + layer.head_dim * layer.num_kv_heads)
     counts = (
         (recipe.linear, config.step_layers * matrices),
         (recipe.head, config.draft_vocab_size * layer.hidden_size),

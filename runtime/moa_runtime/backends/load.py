@@ -47,8 +47,18 @@ def load_backend(bundle: Bundle, name: str | None = None, *, threads: int = 2) -
         raise MoaError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}", code="unknown_backend")
     entry = BACKENDS[name]
     graph = bundle.graph_path(entry.graph)
+    if bundle.manifest.architecture == "eagle3":  # a graph for onnxruntime alone
+        return eagle3_backend(graph, threads=threads)
     backend: Backend = getattr(importlib.import_module(entry.module), entry.attribute)(graph, threads=threads)
     return backend
+
+
+def eagle3_backend(graph: Path, *, threads: int = 2) -> Backend:
+    """Load the graph of an EAGLE-3 head for onnxruntime. Raises MoaError if it is none."""
+    from moa_runtime.backends.eagle3 import Eagle3Backend
+    from moa_runtime.backends.onnx import OnnxEagle3Pass
+
+    return Eagle3Backend(OnnxEagle3Pass(graph, threads=threads))
 
 
 def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:

@@ -9,9 +9,11 @@ from typing import Any
 import onnxruntime as ort
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult, check_threads
+from moa_runtime.backends.eagle3 import Eagle3Inputs, Eagle3Result
 from moa_runtime.errors import MoaError
 
 _OUTPUTS = [each.name for each in fields(StepResult)]
+_EAGLE3_OUTPUTS = [each.name for each in fields(Eagle3Result)]
 
 
 class OnnxBackend(Backend):
@@ -44,6 +46,32 @@ class OnnxBackend(Backend):
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
         given = inputs.by_name() if self.needs_a_row else inputs.of_tokens()
         return StepResult(*self._session.run(_OUTPUTS, given))
+
+
+class OnnxEagle3Pass:
+    """Run the graph of an EAGLE-3 head on the CPU. Implements :class:`moa_runtime.backends.eagle3.Eagle3Pass`.
+
+    Args:
+        graph, threads: see :class:`OnnxBackend`.
+
+    Raises:
+        MoaError: the file is no such graph.
+    """
+
+    def __init__(self, graph: Path, *, threads: int = 2) -> None:
+        check_threads(threads)
+        try:
+            self._session, inputs, outputs = load_session(graph, threads)
+            _, heads, size = inputs["self_keys"]
+            self.kv_shape, self.top_k = (int(heads), int(size)), int(outputs["top_tokens"][1])
+            self.hidden_size = int(inputs["features"][1])
+        except Exception as error:  # onnxruntime's errors share no public base class
+            text = f"onnxruntime cannot load {graph} as an EAGLE-3 head: {error}"
+            raise MoaError(text, code="cannot_load") from error
+
+    def __call__(self, inputs: Eagle3Inputs) -> Eagle3Result:
+        """See :class:`moa_runtime.backends.eagle3.Eagle3Pass`."""
+        return Eagle3Result(*self._session.run(_EAGLE3_OUTPUTS, vars(inputs)))
 
 
 def load_session(graph: Path, threads: int) -> tuple[ort.InferenceSession, dict[str, Any], dict[str, Any]]:

@@ -172,6 +172,8 @@ test("models: what fails is one sentence", async () => {
   const missing = async (): Promise<Ort> => Promise.reject(new Error("404"));
   await assert.rejects(loadModels(bundleOf(), { worker: new Worker(missing), ort: "/ort.mjs" }), /cannot be loaded from \/ort\.mjs: 404$/);
   await assert.rejects(loadModels(bundleOf([], { ...MANIFEST, web: undefined }), { ort: new CountingOrt() }), /no graph for onnxruntime-web/);
+  const head = bundleOf([], { ...MANIFEST, architecture: "eagle3" });
+  await assert.rejects(loadModels(head, { ort: new CountingOrt() }), /^BundleError: .*EAGLE-3/);
   const ort = new CountingOrt();
   const models = await loadModels(bundleOf(), { worker: new Worker(ort) });
   const drafter = models.forConversation().drafter!;

@@ -1,4 +1,4 @@
-"""Drafters that read tokens alone, and one with a layer of its target: exported, proved, and run as any other."""
+"""Drafters that read tokens alone, EAGLE-3 heads, and MoA with a layer of its target: exported, proved and run."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ from moa_runtime.session.events import Sampling
 from moa_server.engine.baseline import decode
 from moa_server.engine.torch_engine import torch_engine
 from support.drafted import draft_of
+from support.drafter.eagle3_heads import write_head
 from support.export.commands import run, run_json
 from support.refusals import refused
 from support.tiny import QUESTIONS, make_tiny_bundle, make_tiny_rival, tiny_with_layers
 
 
-@pytest.fixture(scope="module", params=["early-exit", "independent", "moa"])
+@pytest.fixture(scope="module", params=["early-exit", "independent", "moa", "eagle3"])
 def checkpoint(request: pytest.FixtureRequest, once, tiny_target: Path, tiny_drafter: Path, target: Target) -> Path:
     def make(folder: Path) -> None:
         if request.param == "moa":
             save_checkpoint(tiny_with_layers(tiny_drafter, target, 1), folder)
+        elif request.param == "eagle3":
+            write_head(folder, {"norm_before_residual": True, "norm_output": True})
         else:
             make_tiny_rival(request.param, tiny_target, folder)
 
@@ -54,16 +57,20 @@ def bundle(checkpoint: Path, once, tiny_target: Path) -> Bundle:
     return Bundle.open(once(f"{checkpoint.name}-bundle", make))
 
 
+def reads_rows(backend: Backend) -> bool:
+    return backend.needs_a_row or backend.entries_from_rows
+
+
 def assert_same_drafts(one: Backend, other: Backend) -> None:
     """Chains and trees with few rows, none, and rows that arrive later; without rows if they are not looked at."""
     rows = np.random.default_rng(5).standard_normal((2, 12, *one.row_shape)).astype(np.float32)
     prefix = list(range(20, 40))
-    for held in (0, 1, 7) if one.needs_a_row else (0,):
+    for held in (0, 1, 7) if reads_rows(one) else (0,):
         drafts = []
         for side in (MoaDrafter(backend, max_context=100) for backend in (one, other)):
             side.add_rows(0, *rows[:, :held])
             drafted = draft_of(side, prefix, 3)
-            if one.needs_a_row:
+            if reads_rows(one):
                 side.add_rows(held, *rows[:, held:])
             tree = side.propose(prefix, Budget.tree(nodes=16, levels=3, width=4))
             drafts.append(([guess.token for guess in drafted], [guess.logprob for guess in drafted], tree))
@@ -75,11 +82,17 @@ def assert_same_drafts(one: Backend, other: Backend) -> None:
 
 def test_the_graph_computes_what_pytorch_does(bundle: Bundle, checkpoint: Path, target: Target) -> None:
     manifest = bundle.manifest
-    assert checkpoint.name == f"kind-{manifest.architecture}" and manifest.has_rows == (manifest.architecture == "moa")
+    assert checkpoint.name == f"kind-{manifest.architecture}" and manifest.has_rows == (
+        manifest.architecture in ("moa", "eagle3")
+    )
     assert manifest.fingerprints.drafter == drafter_fingerprint(checkpoint)
     graph = load_backend(bundle, threads=1)
-    assert graph.kv_shape == (manifest.kv_heads, manifest.head_dim) == (4, 16)  # two layers
-    assert graph.needs_a_row == manifest.has_rows
+    # Two layers; of an EAGLE-3 head a row is half a feature.
+    shape = graph.row_shape if manifest.architecture == "eagle3" else graph.kv_shape
+    assert (
+        shape == (manifest.kv_heads, manifest.head_dim) == ((2, 16) if manifest.architecture == "eagle3" else (4, 16))
+    )
+    assert reads_rows(graph) == manifest.has_rows
     assert_same_drafts(graph, torch_backend_of(load_bound(checkpoint, target), top_k=16))
 
 

@@ -102,9 +102,8 @@ export class Bundle {
 
   /** Return the drafter's graph. Throws BundleError if the bundle has none, or it cannot be downloaded. */
   async graph(options: ReadOptions = {}): Promise<{ entry: TargetEntry; bytes: Uint8Array }> {
-    const { web } = this.manifest;
-    if (!web) throw lacking("no graph for onnxruntime-web");
-    return { entry: web, bytes: await this.read(web.file, options) };
+    const entry = graphOf(this.manifest);
+    return { entry, bytes: await this.read(entry.file, options) };
   }
 
   /** Return the writer; download it if necessary. Throws BundleError if the bundle has none, or it cannot be downloaded. */
@@ -165,15 +164,23 @@ async function downloaded(url: string, text: string, options: OpenOptions): Prom
 
 function wantedOf(manifest: Manifest, { drafter = true, writer = false }: OpenOptions): [string, FileEntry][] {
   const names = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE];
-  if (drafter && hasGraph(manifest.architecture)) {
-    if (!manifest.web) throw lacking("no graph for onnxruntime-web");
-    names.push(manifest.web.file);
-  }
+  if (drafter && hasGraph(manifest.architecture)) names.push(graphOf(manifest).file);
   if (writer) {
     if (!manifest.webWriter) throw lacking("no writer for onnxruntime-web");
     names.push(manifest.webWriter.file);
   }
   return names.map((name) => [name, manifest.files.get(name)!]);
+}
+
+/** Return the drafter's graph. Throws BundleError if the bundle has none that this client computes. */
+function graphOf({ architecture, web }: Manifest): TargetEntry {
+  if (architecture === "eagle3") {
+    throw new BundleError(
+      "the bundle drafts with an EAGLE-3 head, which this client does not compute: use the Python client, or export another drafter",
+    );
+  }
+  if (!web) throw lacking("no graph for onnxruntime-web");
+  return web;
 }
 
 function lacking(what: string): BundleError {
