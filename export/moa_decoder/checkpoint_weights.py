@@ -16,6 +16,7 @@ from moa_decoder.rounding import rounded
 from moa_decoder.safetensors_file import SafetensorsFile, StoredTensor
 from moa_decoder.spec import DecoderSpec
 from moa_decoder.tensor_layout import TensorLayout
+from moa_decoder.text_part import is_multimodal, text_config, text_name
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_decoder.weights import LayerMatrix, LayerVector
 from moa_runtime.checked_file import read_checked
@@ -47,6 +48,9 @@ class CheckpointWeights:
         self._layout = TensorLayout(self._spec, names, tied=tied)
         files = [SafetensorsFile(path) for path in weight_files(folder)]
         self._tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+        if is_multimodal(checkpoint_config(folder)):
+            own = {text_name(name): tensor for name, tensor in self._tensors.items()}
+            self._tensors = {name: tensor for name, tensor in own.items() if name is not None}
         ignored = {name for name in self._tensors if name.endswith(_COMPUTED) or (tied and name == names["head"])}
         held = {name: tensor.shape for name, tensor in self._tensors.items() if name not in ignored}
         if faults := WeightFaults.between(held, self._layout.shapes):
@@ -91,7 +95,16 @@ class CheckpointWeights:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json. Raises TargetError (``unreadable``)."""
+    """Read a folder's config.json; of a multimodal model the part for text. Raises TargetError (``unreadable``)."""
+    config = checkpoint_config(folder)
+    if not is_multimodal(config):
+        return config
+    heads = [name for name in stored_tensors(folder) if (text_name(name) or "").startswith("lm_head.")]
+    return {**text_config(config), "tie_word_embeddings": not heads}  # what both parts say of it may differ
+
+
+def checkpoint_config(folder: Path) -> dict[str, Any]:
+    """Read a folder's config.json as it is. Raises TargetError (``unreadable``)."""
     try:
         config = json.loads(read_checked(folder / "config.json"))
         if not isinstance(config, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +15,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from moa_decoder.checkpoint_weights import read_config
+from moa_decoder.checkpoint_weights import checkpoint_config, read_config
 from moa_decoder.errors import TargetError
+from moa_decoder.text_part import PREFIXES, is_multimodal, text_name
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import longest_context, original_contexts
 from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of, recommended_sampling, target_fingerprint
@@ -214,16 +216,22 @@ def _load(folder: Path, device: str, dtype: torch.dtype | None) -> Target:
 
 
 def _whole_model(folder: Path, **settings: Any) -> Any:
-    """Load a model, and refuse missing tensors, for which transformers would make up random numbers."""
+    """Load a model, or the text part of one, and refuse missing tensors, for which transformers would make up random
+    numbers."""
     from transformers import AutoModelForCausalLM
 
     settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    if multimodal := is_multimodal(checkpoint_config(folder)):
+        names = {f"^{re.escape(prefix)}": own for prefix, own in PREFIXES.items()}
+        settings |= {"config": _supported_config(folder), "key_mapping": names}
     try:
         model, loading_info = AutoModelForCausalLM.from_pretrained(folder, **settings)
     except (RuntimeError, SafetensorError) as error:
         raise TargetError(f"the weights in {folder} are damaged: fetch them again", code="damaged") from error
     except Exception as error:  # transformers has many errors for impossible sizes
         raise _cannot_load(folder, error) from error
+    if multimodal:
+        loading_info["unexpected_keys"] = {name for name in loading_info["unexpected_keys"] if text_name(name)}
     if faults := WeightFaults.reported(loading_info):
         raise TargetError(
             f"the weights in {folder} are not those of its config.json: {faults}; fetch the target again",
@@ -245,16 +253,20 @@ def _stop_tokens(folder: Path, generation: Any, tokenizer: Any) -> tuple[int, ..
 
 
 def _supported_config(folder: Path) -> Any:
-    """Read transformers' configuration before the weights; code that comes with a model is never run. Raises
+    """Read transformers' configuration of text before the weights; code that comes with a model is never run. Raises
     TargetError if the architecture is not supported."""
     from transformers import CONFIG_MAPPING, AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    kind = read_config(folder).get("model_type")
+    own = read_config(folder)
+    kind = own.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in CONFIG_MAPPING:
         raise _unsupported(folder, kind)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if is_multimodal(checkpoint_config(folder)):
+            config = AutoConfig.for_model(**own)
+        else:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # classes have their own errors for impossible fields
         raise _cannot_load(folder, error) from error
     if not hasattr(config, "num_key_value_heads"):

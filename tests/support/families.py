@@ -36,7 +36,7 @@ from support.tiny import make_tiny_target
 #: Tokens of a context, of an original context that was extended, of a window, and of a prompt.
 CONTEXT, ORIGINAL, WINDOW, PROMPT = 40, 24, 30, 14
 _BEST = 16
-_SIZES = {
+SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -199,7 +199,7 @@ def config_of(family: str) -> Any:
     from transformers import AutoConfig
 
     kind, fields = FAMILIES[family]
-    return AutoConfig.for_model(kind, **{**_SIZES, **fields})
+    return AutoConfig.for_model(kind, **{**SIZES, **fields})
 
 
 def make_target(family: str, tokenizer: Path, folder: Path) -> Path:
