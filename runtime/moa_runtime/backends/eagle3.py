@@ -150,7 +150,8 @@ class Eagle3Backend(Backend):
                 entries[new], half[at] = found, estimate
             known[new] = True
             # In a chain of tokens without rows, one more.
-            next_ = ~ready & known[parents - held]
+            next_ = ~ready
+            next_[next_] = known[parents[next_] - held]
             features[next_] = np.concatenate([half[parents[next_] - held] for _, half in own], axis=1)
             ready |= next_
         return StepResult(top[queries], logprobs[queries], *(entries[:, None] for entries in made))
