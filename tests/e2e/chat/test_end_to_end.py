@@ -25,6 +25,8 @@ from moa_runtime.bundle import read_manifest  # noqa: E402
 from moa_runtime.datastore import write_datastore  # noqa: E402
 from support.chat.programs import TOKEN, Running, chat, verifier  # noqa: E402
 from support.chat.terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
+from support.drafter.eagle3_heads import write_head  # noqa: E402
+from support.tiny import make_tiny_bundle  # noqa: E402
 
 QUESTION = "What is the capital of France?"
 
@@ -89,6 +91,21 @@ def test_a_drafter_without_a_model_gets_the_same_text_without_memory_rows(onnx_b
         assert result["text"] == with_rows["text"]
         assert result["statistics"]["bytes_down"] < with_rows["statistics"]["bytes_down"] / 2
     assert result["statistics"]["tau"] > 4, "the datastore holds this very answer"
+
+
+def test_a_published_head_drafts_on_the_device(tiny_target, tmp_path):
+    head = write_head(tmp_path / "head", {"norm_before_residual": True}, of="authors")
+    bundle = make_tiny_bundle(tmp_path / "bundle", tiny_target, head, "none", questions=())
+    limit, found = ("--max-new-tokens", "48", "--json"), []
+    with verifier(tiny_target, head) as running:
+        for how in (("device",), ("server",), ("device", "--drafter", "sssd")):
+            done = once(bundle, running.url, *limit, "--drafting", *how)
+            assert done.returncode == 0, done.stderr
+            found.append(json.loads(done.stdout))
+    assert found[0]["text"] == found[1]["text"] == found[2]["text"]
+    device, _, without = (result["statistics"] for result in found)
+    # A row is 64 numbers in float16.
+    assert device["bytes_down"] - without["bytes_down"] > 48 * 128
 
 
 def test_errors_are_one_sentence(onnx_bundle, server):
