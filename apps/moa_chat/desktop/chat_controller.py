@@ -124,6 +124,13 @@ class ChatController(QObject):
         self.opened.emit()
         self.chats_changed.emit()
 
+    def open_interrupted(self) -> None:
+        """Open the latest chat if its answer was being written when the program ended."""
+        latest = self._try(self.history.chats, [])[:1]
+        interrupted = {chat for chat, _ in self._try(self.history.unfinished, [])}
+        if self.current is None and latest and latest[0].id in interrupted:
+            self.open_chat(latest[0].id)
+
     def open_chat(self, chat: int) -> None:
         running, stored = self._answering, self._try(lambda: self.history.messages(chat), None)
         if stored is None:  # a question asked in it would overwrite what could not be read

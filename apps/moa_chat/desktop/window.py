@@ -127,6 +127,7 @@ class Window(QWidget):
         self.hints = HostConditions(self.runtime, self)
         ready = self.settings.ready
         self.show_first_run(not ready)
+        self.chats.open_interrupted()
         if ready:
             self._connect()
 

@@ -192,6 +192,20 @@ def test_turns_from_before_a_crash_are_shown_and_can_be_asked_again(away):
     assert away.page.composer.text == QUESTION and away.chats.messages == []
 
 
+def test_a_start_opens_the_chat_whose_answer_was_interrupted(away, open_window):
+    """Unless another chat has been used since."""
+    history = away.chats.history
+    interrupted = history.create("Interrupted")
+    history.replace(interrupted, 0, [Message("user", QUESTION), Message("assistant", "Red and", finished=False)])
+    away.close()
+    again = open_window(server=AWAY)
+    assert again.chats.current == interrupted and contents(again.chats.messages) == [QUESTION, "Red and"]
+    history = again.chats.history
+    history.replace(history.create("Later"), 0, [Message("user", MORE), Message("assistant", "Blue.")])
+    again.close()
+    assert open_window(server=AWAY).chats.current is None
+
+
 @pytest.mark.parametrize("kept", [True, False], ids=["chat kept", "chat gone"])
 def test_an_answer_under_way_is_continued_in_the_next_window_if_its_chat_is_there(
     open_online, profile, qtbot, until, kept
