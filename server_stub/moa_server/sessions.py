@@ -264,7 +264,8 @@ class SessionWork:
         if work.pushed and drafted:
             self._budgets.wait_s(Kind.DRAFTED_TOKENS, drafted)
         verdict = message.verdict
-        verifier.metrics.acceptance.add(drafts.paths, job.verified, job.path)
+        if not work.supplied:
+            verifier.metrics.acceptance.add(drafts.paths, job.verified, job.path)
         if work.pushed and conversation.may_draft:
             conversation.worth.add(drafts.paths, drafts.own_paths)
         if verdict.finish:

@@ -298,6 +298,8 @@ class Worker:
             for job, _ in rounds:
                 job.take_newest()
                 job.drafting_s += self._clock() - began
+        for job in set(self._scheduler.waiting_rounds()).difference(jobs):  # submitted meanwhile
+            job.take_newest()
 
     async def _step(self, pieces: list[Piece]) -> dict[int, BaseException]:
         """Run one step; if it fails, run each piece alone, so that one failing piece does not affect the others.

@@ -197,6 +197,12 @@ async def test_a_pushed_verdict_tells_what_was_drafted_for_it(served: Served):
     assert await silent(followed.end, 5) and not len(served.verifier.worker)
 
 
+@with_served()
+async def test_a_prompt_is_no_round_of_the_acceptance(served: Served):
+    await served.answering(asked(60))
+    assert not served.verifier.metrics.acceptance.message()["rounds"]
+
+
 def test_a_budget_of_drafted_tokens_holds_back_drafts_and_no_text():
     """Only the verifier chose to draft."""
 

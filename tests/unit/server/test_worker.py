@@ -11,7 +11,7 @@ import pytest
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import Capabilities, new_sequence
 from moa_server.metrics import Metrics
-from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job, PricedDraft
 from moa_server.scheduling.worker import Worker
 from support.toy_engine import VOCAB, ToyEngine, plain
 from support.virtual_loop import run_virtually
@@ -71,6 +71,31 @@ def test_many_answers_at_once_are_each_what_the_target_writes(toy):
         assert not len(worker) and not toy.sequences_open
 
     with_worker(toy, scenario)
+
+
+class Offer:
+    def newest(self) -> PricedDraft:
+        return PricedDraft([3], [0], [0.99])
+
+
+def test_a_job_that_comes_while_others_are_drafted_for_has_its_draft_in_the_same_step():
+    async def scenario(loop) -> None:
+        first, second = (Job(new_sequence(), [1, 2], Sampling(), source=Offer()) for _ in range(2))
+        running: list[asyncio.Task[None]] = []
+
+        async def prepare(*about: object) -> bool:
+            if not running:
+                running.append(asyncio.create_task(worker.run(second, 30)))
+                await asyncio.sleep(0.01)
+            return False
+
+        worker = Worker(engine := ToyEngine(), Metrics(), prepare=prepare, clock=loop.time)
+        await worker.run(first, 30)
+        await running[0]
+        assert first.verified == second.verified == [0] and len(engine.steps) == 1
+        await worker.close()
+
+    run_virtually(scenario)
 
 
 def test_a_dropped_job_is_gone_within_two_steps(toy):
