@@ -94,12 +94,12 @@ class AnswerRecord:
             statistics.rounds += 1
             statistics.round_trips.append(event.waited_s)
             statistics.wait_seconds += event.waited_s
-            statistics.server_drafts = isinstance(event, Pushed)
+            statistics.streamed = isinstance(event, Pushed)
             if isinstance(event, Pushed) and not event.draft_stamp:
                 statistics.server_drafted += event.drafted
                 statistics.server_accepted += event.accepted
             else:
-                statistics.drafted += event.drafted if isinstance(event, RoundEnded) else 0  # else counted when sent
+                statistics.drafted += event.sent if isinstance(event, RoundEnded) else 0  # else counted when sent
                 statistics.accepted += event.accepted
         elif isinstance(event, LinkLost):
             statistics.reconnects += 1

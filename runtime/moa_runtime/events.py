@@ -45,9 +45,9 @@ class Statistics:
         rounds: verdicts received.
         drafted, accepted: tokens of the device's drafts that were sent, asked for or not, and those of them that the
             target accepted.
-        pushed: committed tokens of a server that drafts.
-        server_drafted, server_accepted: tokens that it drafted, and those of them that the target accepted.
-        server_drafts: whether the last verdict was on the server's own draft.
+        pushed: committed tokens of pushed verdicts, while the server streamed.
+        server_drafted, server_accepted: tokens that the server drafted, and those of them that the target accepted.
+        streamed: whether the last verdict was pushed.
         fetched: committed tokens that the verifier wrote while the device was away.
         offline: committed tokens that the device wrote while the verifier was away.
         kept: those of them that stayed by the user's policy, unconfirmed by the target.
@@ -67,7 +67,7 @@ class Statistics:
     pushed: int = 0
     server_drafted: int = 0
     server_accepted: int = 0
-    server_drafts: bool = False
+    streamed: bool = False
     fetched: int = 0
     offline: int = 0
     kept: int = 0
@@ -104,7 +104,7 @@ class Statistics:
     def as_dict(self) -> dict[str, float | int | str | None]:
         """Return plain figures for JSON."""
         trips = sorted(self.round_trips)
-        plain = [each.name for each in fields(self) if each.name not in ("server_drafts", "round_trips")]
+        plain = [each.name for each in fields(self) if each.name not in ("streamed", "round_trips")]
         figures = {name: getattr(self, name) for name in plain} | {
             "wasted": self.wasted,
             "tau": self.tau,

@@ -53,7 +53,7 @@ def figures(statistics: Statistics, words_a_token: float) -> list[tuple[str, str
         written = statistics.tokens - statistics.kept - statistics.fetched + statistics.taken_back
         show(strings.PASSES, written, statistics.rounds)
     if statistics.round_trips:
-        show(strings.STREAMED if statistics.server_drafts else strings.ROUND_TRIP, 1000 * round_trip(statistics))
+        show(strings.STREAMED if statistics.streamed else strings.ROUND_TRIP, 1000 * round_trip(statistics))
     if statistics.dtype:
         show(strings.NUMBERS, statistics.dtype)
     show(strings.TRAFFIC, _size(statistics.bytes_up), _size(statistics.bytes_down))

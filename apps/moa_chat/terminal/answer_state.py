@@ -56,7 +56,7 @@ def figures(statistics: Statistics) -> str:
     if statistics.round_trips:
         # From sending to the verdict: the network and the target together.
         waited = 1000 * stats.median(statistics.round_trips[-_RECENT_TRIPS:])
-        parts.append("server drafts" if statistics.server_drafts else f"rtt {waited:.0f} ms")
+        parts.append("server drafts" if statistics.streamed else f"rtt {waited:.0f} ms")
     return " | ".join(parts)
 
 

@@ -116,7 +116,7 @@ export function figuresOf(statistics: Statistics, wordsAToken: number): string[]
   if (roundTrips.length > 0) {
     const waited = `${Math.round(1000 * median(roundTrips.slice(-RECENT_TRIPS)))} ms`;
     shown.push(
-      statistics.serverDrafts
+      statistics.streamed
         ? `the server drafts: something new every ${waited}`
         : `this device drafts: an answer from the server after ${waited}`,
     );

@@ -22,7 +22,7 @@ const STATISTICS: Statistics = {
   pushed: 0,
   serverDrafted: 0,
   serverAccepted: 0,
-  serverDrafts: false,
+  streamed: false,
   fetched: 0,
   offline: 0,
   kept: 0,

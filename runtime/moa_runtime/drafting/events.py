@@ -54,7 +54,7 @@ class RoundEnded:
 
     Attributes:
         supplied: number of tokens of a prompt, or of lost tokens sent again; 0 for a draft's verdict.
-        drafted: number of tokens of the draft, a chain or a tree.
+        drafted: number of tokens of the draft, a chain or a tree, or of the part that was verified.
         depth: number of tokens on its longest path.
         accepted: number of drafted tokens that the target accepted.
         steps: number of nodes that each step of the device's model continued for this draft.
@@ -62,6 +62,7 @@ class RoundEnded:
         waited_s: time from sending to the verdict, seconds.
         compute_s: time of the target's pass as reported by the server, seconds; None if the draft was not awaited.
         scores: the drafter's log-probability (nats) of its likeliest path up to each token.
+        sent: number of tokens of the draft as it was sent, of which the server may have verified a part.
     """
 
     supplied: int
@@ -73,6 +74,7 @@ class RoundEnded:
     waited_s: float
     compute_s: float | None
     scores: tuple[float, ...] = ()
+    sent: int = 0
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,11 @@ class DraftInFlight:
         self._steps, self._draft_s, self.sent_path = (), 0.0, 0
         scores, self._sent_scores = self._sent_scores[:depth], ()
         taken = draft_s, waited_s, verdict.compute_s
-        return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, scores)
+        return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, scores, verdict.sent)
+
+    def knows(self, start: int, end: int) -> bool:
+        """Return whether the tokens at these positions were drafted, so that their probabilities are known."""
+        return all(at in self._logprobs for at in range(start, end))
 
     def logprobs(self, start: int, end: int) -> list[float]:
         """Return the log-probabilities (nats) of the tokens at these positions; 0 for those that were not drafted."""

@@ -283,7 +283,7 @@ class DraftingLoop:
             stem = session.tentative
             whole = tree.prepended(stem, self._in_flight.logprobs(start - len(stem), start))
             session.extend(extension, draft.origin)
-            self._send(whole, seconds)
+            self._send(whole, seconds, claims=self._in_flight.knows(start - len(stem), start))
         else:
             session.extend(extension, draft.origin)
         if extension:
@@ -384,10 +384,10 @@ class DraftingLoop:
         elif (credit := self._policy.credit_due) is not None:
             self._session.grant_credit(credit)
 
-    def _send(self, tree: DraftTree, seconds: float = 0.0) -> None:
+    def _send(self, tree: DraftTree, seconds: float = 0.0, *, claims: bool = True) -> None:
         """Have the tentative tokens verified, with the branches of ``tree``, which was drafted in ``seconds``."""
         self._in_flight.sent(len(self._session.tentative), tree, seconds)
-        self._session.propose(tree=tree if tree.tokens else None)
+        self._session.propose(tree=tree if tree.tokens else None, claims=claims)
 
     def _note_pause(self) -> None:
         reason = self._policy.pause_reason() if self._session.answering else None

@@ -426,13 +426,14 @@ class ClientSession:
         self.link = LinkState.DOWN
         self._outgoing.clear()
 
-    def propose(self, most: int | None = None, *, tree: DraftTree | None = None) -> bool:
+    def propose(self, most: int | None = None, *, tree: DraftTree | None = None, claims: bool = True) -> bool:
         """Send the tentative suffix as a Draft; an empty suffix asks the target for one token.
 
         Args:
             most: maximal number of tokens to send; None for the verifier's limit.
             tree: sent instead of the suffix, which should be its likeliest path. If the frame is lost with its
                 connection, or if the verifier takes chains only, the suffix is sent instead.
+            claims: whether all scores of the tree are the drafter's; if not, no confidences are sent.
 
         Returns:
             whether a frame was built: only in the state DRAFTING.
@@ -441,7 +442,7 @@ class ClientSession:
             return False
         allowed = self.limits.max_draft_tokens if most is None else min(most, self.limits.max_draft_tokens)
         if tree is not None and self.limits.trees:
-            self._send_draft(len(self.committed), tree, allowed, asks=True)
+            self._send_draft(len(self.committed), tree, allowed, asks=True, claims=claims)
         else:
             self._outgoing.draft(len(self.committed), self._tentative[:allowed], ())
         return True
@@ -467,9 +468,9 @@ class ClientSession:
         self._send_draft(base_len, tree, self.limits.max_draft_tokens, asks=False)
         return self._outgoing.stamp
 
-    def _send_draft(self, base_len: int, tree: DraftTree, most: int, *, asks: bool) -> None:
+    def _send_draft(self, base_len: int, tree: DraftTree, most: int, *, asks: bool, claims: bool = True) -> None:
         tokens, parents, confidences = tree.tokens[:most], tree.parents[:most], b""
-        if self.takes_unsolicited:
+        if self.takes_unsolicited and claims:
             confidences = encode_confidences(parents, tree.scores[:most])
         self._outgoing.draft(base_len, tokens, parents, confidences, asks=asks)
 
@@ -604,7 +605,8 @@ class ClientSession:
         else:
             cause = Cause.ASKED if flight.asked else Cause.FETCHED
             drafted = min(verdict.drafted, flight.drafted) if stamp else flight.drafted
-            decided = Decided(cause, flight.supplied, drafted, accepted, compute_s, draft_stamp=stamp)
+            counts = flight.supplied, drafted, accepted
+            decided = Decided(cause, *counts, compute_s, draft_stamp=stamp, sent=flight.drafted)
             accepted_here = accepted
         events: list[SessionEvent] = [decided, *self._commit_supplied(), *self._commit(new, accepted_here)]
         self._rows_until = min(verdict.rows_until, len(self.committed))

@@ -158,6 +158,7 @@ class Decided:
         compute_s: time of the target, seconds.
         draft_s: time of the server's own draft, seconds, if pushed.
         draft_stamp: stamp of the unsolicited Draft that was verified, or of the Draft of which only a part was; else 0.
+        sent: number of tokens of the Draft that it answers, verified or not; 0 if pushed.
     """
 
     cause: Cause
@@ -167,6 +168,7 @@ class Decided:
     compute_s: float
     draft_s: float = 0.0
     draft_stamp: int = 0
+    sent: int = 0
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,12 @@ export class AnswerRecord {
     statistics.rounds++;
     statistics.roundTrips.push(event.waitedS);
     statistics.waitSeconds += event.waitedS;
-    statistics.serverDrafts = event.event === "Pushed";
+    statistics.streamed = event.event === "Pushed";
     if (event.event === "Pushed" && !event.draftStamp) {
       statistics.serverDrafted += event.drafted;
       statistics.serverAccepted += event.accepted;
     } else {
-      statistics.drafted += event.event === "RoundEnded" ? event.drafted : 0; // else counted when sent
+      statistics.drafted += event.event === "RoundEnded" ? event.sent : 0; // else counted when sent
       statistics.accepted += event.accepted;
     }
   }

@@ -41,7 +41,7 @@ export type { KvArray } from "./session/memory_rows.js";
 export { GREEDY, type Sampling } from "./session/sampling.js";
 export { SnapshotError, type SnapshotJson } from "./session/snapshot.js";
 export { likeliestPath, type Branches, type DraftTree } from "./session/tree.js";
-export { tau, tokensPerSecond, type Statistics } from "./statistics.js";
+export { tau, tokensPerSecond, wasted, type Statistics } from "./statistics.js";
 export { TextStream } from "./text_stream.js";
 export { TokenizerError } from "./tokenizer.js";
 export * as wire from "./wire/moa/v1/session_pb.js";

@@ -10,14 +10,14 @@ export interface Statistics {
   drafted: number;
   /** Those of them that the target accepted. */
   accepted: number;
-  /** Committed tokens of pushed verdicts, while the server drafted. */
+  /** Committed tokens of pushed verdicts, while the server streamed. */
   pushed: number;
   /** Tokens that the server drafted. */
   serverDrafted: number;
   /** Those of them that the target accepted. */
   serverAccepted: number;
-  /** Whether the last verdict was pushed: the server streams on its own. */
-  serverDrafts: boolean;
+  /** Whether the last verdict was pushed. */
+  streamed: boolean;
   /** Committed tokens that the verifier wrote while the device was away; they came with a connection. */
   fetched: number;
   /** Committed tokens that were written while the verifier was away. */
@@ -53,7 +53,7 @@ export function newStatistics(): Statistics {
     pushed: 0,
     serverDrafted: 0,
     serverAccepted: 0,
-    serverDrafts: false,
+    streamed: false,
     fetched: 0,
     offline: 0,
     kept: 0,
@@ -74,6 +74,11 @@ export function newStatistics(): Statistics {
 /** Return a copy that later rounds do not change. */
 export function copyOf(statistics: Statistics): Statistics {
   return { ...statistics, roundTrips: [...statistics.roundTrips] };
+}
+
+/** Return the drafted tokens that were sent in vain: wrong, too late, or not verified. */
+export function wasted({ accepted, drafted }: Statistics): number {
+  return drafted - accepted;
 }
 
 /** Return the tokens committed by verdicts per round, bonus included. */

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { sessionIdFor, stateFromJson } from "../src/chat_store.js";
-import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau } from "../src/index.js";
+import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau, wasted } from "../src/index.js";
 import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter } from "../src/index.js";
 import { ChatWorld, MemoryChatStore, bundle, own, tokenizer } from "./chatting.js";
 import { FakeHost } from "./fake_host.js";
@@ -62,6 +62,7 @@ chat("two turns are the target's own", async (world) => {
     assert.equal(end.reason, "length");
     assert.equal(end.statistics.dtype, "int4");
     assert.ok(end.statistics.tokens === LENGTH && tau(end.statistics) >= 1 && end.statistics.bytesDown > 0);
+    assert.equal(wasted(end.statistics), end.statistics.drafted - end.statistics.accepted);
     assert.deepEqual(talk.messages.slice(2 * turn), [
       { role: "user", content: QUESTION },
       { role: "assistant", content: end.text },

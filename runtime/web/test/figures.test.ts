@@ -132,7 +132,7 @@ part("manners", (given) => {
 
 function roundOf([accepted, draftS, waitedS]: number[]): RoundEnded {
   const draft = { supplied: 0, drafted: 4, depth: 4, steps: [1, 1, 1, 1] };
-  const times = { draftS: draftS!, waitedS: waitedS!, computeS: null };
+  const times = { draftS: draftS!, waitedS: waitedS!, computeS: null, sent: 0 };
   return { event: "RoundEnded", ...draft, accepted: accepted!, ...times };
 }
 

@@ -67,14 +67,14 @@ async def test_the_text_is_the_target_s_whoever_drafts(
             assert figures.server_accepted <= figures.server_drafted
             if drafting == "device":
                 assert figures.drafted and not figures.pushed and not figures.server_drafted
-                assert not figures.server_drafts
+                assert not figures.streamed
             elif drafting == "server" or number == 0:  # auto begins there, and may find the device faster
                 assert figures.pushed > 0 and bool(figures.server_drafted) == drafts
             if drafting == "server":
                 # The prompt's verdict is asked for, and brings one token; all others are pushed.
                 assert figures.pushed == figures.tokens - 1 and not figures.drafted
                 assert figures.server_accepted == figures.tokens - figures.rounds
-                assert figures.server_drafts and len(figures.round_trips) == figures.rounds
+                assert figures.streamed and len(figures.round_trips) == figures.rounds
                 origins = {token.origin for token in answer.tokens}
                 assert origins == {Origin.CORRECTED}
 

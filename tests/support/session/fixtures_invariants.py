@@ -75,6 +75,8 @@ class InvariantMachine(RuleBasedStateMachine):
         accepted = [
             0 if event.cause is Cause.PUSHED and not event.draft_stamp else event.accepted for event in decisions
         ]
+        for event in decisions:
+            assert event.accepted >= 0 and (event.cause is Cause.PUSHED or event.drafted <= event.sent)
         commits = [event for event in events if isinstance(event, Committed)]
         if not accepted:
             # A Welcome may say that the server has what the user kept.

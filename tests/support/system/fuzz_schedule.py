@@ -198,6 +198,7 @@ def _check_end(world: World, chat: Chat, event: AnswerFinished, turn: Turn) -> N
     assert figures.tokens == len(event.tokens)
     by_target = figures.tokens - figures.kept + figures.taken_back
     assert 0 <= figures.pushed + figures.fetched <= by_target
+    assert 0 <= figures.accepted <= figures.drafted and figures.wasted == figures.drafted - figures.accepted
     assert 0 <= figures.server_accepted <= figures.server_drafted
     assert not figures.server_drafted or world.limits.server_skill is not None
     length = chat.prompt_tokens + len(event.tokens)

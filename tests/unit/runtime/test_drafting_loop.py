@@ -17,7 +17,7 @@ from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.drafting.events import Draft, Drafted, LoopEvent, Pushed
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.timeouts import Timeouts
-from moa_runtime.options import Conditions, LoopSettings
+from moa_runtime.options import Conditions, Drafting, LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
 from moa_runtime.session.server import ServerSession, Verify, parse_client_message
@@ -46,9 +46,9 @@ class _Guesser(RowlessDrafter):
 class _Streamed:
     """A loop and a toy verifier, in steps of one pass of the target; ``takes``: whether it takes unsolicited drafts."""
 
-    def __init__(self, drafter: RowlessDrafter, *, takes: bool = True) -> None:
+    def __init__(self, drafter: RowlessDrafter, *, takes: bool = True, drafting: Drafting = "auto") -> None:
         self.session = ClientSession(PRINTS, stop_tokens=[STOP])
-        self.loop = DraftingLoop(self.session, drafter, FixedShape(Budget.chain(3)), LoopSettings(drafting="auto"))
+        self.loop = DraftingLoop(self.session, drafter, FixedShape(Budget.chain(3)), LoopSettings(drafting=drafting))
         self.events: list[LoopEvent] = []
         self.loop.listen(self.events.append)
         self.up: list[wire.ClientMessage] = []
@@ -159,6 +159,21 @@ def test_no_draft_is_sent_if_the_server_takes_none_or_the_device_has_to_save(
     for _ in range(10):
         assert not streamed.pump()
         streamed.step([])
+
+
+@pytest.mark.parametrize("stem", [[], _TEXT[1:3]], ids=["alone", "after text of unknown probability"])
+def test_a_draft_names_confidences_if_all_are_known(stem: list[int]) -> None:
+    streamed = _Streamed(_Guesser(0.5), drafting="device")
+    streamed.loop.ask(0, _PROMPT, Sampling(), 0, draft=stem)
+    streamed.pump()
+    streamed.step([])  # a Welcome
+    streamed.pump()
+    streamed.step([])  # the prompt's verdict
+    streamed.pump()
+    (draft,) = (message.draft for message in streamed.up if message.HasField("draft"))
+    left = stem[1:]  # the first one is decided
+    assert len(draft.tokens) > len(left) and draft.tokens[: len(left)] == left
+    assert len(draft.confidences) == (0 if stem else len(draft.tokens))
 
 
 def test_a_verdict_may_have_arrived_before_the_frame_that_was_sent_last() -> None:

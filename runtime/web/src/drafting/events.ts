@@ -38,7 +38,7 @@ export interface RoundEnded {
   readonly event: "RoundEnded";
   /** Tokens of a prompt, or lost ones that were sent again; 0 for a draft's verdict. */
   readonly supplied: number;
-  /** Tokens of the draft, a chain or a tree. */
+  /** Tokens of the draft, a chain or a tree, or of the part that was verified. */
   readonly drafted: number;
   /** Tokens on its longest path. */
   readonly depth: number;
@@ -52,6 +52,8 @@ export interface RoundEnded {
   readonly waitedS: number;
   /** Seconds of the target's pass, as the server reports them; null if the draft was not awaited. */
   readonly computeS: number | null;
+  /** Tokens of the draft as it was sent, of which the server may have verified a part. */
+  readonly sent: number;
 }
 
 /** A verdict arrived while the server streamed on its own. */

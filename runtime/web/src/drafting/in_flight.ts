@@ -58,7 +58,7 @@ export class DraftInFlight {
 
   /** Return the round that `verdict` ended, `waitedS` seconds after its draft was sent. */
   ended(verdict: Decided, waitedS: number): RoundEnded {
-    const { supplied, drafted, computeS } = verdict;
+    const { supplied, drafted, computeS, sent } = verdict;
     const outcome: RoundEnded = {
       event: "RoundEnded",
       supplied,
@@ -69,11 +69,17 @@ export class DraftInFlight {
       draftS: drafted ? this.draftS : 0,
       waitedS,
       computeS,
+      sent,
     };
     this.steps = [];
     this.draftS = 0;
     this.sentPath = 0;
     return outcome;
+  }
+
+  /** Return whether the tokens at these positions were drafted, so that their probabilities are known. */
+  knows(start: number, end: number): boolean {
+    return Array.from({ length: Math.max(0, end - start) }, (_, at) => start + at).every((at) => this.tokenLogprobs.has(at));
   }
 
   /** Return the log-probabilities (nats) of the tokens at these positions; 0 for those that were not drafted. */

@@ -287,7 +287,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
       this.inFlight.took(tree.steps, seconds);
       const whole = prependChain(tree, stem, this.inFlight.logprobs(start - stem.length, start));
       session.extend(extension, draft.origin);
-      this.send(whole);
+      this.send(whole, this.inFlight.knows(start - stem.length, start));
     } else {
       session.extend(extension, draft.origin);
     }
@@ -396,9 +396,9 @@ export class DraftingLoop<D extends Drafter = Drafter> {
   }
 
   /** Have the tentative tokens verified, with the branches of `tree`. */
-  private send(tree: DraftTree): void {
+  private send(tree: DraftTree, claims = true): void {
     this.inFlight.sent(this.session.tentative.length, depthOf(tree));
-    this.session.propose(undefined, tree.tokens.length ? tree : undefined);
+    this.session.propose(undefined, tree.tokens.length ? tree : undefined, claims);
   }
 
   private notePause(): void {

@@ -111,6 +111,7 @@ export class UnsolicitedDrafts {
         draftS: seconds,
         waitedS: roundS + tokenS * drafted,
         computeS: null,
+        sent: 0,
       });
       return false;
     });

@@ -420,12 +420,13 @@ export class ClientSession {
    * @param most maximal number of tokens to send; the verifier's limit if omitted.
    * @param tree sent instead of the suffix, which should be its likeliest path. If the frame is lost with its
    *   connection, or if the verifier takes chains only, the suffix is sent instead.
+   * @param claims whether all scores of the tree are the drafter's; if not, no confidences are sent.
    * @returns whether a frame was built: only in the state `drafting`.
    */
-  propose(most?: number | null, tree?: DraftTree | null): boolean {
+  propose(most?: number | null, tree?: DraftTree | null, claims = true): boolean {
     if (!this.mayPropose) return false;
     const allowed = Math.min(most ?? Infinity, this.limits.maxDraftTokens);
-    if (tree && this.limits.trees) this.outgoing.draft(this.committed.length, ...this.partsOf(tree, allowed));
+    if (tree && this.limits.trees) this.outgoing.draft(this.committed.length, ...this.partsOf(tree, allowed, claims));
     else this.outgoing.draft(this.committed.length, this.tentativeTokens.slice(0, allowed), []);
     return true;
   }
@@ -449,8 +450,8 @@ export class ClientSession {
   }
 
   /** Return the fields of a Draft with at most `allowed` tokens of `tree`. */
-  private partsOf(tree: DraftTree, allowed: number): [number[], number[], Uint8Array<ArrayBuffer>] {
-    const confidences = this.takesUnsolicited ? encodeConfidences(tree) : new Uint8Array();
+  private partsOf(tree: DraftTree, allowed: number, claims = true): [number[], number[], Uint8Array<ArrayBuffer>] {
+    const confidences = this.takesUnsolicited && claims ? encodeConfidences(tree) : new Uint8Array();
     return [tree.tokens.slice(0, allowed), tree.parents.slice(0, allowed), confidences.slice(0, allowed)];
   }
 
@@ -602,14 +603,14 @@ export class ClientSession {
     let acceptedHere = accepted;
     if (verdict.pushed || !flight) {
       const { drafted } = verdict;
-      const rest = { computeS, draftS: verdict.draftUs / 1e6, draftStamp };
+      const rest = { computeS, draftS: verdict.draftUs / 1e6, draftStamp, sent: 0 };
       decided = { event: "Decided", cause: "pushed", supplied: 0, drafted, accepted, ...rest };
       if (!draftStamp) acceptedHere = 0; // the server's own drafts count as the target's text
     } else {
-      const { supplied, asked } = flight;
+      const { supplied, asked, drafted: sent } = flight;
       const cause = asked ? "asked" : "fetched";
-      const drafted = draftStamp ? Math.min(verdict.drafted, flight.drafted) : flight.drafted;
-      const rest = { computeS, draftS: 0, draftStamp };
+      const drafted = draftStamp ? Math.min(verdict.drafted, sent) : sent;
+      const rest = { computeS, draftS: 0, draftStamp, sent };
       decided = { event: "Decided", cause, supplied, drafted, accepted, ...rest };
     }
     const events: SessionEvent[] = [decided, ...this.commitSupplied(), ...this.commit(added, acceptedHere)];

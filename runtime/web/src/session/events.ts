@@ -67,6 +67,8 @@ export interface Decided {
   readonly draftS: number;
   /** Stamp of the unsolicited Draft that was verified, or of the Draft of which only a part was; else 0. */
   readonly draftStamp: number;
+  /** Number of tokens of the Draft that it answers, verified or not; 0 if pushed. */
+  readonly sent: number;
 }
 
 /**
