@@ -114,7 +114,7 @@ def make_writer(
         details = {"model": shown_name(model), "bits": bits, "max_context": longest, **entry.details}
         return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
 
-    missing = "the bundle has no offline writer: {} (--offline-model names another model)"
+    missing = "the bundle has no offline writer: {} (--offline-model names another model, or none)"
     try:
         weights = weights_of(source.folder)
         most = bits_of(weights)
@@ -122,7 +122,8 @@ def make_writer(
         made = make(WRITER, bits)
     except (TargetError, ExportError) as error:
         if settings.model is not None:
-            raise
+            text = f"{settings.model} cannot be the offline writer: {error}; name another with --offline-model, or none"
+            raise ExportError(text, code=error.code) from error
         return {}, missing.format(error)
     if made.proof.failures and settings.bits is None and bits < min(most, 8):
         lost, bits = made.proof.failures[0], 8

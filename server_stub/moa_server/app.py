@@ -154,6 +154,7 @@ class Verifier:
                 "version": version("moa-edge"),
                 "fingerprints": asdict(self.engine.fingerprints),
                 "dtype": self.engine.facts.dtype,
+                "target_pass": self.engine.facts.target_pass,
                 "capabilities": asdict(self.engine.capabilities),
                 "sessions": len(self.store),
                 "forwards": self.engine.forwards,

@@ -121,10 +121,13 @@ def _run(
     url = url_of("wss" if tls else "ws", listening, SESSION_PATH)
 
     def ready() -> None:
-        line = f"moa-serve: ready on {url} (target {prints.target}, drafter {prints.drafter or 'none'})"
+        facts = engine.facts
+        of = f"target {prints.target} in {facts.dtype} by the pass {facts.target_pass}"
+        line = f"moa-serve: ready on {url} ({of}, drafter {prints.drafter or 'none'})"
         if options.json:
             fingerprints = {"target": prints.target, "tokenizer": prints.tokenizer, "drafter": prints.drafter}
             event = {"event": "ready", "url": url, "host": host, "port": port, "fingerprints": fingerprints}
+            event |= {"dtype": facts.dtype, "target_pass": facts.target_pass}
             line = json.dumps(event | ({"pages": web.urls(port), "authority": web.fingerprint} if web else {}))
         elif web:
             line += f"\n{web.invitation(port)}"

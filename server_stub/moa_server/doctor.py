@@ -224,7 +224,8 @@ def table(found: Mapping[str, Any]) -> str:
     lost = found["perplexity_ratio"]
     rounding = [] if lost is None else [f"rounding        perplexity {lost:.3f} times that of the unrounded target"]
     lines = [
-        f"target          {found['target']}, {found['dtype']} on {found['device']}, context {found['max_context']}",
+        f"target          {found['target']}, {found['dtype']} on {found['device']} by the pass {found['target_pass']}, "
+        f"context {found['max_context']}",
         f"drafter         {found['drafter'] or 'none'}",
         f"CPU             {machine['threads']} threads on {machine['cores']} cores, bfloat16 instructions: {native}",
         f"GPU             {machine['gpu'] or 'none'}",

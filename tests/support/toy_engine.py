@@ -33,7 +33,7 @@ class ToyEngine:
     """
 
     fingerprints, stop_tokens = PRINTS, (STOP,)
-    facts = EngineFacts("float32", "cpu", True, 0)
+    facts = EngineFacts("float32", "cpu", "toy", True, 0)
 
     def __init__(
         self,

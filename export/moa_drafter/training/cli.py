@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -48,6 +49,7 @@ from moa_drafter.training.train import (
 )
 from moa_drafter.training.trainer import STATE_FILE
 from moa_runtime.errors import MoaError
+from moa_runtime.options import DRAFTERS
 
 WRITTEN_FILE = "conversations.jsonl"
 _PROFILE_STEPS = 50
@@ -106,7 +108,11 @@ class Command:
                 result = train_run(
                     target, self._files(settings), self.out, settings, resume=resume, report=report, until=self._until
                 )
-            return None if processes.rank() else {"checkpoint": str(self.out / CHECKPOINT_FOLDER), **result}
+            if processes.rank():
+                return None
+            checkpoint = self.out / CHECKPOINT_FOLDER
+            further = {"next": next_commands(checkpoint, settings)} if result["finished"] else {}
+            return {"checkpoint": str(checkpoint), **result, **further}
 
     def write_only(self) -> dict[str, Any]:
         """Write the conversations, and after the last one a compressed file with a card."""
@@ -239,7 +245,22 @@ class Command:
     @staticmethod
     def describe(result: Mapping[str, Any]) -> str:
         """Format a result for people: a line for each value."""
-        return "\n".join(_lines({key: value for key, value in result.items() if key != "finished"}))
+        lines = _lines({key: value for key, value in result.items() if key not in ("finished", "next")})
+        return "\n".join([*lines, *(f"next: {command}" for command in result.get("next", ()))])
+
+
+def next_commands(checkpoint: Path, settings: RunSettings) -> list[str]:
+    """Return the commands that put a trained drafter to use; none for an architecture that devices do not have."""
+    if settings.arch not in (kind.architecture for kind in DRAFTERS.values()):
+        return []
+    bundle = checkpoint.with_name("bundle")
+    model = [] if settings.model in (None, DEFAULT_TARGET) else ["--model", settings.model]
+    commands = (
+        ["moa-export", *model, "--drafter", str(checkpoint), "--out", str(bundle)],
+        ["moa-serve", *model, "--drafter", str(checkpoint)],
+        ["moa-chat", "--bundle", str(bundle)],
+    )
+    return [shlex.join(words) for words in commands]
 
 
 def _load(settings: RunSettings, device: str) -> Target:

@@ -176,6 +176,7 @@ class EngineFacts:
 
     Attributes:
         dtype, device: of the target.
+        target_pass: what computes it: ``onnx``, ``fused``, ``general`` or ``vllm``.
         batch_invariant: whether results are the same to the bit whatever else is in a step.
         cache_bytes: the most that the caches may take.
         perplexity_ratio: by how much rounding a checkpoint multiplied its perplexity; None if it was not rounded.
@@ -184,6 +185,7 @@ class EngineFacts:
 
     dtype: str
     device: str
+    target_pass: str
     batch_invariant: bool
     cache_bytes: int
     perplexity_ratio: float | None = None

@@ -119,7 +119,7 @@ class LocalEngine(TargetEngine):
         """Facts for :mod:`moa_server.doctor`."""
         own = self.target_pass
         cache_bytes = own.cache_shape.token_bytes * self._bound
-        facts = own.dtype, own.device, own.batch_invariant, cache_bytes, self.perplexity_ratio
+        facts = own.dtype, own.device, own.name, own.batch_invariant, cache_bytes, self.perplexity_ratio
         return EngineFacts(*facts, row_multiple=own.row_multiple)
 
     @property

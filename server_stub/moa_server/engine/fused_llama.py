@@ -89,6 +89,7 @@ class FusedLlama:
         batch_invariant: false until a check has shown it, see :func:`is_invariant`.
     """
 
+    name = "fused"
     has_own_weights = trees = True
     batch_invariant = windows = False
     row_multiple = 4  # of few rows, see padded()

@@ -43,6 +43,7 @@ class GeneralPass:
         ValueError: a layer's cache is of another kind than keys and values, or recurrent states.
     """
 
+    name = "general"
     has_own_weights = batch_invariant = windows = False
     row_multiple = 1
 

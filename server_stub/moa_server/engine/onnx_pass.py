@@ -54,7 +54,7 @@ class OnnxPass:
         TargetError: ``unsupported_target`` if keys and values of its layers differ in shape.
     """
 
-    device, windows, trees = "cpu", True, True
+    name, device, windows, trees = "onnx", "cpu", True, True
 
     def __init__(
         self,

@@ -118,6 +118,10 @@ class TargetPass(Protocol):
     """Computes forward passes of the target. Used by one thread at a time."""
 
     @property
+    def name(self) -> str:
+        """``onnx`` (numpy and onnxruntime), ``fused`` (torch), or ``general`` (transformers' forward, the slowest)."""
+
+    @property
     def dtype(self) -> str:
         """Type of the products: "float32", "bfloat16", "int8" or "int4"."""
 

@@ -85,7 +85,9 @@ def test_a_run_of_short_commands(tiny_target, tmp_path):
     paused = moa_train("--resume", "--pause-after", 1e-9)
     assert (paused["finished"], paused["step"]) == (False, 1)
     done = moa_train("--resume")
-    assert (done["finished"], done["step"]) == (True, 6)
+    assert (done["finished"], done["step"]) == (True, 6) and "next" not in paused
+    assert [command.split()[0] for command in done["next"]] == ["moa-export", "moa-serve", "moa-chat"]
+    assert all("run/bundle" in done["next"][at] for at in (0, 2)) and f"--model {tiny_target}" in done["next"][1]
     load_bound(tmp_path / "run/drafter", load_target(str(tiny_target)))
 
 

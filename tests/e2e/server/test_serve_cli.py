@@ -160,7 +160,7 @@ def test_it_serves_until_sigterm(model):
         assert ready["event"] == "ready" and ready["url"] == f"ws://127.0.0.1:{ready['port']}/v1/session"
         base = f"http://127.0.0.1:{ready['port']}"
         status = httpx.get(f"{base}/v1/status", headers={"Authorization": "Bearer secret"})
-        assert status.json()["fingerprints"] == ready["fingerprints"]
+        assert all(status.json()[name] == ready[name] for name in ("fingerprints", "dtype", "target_pass"))
         assert httpx.post(f"{base}/v1/decode", json={"tokens": [5]}).status_code == 401
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)

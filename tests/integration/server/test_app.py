@@ -341,6 +341,7 @@ def test_health_is_open_and_what_the_verifier_does_needs_a_token(verifier, engin
         assert verifier.http("GET", path).status_code == 200
     status = verifier.http("GET", "/v1/status").json()
     assert status["fingerprints"] == vars(engine.fingerprints) and status["forwards"] == engine.forwards
+    assert status["target_pass"] == engine.facts.target_pass != ""
     assert status["capabilities"]["trees"] == engine.capabilities.trees
     assert {"sessions", "version", "uptime_s"} <= status.keys()
     assert status["step_cost"].keys() >= {"1", "32", "256"} and all(ms > 0 for ms in status["step_cost"].values())

@@ -25,7 +25,7 @@ from moa_server.engine.load import warm_up
 from moa_server.scheduling.step_cost import StepCost
 from support.toy_engine import ToyEngine
 
-FACTS = Facts("float32", "cpu", True, 1 << 30, descriptors=1024, connections=896, max_sessions=64)
+FACTS = Facts("float32", "cpu", "onnx", True, 1 << 30, descriptors=1024, connections=896, max_sessions=64)
 MACHINE = Machine(cores=2, threads=2, gpu="", bfloat16=True, resident_bytes=1 << 30)
 
 
@@ -151,12 +151,13 @@ def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
     assert main([*options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["dtype"] == "float32" and found["device"] == "cpu" and found["max_context"] == 512
+    assert found["target_pass"] == "onnx"
     # keys and values of 4 layers, 2 heads, 16 numbers of 4 bytes
     assert found["cache_bytes"] == 2 * 4 * 2 * 16 * 4 * found["cache_tokens"]
     assert found["sessions"]["streaming"] > 0 and len(found["steps"]) == 7
     assert main(options) == 0
     out = capsys.readouterr().out
-    assert "streaming" in out and "rounding" not in out and "draft at 0.6" in out
+    assert "by the pass onnx" in out and "streaming" in out and "rounding" not in out and "draft at 0.6" in out
     assert main([*options, "--dtype", "int8", "--accept-rounding"]) == 0
     assert re.search(r"^rounding +perplexity \d\.\d{3} times", capsys.readouterr().out, re.MULTILINE)
 

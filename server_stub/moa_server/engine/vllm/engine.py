@@ -221,7 +221,7 @@ class VllmEngine(TargetEngine):
     def facts(self) -> EngineFacts:
         """Facts for :mod:`moa_server.doctor`."""
         dtype, size = str(self._dtype).removeprefix("torch."), self._block_bytes * self._bound
-        return EngineFacts(dtype, self._device.type, self._core.batch_invariant, size)
+        return EngineFacts(dtype, self._device.type, "vllm", self._core.batch_invariant, size)
 
     @property
     def cache_use(self) -> tuple[int, int]:
