@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moa_decoder.errors import TargetError
-from moa_decoder.families import rotary_of
-from moa_decoder.spec import Rotary
-from moa_runtime.backends.eagle3 import halves_of
 from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from moa_decoder.spec import Rotary
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 #: Weights of older published heads, in torch's own format.
@@ -257,6 +256,8 @@ class EagleConfig(RivalConfig):
     @property
     def row_shape(self) -> tuple[int, int]:
         """See :func:`moa_runtime.backends.eagle3.halves_of`."""
+        from moa_runtime.backends.eagle3 import halves_of  # late: drafters' names need no numpy
+
         return halves_of(self.decoder.hidden_size, self.decoder.num_kv_heads)
 
     @property
@@ -329,6 +330,8 @@ class Eagle3Config(RivalConfig):
     @property
     def rotary(self) -> Rotary:
         """The rotary positions. Raises ConfigError for kinds that are not computed."""
+        from moa_decoder.families import rotary_of
+
         try:
             return rotary_of(self.rope, self.decoder.head_dim, self.max_position_embeddings)
         except TargetError as error:
@@ -340,6 +343,8 @@ class Eagle3Config(RivalConfig):
     @property
     def row_shape(self) -> tuple[int, int]:
         """See :func:`moa_runtime.backends.eagle3.halves_of`."""
+        from moa_runtime.backends.eagle3 import halves_of  # late: drafters' names need no numpy
+
         return halves_of(self.decoder.hidden_size, self.decoder.num_kv_heads)
 
     @property

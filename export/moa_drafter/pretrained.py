@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from moa_drafter.config import CONFIG_FILE, WEIGHTS_FILE, CheckpointError
+from moa_drafter.config import CONFIG_FILE, TORCH_WEIGHTS_FILE, WEIGHTS_FILE, CheckpointError
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DrafterName
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -66,7 +66,7 @@ def _from_hub(hub_id: str) -> Path:
     try:
         folder = fetch_hub_files(hub_id, (CONFIG_FILE, WEIGHTS_FILE))
         if not (folder / WEIGHTS_FILE).is_file():
-            folder = fetch_hub_files(hub_id, ("*.bin",), revision=folder.name)
+            folder = fetch_hub_files(hub_id, (TORCH_WEIGHTS_FILE,), revision=folder.name)
     except TargetError as error:
         raise CheckpointError(f"there is no folder {hub_id}, and {error}", code=error.code) from error
     return folder
