@@ -93,9 +93,11 @@ def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:
 def _states(span: Span, reads: Reads) -> TargetStates:
     """Return the states of a span that rows are made of: keys and values, or features as ``last``."""
     held, start, stop = span.held, span.start, span.stop
-    nothing = held.features.new_empty(stop - start, 0, 0)
-    kv = held.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
-    return TargetStates(kv, nothing, nothing.flatten(1) if reads.kv_layers else held.features[start:stop])
+    given = held.read(reads.kv_layers, start, stop) if reads.kv_layers else held.features[start:stop]
+    nothing = given.new_empty(stop - start, 0, 0)
+    if reads.kv_layers:
+        return TargetStates(given, nothing, nothing.flatten(1))
+    return TargetStates(nothing, nothing, given)
 
 
 def _joined(states: Sequence[TargetStates]) -> TargetStates:

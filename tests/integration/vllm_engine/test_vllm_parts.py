@@ -70,11 +70,13 @@ def test_stored_numbers_are_read_again(one, dtype):
     slots = torch.tensor([table[position // BLOCK] * BLOCK + position % BLOCK for position in range(4 * BLOCK)])
     for index, layer in enumerate((2, 5)):
         storing(caches[layer], one)(keys[index], values[index], slots)
-    states = PagedStates(layers, table)
+    features = torch.randn(BLOCKS * BLOCK, 7)
+    states = PagedStates(layers, table, features)
     for start, stop in ((0, 4 * BLOCK), (31, 33), (70, 71), (40, 40)):
         found = states.read((5, 2), start, stop)
         both = torch.cat((keys, values), -2).flatten(2)  # [layers, tokens, keys and values]
         assert torch.equal(found, both[[1, 0], start:stop].transpose(0, 1))
+        assert torch.equal(states.features[start:stop], features[slots[start:stop]])
 
 
 def test_a_lossy_cache_is_refused():
@@ -121,9 +123,9 @@ def test_a_sequence_moves_to_a_prefix(prefix, choosing, move):
 class ToyCore:
     """Requests that hold tokens, as :class:`moa_server.engine.vllm.core.VllmCore` does, and a toy that chooses."""
 
-    batch_invariant, shared_weights = False, None
+    batch_invariant, shared_weights, features = False, None, None
 
-    def __init__(self, target, dtype, max_context, blocks, sequences) -> None:
+    def __init__(self, target, dtype, max_context, blocks, sequences, fusion) -> None:
         self.blocks, self.held, self.preempted = blocks, {}, random.Random(2)
         self.lost, self.close = (lambda name: name not in self.held), self.held.clear
         self.salts: dict[str, str] = {}

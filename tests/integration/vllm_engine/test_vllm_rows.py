@@ -58,3 +58,33 @@ def test_each_layout_of_the_cpu_kernels_is_learnt(vllm_here, isa, dtype):
     store(keys, values, slots)
     found = PagedStates({0: layer}, table).read((0,), 0, 50)[:, 0]
     assert torch.equal(found, torch.cat((keys, values), 1).flatten(1))
+
+
+def test_features_of_a_head_and_its_drafts_are_those_of_torch(paged_target, tmp_path):
+    import torch
+
+    from moa_drafter.checkpoint import load_bound
+    from moa_drafter.target import load_target
+    from moa_drafter.target_features import target_states
+    from moa_runtime.session.handshake import Limits
+    from moa_server.drafting.server_drafting import ServerDrafting
+    from moa_server.engine.load import drafting_backend
+    from moa_server.engine.vllm.engine import VllmEngine
+    from support.drafter.eagle3_heads import write_head
+    from support.server.drafted_answers import GREEDY, answers, prompts
+    from support.server.stepping import plain, step
+
+    folder, target = write_head(tmp_path), load_target(str(paged_target))
+    head, engine = load_bound(folder, target), VllmEngine.load(str(paged_target), folder, max_context=256)
+    for end in (40, 41, 70, 100):  # in pieces, across blocks
+        rows = step(engine, StepRequest(1, TEXT[:end], rows_from=end - 1)).rows
+        with torch.no_grad():
+            states = target_states(target, TEXT[:end], head.row_reads)
+            expected = head.rows(states, torch.arange(end))
+        for own, half in zip((rows.keys, rows.values), expected, strict=True):
+            assert abs(own - half[end - 1 :].numpy()).max() < 1e-3
+    drafting = ServerDrafting(drafting_backend(engine), Limits(256, trees=False), engine.stop_tokens)
+    found = answers(engine, drafting, prompts(2), GREEDY, 20)
+    assert [text for text, _ in found] == [plain(engine, prompt, GREEDY, 20) for prompt in prompts(2)]
+    drafting.close()
+    engine.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +12,22 @@ from torch import Tensor
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from moa_drafter.config import head_size, key_value_size
 from moa_drafter.target_facts import TargetFacts
 from moa_drafter.vllm_environment import reason
 from moa_server.engine.base import EngineError
 from moa_server.engine.sampling import Chooser
+from moa_server.engine.target_pass import Fusion
 from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedLayer, block_bytes
 from moa_server.engine.vllm.sampler import TargetSampler
 from moa_server.engine.vllm.scheduler import ParkingScheduler
@@ -47,16 +52,29 @@ class VllmCore:
         max_context: tokens of a conversation.
         blocks: of the caches.
         sequences: most of them in one step.
+        fusion: makes features of states between layers; None if none are kept.
+
+    Attributes:
+        features: of all slots of the caches, ``[slots, size]``; None without a fusion.
 
     Raises:
-        EngineError: vLLM cannot run the target here.
+        EngineError: vLLM cannot run the target here, or gives no states between its layers.
     """
 
-    def __init__(self, target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: int, sequences: int) -> None:
-        self.blocks = blocks
+    def __init__(
+        self,
+        target: TargetFacts,
+        dtype: torch.dtype,
+        max_context: int,
+        blocks: int,
+        sequences: int,
+        fusion: Fusion | None = None,
+    ) -> None:
+        self.blocks, self.features = blocks, None
         try:
             config = _config(target, dtype, max_context, blocks, sequences)
-            self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+            with _inner_states(fusion):
+                self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except (ValueError, RuntimeError, NotImplementedError, KeyError, ImportError) as error:
             text = f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
             raise EngineError(text, code="unsupported_target") from error
@@ -70,9 +88,31 @@ class VllmCore:
             name: config.compilation_config.static_forward_context[name] for name in groups[0].layer_names
         }
         self._sampler = TargetSampler(self._runner)
+        if fusion is not None:
+            if not self._runner.use_aux_hidden_state_outputs:
+                text = f"vLLM gives no states between the layers of the target in {target.folder}, which this drafter"
+                raise EngineError(f"{text} reads: choose --engine transformers", code="unsupported_drafter")
+            device = self._runner.device
+            self.features = torch.zeros((blocks + 1) * BLOCK, fusion.size, dtype=dtype, device=device)
+            self._keep_features(fusion, self.features)
         most = max_context + SPARE
         self._params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, detokenize=False)
         self._target = target
+
+    def _keep_features(self, fusion: Fusion, features: Tensor) -> None:
+        """Let each forward store the features of its tokens, in the slots of their keys and values."""
+        forward, layers = self._runner._model_forward, sorted({layer + 1 for layer in fusion.inner_layers})
+
+        def storing(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            inner = dict(zip(layers, output[1], strict=True))
+            slots = next(iter(get_forward_context().slot_mapping.values()))
+            used = slots[slots >= 0]  # the others pad the step, after its tokens
+            states = [inner[layer + 1][: len(used)] for layer in fusion.inner_layers]
+            features[used] = fusion(states).to(features.dtype)
+            return output
+
+        self._runner._model_forward = storing
 
     @property
     def batch_invariant(self) -> bool:
@@ -155,6 +195,30 @@ class VllmCore:
     def close(self) -> None:
         """Free what vLLM holds."""
         self._core.shutdown()
+
+
+@contextmanager
+def _inner_states(fusion: Fusion | None) -> Iterator[None]:
+    """Let the targets that vLLM loads meanwhile also return what enters the layers that a fusion reads.
+
+    vLLM itself asks for them after it has loaded a target, for its own EAGLE-3, and before it compiles it.
+    """
+    if fusion is None:
+        yield
+        return
+    original = GPUModelRunner._setup_eagle3_aux_hidden_state_outputs
+
+    def set_up(runner: Any) -> None:
+        model = runner.get_model()
+        if supports_eagle3(model):
+            runner.use_aux_hidden_state_outputs = True
+            model.set_aux_hidden_state_layers(tuple(sorted({layer + 1 for layer in fusion.inner_layers})))
+
+    GPUModelRunner._setup_eagle3_aux_hidden_state_outputs = set_up
+    try:
+        yield
+    finally:
+        GPUModelRunner._setup_eagle3_aux_hidden_state_outputs = original
 
 
 def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: int, sequences: int) -> VllmConfig:

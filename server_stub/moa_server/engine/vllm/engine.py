@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from moa_drafter.architectures.eagle3 import Eagle3Drafter
 from moa_drafter.config import Reads
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import target_facts
@@ -28,7 +29,7 @@ from moa_server.engine.base import (
     TargetEngine,
     dtype_of,
 )
-from moa_server.engine.memory_rows import MemoryRows, load_drafter
+from moa_server.engine.memory_rows import MemoryRows, TorchFusion, load_drafter
 from moa_server.engine.sampling import Chooser
 from moa_server.engine.target_pass import rounded_up
 from moa_server.engine.vllm.paged_cache import (
@@ -167,10 +168,14 @@ class VllmEngine(TargetEngine):
         threads: int | None = None,
     ) -> None:
         super().__init__(target, drafter, drafter_fingerprint, max_context, spare=SPARE)
+        self._fusion: TorchFusion | None = None
+        if isinstance(drafter, Eagle3Drafter):
+            drafter.config = drafter.config.for_layers(int(target.config.num_hidden_layers))
+            self._fusion = TorchFusion(drafter)
         self.row_reads = Reads() if drafter is None else drafter.row_reads
         if self.row_reads.last:
             raise EngineError(
-                "this drafter's memory rows are made from hidden states, which --engine vllm does not give: "
+                "this drafter's memory rows are made from last hidden states, which --engine vllm does not give: "
                 "choose --engine transformers",
                 code="unsupported_drafter",
             )
@@ -192,10 +197,11 @@ class VllmEngine(TargetEngine):
     def _load(self, core: type[VllmCore], target: TargetFacts, drafter: Drafter | None, threads: int | None) -> None:
         if threads is not None:  # of this thread: vLLM's loops ask OpenMP, which counts them for each
             torch.set_num_threads(threads)
-        self._core = core(target, self._dtype, self.max_context, self._bound, MOST_SEQUENCES + 1)  # and a prompt
+        sequences = MOST_SEQUENCES + 1  # and a prompt
+        self._core = core(target, self._dtype, self.max_context, self._bound, sequences, self._fusion)
         self.target = self._core.shared_weights
         self._rows = MemoryRows(drafter, self._dtype)
-        self._layers = self._core.paged_layers() if self.row_reads else {}
+        self._layers = self._core.paged_layers() if self.row_reads.kv_layers else {}
 
     @classmethod
     def load(
@@ -320,6 +326,7 @@ class VllmEngine(TargetEngine):
 
     def _rows_wanted(self, work: RequestProgress) -> Span | None:
         start = work.request.rows_from
-        if start is None or not self._layers or not work.done:
+        if start is None or not self.row_reads or not work.done:
             return None
-        return Span(PagedStates(self._layers, self._core.table(work.held.name)), start, len(work.processed))
+        table, features = self._core.table(work.held.name), self._core.features
+        return Span(PagedStates(self._layers, table, features), start, len(work.processed))

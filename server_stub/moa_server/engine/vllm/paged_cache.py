@@ -72,17 +72,35 @@ class PagedLayer:
         return self.cache[blocks].flatten(1)[which[:, None], self.places[offsets]]
 
 
+class PagedFeatures:
+    """Features of a sequence, which lie in the slots that its keys and values have.
+
+    Args:
+        slots: features of all slots, ``[slots, size]``.
+        table: blocks of the sequence, in the order of its tokens.
+    """
+
+    def __init__(self, slots: Tensor, table: Tensor) -> None:
+        self._slots, self._table = slots, table
+
+    def __getitem__(self, tokens: slice) -> Tensor:
+        positions = torch.arange(tokens.start, tokens.stop)
+        places = self._table[positions // BLOCK] * BLOCK + positions % BLOCK
+        return self._slots[places.to(self._slots.device)]
+
+
 class PagedStates:
-    """Implements what :class:`moa_server.engine.base.Span` holds; features are not kept.
+    """Implements what :class:`moa_server.engine.base.Span` holds.
 
     Args:
         layers: of the target, by number.
         table: blocks of the sequence, in the order of its tokens.
+        features: of all slots, ``[slots, size]``; None if none are kept.
     """
 
-    def __init__(self, layers: Mapping[int, PagedLayer], table: Sequence[int]) -> None:
-        self._layers, self._table = layers, torch.tensor(table)
-        self.features = torch.empty(0, 0)
+    def __init__(self, layers: Mapping[int, PagedLayer], table: Sequence[int], features: Tensor | None = None) -> None:
+        self._layers, self._table = layers, torch.tensor(table, dtype=torch.int64)
+        self.features = None if features is None else PagedFeatures(features, self._table)
 
     def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
         """``[n, layers, 2 * heads * size]`` of the tokens ``start`` to ``stop``: all keys, then all values."""
