@@ -49,7 +49,7 @@ class Capabilities:
     trees: bool = True
     max_draft_tokens: int = 1024
     schedules_itself: bool = False
-    row_states: tuple[str, ...] = ("keys_values", "last_hidden")
+    row_states: tuple[str, ...] = ("keys_values", "last_hidden", "inner_hidden")
 
 
 _numbers = itertools.count(1)

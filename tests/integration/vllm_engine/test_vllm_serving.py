@@ -86,7 +86,7 @@ def test_the_text_is_the_target_s_whoever_drafts(verifier, bundle, reference, dr
     asyncio.run(run())
     asked.assert_written_by(reference)
     can = verifier.http("GET", "/v1/status").json()["capabilities"]
-    assert (can["trees"], can["max_draft_tokens"], can["row_states"]) == (False, 128, ["keys_values"])
+    assert (can["trees"], can["max_draft_tokens"], can["row_states"]) == (False, 128, ["keys_values", "inner_hidden"])
 
 
 def test_many_at_once_whose_caches_do_not_fit(verifier, bundle, reference):

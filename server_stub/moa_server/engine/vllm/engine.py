@@ -152,7 +152,7 @@ class VllmEngine(TargetEngine):
         FitError: the drafter belongs to another target.
     """
 
-    capabilities = Capabilities(trees=False, max_draft_tokens=MOST_DRAFTED, row_states=("keys_values",))
+    capabilities = Capabilities(trees=False, max_draft_tokens=MOST_DRAFTED, row_states=("keys_values", "inner_hidden"))
     tokens_reused = None
 
     def __init__(
