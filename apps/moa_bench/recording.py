@@ -253,7 +253,7 @@ def replayed_target(recording: Recording) -> ReplayEngine:
 class _RowsOfZeros:
     """The engine that :class:`ReplayEngine` asks for memory rows."""
 
-    capabilities, facts = Capabilities(), EngineFacts("recorded", "cpu", True, 0)
+    capabilities, facts = Capabilities(), EngineFacts("recorded", "cpu", "recorded", True, 0)
 
     def __init__(self, recording: Recording) -> None:
         self.fingerprints, self.vocab_size = recording.fingerprints, recording.vocab_size
