@@ -31,6 +31,7 @@ from moa_decoder.checkpoint_weights import WEIGHT_INDEX, weight_names
 from moa_decoder.errors import TargetError
 from moa_decoder.gguf_file import is_gguf, parts_of
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
+from moa_drafter.catalogue import CATALOGUE
 from moa_drafter.config import ropes
 from moa_drafter.target_folder import room_in, write_folder
 from moa_runtime.bundle import RecommendedSampling, sha256_of
@@ -80,7 +81,8 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     """Find or make the local folder of a target.
 
     A folder is used as it is; of a ``.gguf`` file, with all its parts if it is split, a folder is made. The built-in
-    name is a wheel's GGUF file; any other name is a Hub id. Later calls need no network.
+    name is a wheel's GGUF file; any other name is a Hub id, or in the :data:`~moa_drafter.catalogue.CATALOGUE`. Later
+    calls need no network.
 
     Raises:
         TargetError: no source has it, or it is damaged.
@@ -93,7 +95,7 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
         return _from_gguf(folder)
     if name in BUILTIN:
         return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
-    return _from_hub(name)
+    return _from_hub(CATALOGUE[name].target if name in CATALOGUE else name)
 
 
 def check_target(name: str) -> None:
@@ -105,9 +107,9 @@ def check_target(name: str) -> None:
     elif is_gguf(folder):
         if not folder.is_file():
             raise TargetError(f"there is no file {folder}", code="file_missing")
-    elif name not in BUILTIN and not is_hub_id(name):
+    elif name not in CATALOGUE and not is_hub_id(name):
         raise TargetError(
-            f"unknown target {name!r}: give {DEFAULT_TARGET!r}, a Hugging Face model folder, "
+            f"unknown target {name!r}: give a name of moa-serve --list-models, a Hugging Face model folder, "
             "a .gguf file, or a Hub id like 'owner/model'",
             code="unknown_target",
         )
@@ -222,12 +224,17 @@ def _hub_proxy() -> str:
 
 def _from_hub(hub_id: str) -> Path:
     """Fetch a model's texts, and the weights that its index names: some repositories have the same in other files."""
-    folder = fetch_hub_files(hub_id, _HUB_TEXTS)
+    folder = fetch_hub_texts(hub_id)
     names = weight_names(folder)
     folder = fetch_hub_files(hub_id, names, revision=folder.name)
     if (folder / WEIGHT_INDEX).is_file() or (folder / names[0]).is_file():
         return folder
     return fetch_hub_files(hub_id, ("*.safetensors",), revision=folder.name)
+
+
+def fetch_hub_texts(hub_id: str) -> Path:
+    """Return the folder of a model on the Hub with its configuration and tokenizer. Raises TargetError."""
+    return fetch_hub_files(hub_id, _HUB_TEXTS)
 
 
 def fetch_hub_files(hub_id: str, patterns: Sequence[str], *, revision: str | None = None) -> Path:

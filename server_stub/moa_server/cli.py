@@ -9,8 +9,10 @@ import json
 import signal
 import socket
 import ssl
+from dataclasses import asdict
 from pathlib import Path
 
+from moa_drafter.catalogue import CATALOGUE, COLUMNS, catalogue_rows
 from moa_runtime.checked_file import open_checked
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError, reason_of
@@ -36,6 +38,9 @@ def _serve(options: argparse.Namespace) -> int:
     if options.new_token is not None:
         token, entry = new_token(options.new_token)
         print(f"token: {token}\nentry: {entry}")
+        return 0
+    if options.list_models:
+        print(_models(as_json=options.json))
         return 0
     # Imported late, so that --help needs no web server; before torch, see ProcessExit.
     from moa_server.process import ProcessExit, end_with_stdin
@@ -75,6 +80,16 @@ def _serve(options: argparse.Namespace) -> int:
             _run(engine, settings, options, listening, tls, timeline, web)
     end.served = True
     return 0
+
+
+def _models(*, as_json: bool) -> str:
+    """Return the catalogue, a line for each model."""
+    if as_json:
+        return json.dumps({name: asdict(model) for name, model in CATALOGUE.items()})
+    rows = [COLUMNS, *catalogue_rows()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join([*lines, "GB: in 4 bits / in 16, with caches of 4,096 tokens"])
 
 
 def _check_tls(options: argparse.Namespace) -> tuple[Path, Path] | None:

@@ -14,7 +14,6 @@ from moa_drafter.pretrained import shipped_names
 from moa_runtime.cli_main import add_version
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
-from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.session.handshake import Limits
 from moa_runtime.sockets import check_origins, check_token, is_loopback
 from moa_server.edge.connection_limits import EdgeLimits
@@ -84,12 +83,18 @@ def parser() -> argparse.ArgumentParser:
     """Make the parser of ``moa-serve``'s options."""
     p = argparse.ArgumentParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
     add_version(p)
-    p.add_argument("--model", metavar="NAME", help="a model folder, GGUF file or Hub id (default: the built-in target)")
+    p.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a name of --list-models, model folder, GGUF file or Hub id; what is missing is fetched (default: the "
+        "built-in target)",
+    )
+    p.add_argument("--list-models", action="store_true", help="print targets with published drafters, and exit")
     p.add_argument(
         "--drafter",
         metavar="NAME|FOLDER",
         help="checkpoint whose server half makes the memory rows, and which drafts for clients that leave drafting to "
-        f"the verifier: {', '.join(shipped_names())}, or a folder (default: {DEFAULT_DRAFTER}, with the default model)",
+        f"the verifier: {', '.join(shipped_names())}, a folder or Hub id (default: that of --list-models, if any)",
     )
     p.add_argument(
         "--device",
@@ -160,6 +165,12 @@ def parser() -> argparse.ArgumentParser:
         help="numbers of the target; int8 and int4 round a checkpoint, on a CPU. There auto is the type of a quantised "
         "GGUF file, else float32, or bfloat16 if checkpoint and processor have it and torch is installed; on other "
         "devices it is bfloat16 (default: %(default)s)",
+    )
+    engine.add_argument(
+        "--memory",
+        type=float,
+        metavar="GB",
+        help="refuse a target whose weights and caches need more, before it is fetched (default: no limit)",
     )
     engine.add_argument(
         "--accept-rounding",
@@ -254,7 +265,7 @@ def require_ray(program: str) -> None:
 #: Options of the process around the app, which Ray provides.
 _OF_THE_PROCESS = (
     *("host", "port", "tls-cert", "tls-key", "allow-host", "max-connections"),
-    *("web", "bundle", "new-token", "doctor", "timeline", "json", "until-stdin-ends"),
+    *("web", "bundle", "new-token", "list-models", "doctor", "timeline", "json", "until-stdin-ends"),
 )
 
 

@@ -55,12 +55,17 @@ def load_engine(options: argparse.Namespace) -> LocalEngine | VllmEngine:
     if options.engine == "vllm":  # before torch is imported
         prepare_vllm(options.threads)
     # Late, so that --help and refused options are quick.
+    from moa_drafter.catalogue import CATALOGUE
     from moa_drafter.pretrained import checkpoint_of
     from moa_drafter.target_source import DEFAULT_TARGET
+    from moa_server.engine.memory_limit import check_memory
 
     model = options.model or DEFAULT_TARGET
-    # The default drafter is for the default target.
-    drafter = checkpoint_of(options.drafter) if options.drafter is not None or model == DEFAULT_TARGET else None
+    if options.memory is not None:
+        check_memory(model, options.dtype, options.device, options.cache_tokens, options.memory)
+    published = CATALOGUE[model].drafters if model in CATALOGUE else ()
+    named = options.drafter or (published[0] if published else None)
+    drafter = None if named is None else checkpoint_of(named)
     settings = {"cache_tokens": options.cache_tokens, "threads": options.threads}
     if options.engine == "vllm":
         from moa_drafter.devices import check_device

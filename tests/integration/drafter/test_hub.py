@@ -73,6 +73,15 @@ def test_a_fetch_that_was_interrupted_goes_on_and_the_target_is_chatted_with(tin
     assert program("http://127.0.0.1:9", chat).stdout == done.stdout  # without the Hub
 
 
+def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(tiny_target, program) -> None:
+    code = "import sys; from moa_server.cli import main\n"
+    code += "sys.exit(main(['--model', 'some/model', '--memory', '0.0001']))"
+    with standing_in({"some/model": tiny_target}) as hub:
+        done = program(hub.url, code)
+        assert done.returncode == 2 and done.stderr.rstrip().endswith("[too_large]"), done.stderr
+        assert "config.json" in dict(hub.asked) and "model.safetensors" not in dict(hub.asked)
+
+
 def test_a_drafter_can_be_a_name_on_the_hub(tiny_drafter, tmp_path, program) -> None:
     code = "from moa_drafter.pretrained import checkpoint_of\nfrom moa_drafter.drafter_weights import read_weights\n"
     code += "print(read_weights(checkpoint_of('some/head')).fingerprint)"

@@ -1,0 +1,68 @@
+"""``--memory`` and ``--list-models``: targets by name; those that do not fit are refused before they are fetched."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from moa_drafter.catalogue import CATALOGUE
+from moa_drafter.pretrained import shipped_names
+from moa_drafter.target_facts import facts_of
+from moa_drafter.target_folder import weights_of
+from moa_drafter.target_source import BUILTIN, check_target, is_hub_id
+from moa_server.cli import main
+from moa_server.engine.memory_limit import check_memory, size_of
+from support.refusals import refused
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "most", "advice"),
+    [
+        ("qwen3-8b", "float32", 30, "--dtype int8"),
+        ("qwen3-8b", "int8", 16, "--dtype int4"),
+        ("qwen3-8b", "int4", 8, "--list-models"),
+        ("gpt-oss-20b", "bfloat16", 20, "--list-models"),
+        ("smollm2-135m-instruct", "auto", 0.5, "--list-models"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused_with_a_way_out(model, dtype, most, advice) -> None:
+    with refused("too_large") as caught:
+        check_memory(model, dtype, "cpu", 32768, most)
+    assert advice in str(caught.value)
+    needed = float(re.search(r"takes ([0-9.]+) GB", str(caught.value))[1])
+    check_memory(model, dtype, "cpu", 32768, needed + 0.1)
+    with refused("too_large"):
+        check_memory(model, dtype, "cpu", 32768, needed - 0.1)
+
+
+def test_the_size_of_a_folder_is_that_of_its_tensors(tiny_target: Path) -> None:
+    weights, size = weights_of(tiny_target), size_of(str(tiny_target))
+    assert size.parameters == sum(math.prod(shape) for shape in weights._layout.shapes.values())
+    config = facts_of(tiny_target).config
+    assert size.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+
+
+def test_the_catalogue_names_what_can_be_found(capsys) -> None:
+    for name, model in CATALOGUE.items():
+        check_target(name)
+        assert model.target in BUILTIN or is_hub_id(model.target)
+        assert all(drafter in shipped_names() or is_hub_id(drafter) for drafter in model.drafters)
+        assert model.writer in ("", "target") or is_hub_id(model.writer)
+    assert BUILTIN.keys() <= CATALOGUE.keys()
+    assert main(["--list-models", "--json"]) == 0 and json.loads(capsys.readouterr().out).keys() == CATALOGUE.keys()
+    assert main(["--list-models"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in CATALOGUE)
+
+
+def test_the_page_of_models_has_the_catalogue() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text("utf-8")
+    for name, model in CATALOGUE.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"|`{name}`|"))
+        hub_ids = [each for each in (model.target, *model.drafters, model.writer) if is_hub_id(each)]
+        assert all(hub_id in row for hub_id in hub_ids) and model.licence in row and model.use in row
+    assert [name for name, model in CATALOGUE.items() if model.run] == [next(iter(CATALOGUE))]  # as the page says
