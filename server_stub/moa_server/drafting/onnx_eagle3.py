@@ -7,6 +7,7 @@ in :mod:`moa_server.drafting.onnx_drafter`. Drafts do not decide the text, so ma
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, rotation_tables, scaled
-from moa_decoder.spec import LayerSpec
 from moa_decoder.weights import DecoderWeights
 from moa_drafter.config import Eagle3Config
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_runtime.backends.base import Float32
 from moa_runtime.backends.eagle3 import Eagle3Inputs, Eagle3Result
 from moa_server.drafting.step_graphs import add_candidates, attention_session, seen
-from moa_server.engine.drafter_layers import DrafterLayer, in_bits
+from moa_server.engine.drafter_layers import DrafterLayer, in_bits, layer_spec
 from moa_server.engine.onnx_sessions import session_options
 
 _BITS = 8
@@ -56,16 +56,8 @@ class OnnxEagle3:
         self._config, self._rotary, self._threads, self._target = config, rotary, threads, target
         self._own_embedding = drafter.array("embed_tokens.weight") if config.own_embedding else None
         self._tokens = drafter.array("draft_to_target")
-        self._spec = LayerSpec(
-            dims.num_heads,
-            dims.num_kv_heads,
-            dims.head_dim,
-            dims.intermediate_size,
-            "silu",
-            dims.head_dim**-0.5,
-            rotary,
-            query_key_norm="head" if config.qk_norm else "none",
-        )
+        plain = layer_spec(dims, config.rope_theta)
+        self._spec = replace(plain, rotary=rotary, query_key_norm="head" if config.qk_norm else "none")
         self._groups = dims.num_heads // dims.num_kv_heads
         layer = DrafterLayer(drafter, "layer", bits)
         self._before, self._after = self._before_attention(drafter, layer), self._after_attention(drafter, layer)

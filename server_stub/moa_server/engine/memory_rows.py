@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moa_drafter.architectures.eagle3 import Eagle3Drafter
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.config import Eagle3Config, EagleConfig, Reads, drafter_fingerprint
 from moa_drafter.drafter import Drafter
@@ -31,22 +30,6 @@ def load_drafter(folder: Path | None, device: str) -> tuple[Drafter | None, str]
     if folder is None:
         return None, ""
     return load_checkpoint(folder).to(torch.device(device)), drafter_fingerprint(folder)
-
-
-class TorchFusion:
-    """The features of an EAGLE-3 head. Implements :class:`moa_server.engine.target_pass.Fusion`.
-
-    Args:
-        drafter: with the layers of its target.
-    """
-
-    def __init__(self, drafter: Eagle3Drafter) -> None:
-        self._drafter = drafter
-        self.inner_layers, self.size = drafter.row_reads.inner_layers, drafter.config.decoder.hidden_size
-
-    def __call__(self, states: Sequence[Tensor]) -> Tensor:
-        """See :class:`moa_server.engine.target_pass.Fusion`."""
-        return self._drafter.features(torch.stack(list(states), 1).to(self._drafter.fc.weight))
 
 
 class MemoryRows:

@@ -21,9 +21,10 @@ from moa_server.engine.engine import LocalEngine
 from moa_server.engine.fused_llama import FusedLlama, misfit
 from moa_server.engine.general_pass import GeneralPass, narrow_windows
 from moa_server.engine.invariance import is_invariant
-from moa_server.engine.memory_rows import MemoryRows, TorchFusion, load_drafter
+from moa_server.engine.memory_rows import MemoryRows, load_drafter
 from moa_server.engine.packed_linear import can_pack
 from moa_server.engine.target_pass import Fusion, Piece
+from moa_server.engine.torch_fusion import TorchFusion
 
 _log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from moa_drafter.checkpoint import load_bound, load_checkpoint
 from moa_drafter.config import CheckpointError, FitError
 from moa_drafter.drafter_weights import read_weights
 from moa_drafter.target_features import target_states
+from moa_drafter.target_source import DEFAULT_TARGET
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.session.handshake import Limits
 from moa_server.drafting.batched_eagle3 import BatchedEagle3
@@ -101,6 +102,18 @@ def test_rows_are_features_and_the_text_is_the_targets(tmp_path, target, tiny_ta
         assert [text for text, _ in found] == [plain(engine, prompt, sampling, 24) for prompt in prompts(2)]
         accepted += sum(count for _, count in found)
     assert accepted > 0 and not [each for each in caplog.records if each.levelname == "ERROR"]  # no drafter failed
+    engine.close()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_text_of_the_built_in_target_in_4_bits_stays_as_it_is(tmp_path, sampling, caplog):
+    folder = write_head(tmp_path, {"hidden": 576, "vocab": 49152})
+    engine = load_local(DEFAULT_TARGET, folder, dtype="int4", threads=1)
+    drafting = ServerDrafting(drafting_backend(engine, 1), LIMITS, engine.stop_tokens, clock=lambda: 0.0)
+    found = answers(engine, drafting, prompts(2), sampling, 16)
+    assert [text for text, _ in found] == [plain(engine, prompt, sampling, 16) for prompt in prompts(2)]
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+    drafting.close()
     engine.close()
 
 

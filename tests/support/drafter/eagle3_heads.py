@@ -42,11 +42,13 @@ def head_tensors(
     fc_norm: bool = False,
     own_embedding: bool = False,
     draft_vocab: int = DRAFT_VOCAB_SIZE,
+    hidden: int = HIDDEN,
+    vocab: int = VOCAB_SIZE,
     prefix: str = "layers.0.",
     **_: Any,
 ) -> dict[str, np.ndarray]:
     """Tensors of a head with the decoder layer under ``prefix``; norms are far from 1, so a forgotten one shows."""
-    random, head_dim = np.random.default_rng(seed), 32 if qwen3 else HIDDEN // HEADS
+    random, head_dim = np.random.default_rng(seed), 32 if qwen3 else hidden // HEADS
 
     def matrix(rows: int, columns: int, scale: float = 2.0) -> np.ndarray:
         return (scale * random.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
@@ -56,43 +58,50 @@ def head_tensors(
 
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     tensors = {
-        "fc.weight": matrix(HIDDEN, 3 * HIDDEN),
-        "norm.weight": norm(HIDDEN),
-        "lm_head.weight": matrix(draft_vocab, HIDDEN),
-        **{f"{prefix}{name}.weight": norm(HIDDEN) for name in ("input_layernorm", "hidden_norm")},
-        f"{prefix}post_attention_layernorm.weight": norm(HIDDEN),
-        f"{attention}q_proj.weight": matrix(HEADS * head_dim, 2 * HIDDEN),
-        **{f"{attention}{name}_proj.weight": matrix(KV_HEADS * head_dim, 2 * HIDDEN) for name in "kv"},
-        f"{attention}o_proj.weight": matrix(HIDDEN, HEADS * head_dim),
-        **{f"{mlp}{name}_proj.weight": matrix(INNER, HIDDEN) for name in ("gate", "up")},
-        f"{mlp}down_proj.weight": matrix(HIDDEN, INNER),
+        "fc.weight": matrix(hidden, 3 * hidden),
+        "norm.weight": norm(hidden),
+        "lm_head.weight": matrix(draft_vocab, hidden),
+        **{f"{prefix}{name}.weight": norm(hidden) for name in ("input_layernorm", "hidden_norm")},
+        f"{prefix}post_attention_layernorm.weight": norm(hidden),
+        f"{attention}q_proj.weight": matrix(HEADS * head_dim, 2 * hidden),
+        **{f"{attention}{name}_proj.weight": matrix(KV_HEADS * head_dim, 2 * hidden) for name in "kv"},
+        f"{attention}o_proj.weight": matrix(hidden, HEADS * head_dim),
+        **{f"{mlp}{name}_proj.weight": matrix(INNER, hidden) for name in ("gate", "up")},
+        f"{mlp}down_proj.weight": matrix(hidden, INNER),
     }
     if qwen3:
         tensors |= {f"{attention}{name}_norm.weight": norm(head_dim) for name in "qk"}
     if norm_before_fc:
-        tensors["input_norm.weight"] = norm(3 * HIDDEN)
+        tensors["input_norm.weight"] = norm(3 * hidden)
     if fc_norm:
-        tensors |= {f"fc_norm.{n}.weight": norm(HIDDEN) for n in range(3)}
+        tensors |= {f"fc_norm.{n}.weight": norm(hidden) for n in range(3)}
     if own_embedding:
-        tensors["embed_tokens.weight"] = matrix(VOCAB_SIZE, HIDDEN)
-    if draft_vocab < VOCAB_SIZE:
-        tokens = np.sort(random.permutation(VOCAB_SIZE)[:draft_vocab])
+        tensors["embed_tokens.weight"] = matrix(vocab, hidden)
+    if draft_vocab < vocab:
+        tokens = np.sort(random.permutation(vocab)[:draft_vocab])
         tensors["d2t"] = tokens - np.arange(draft_vocab)
-        tensors["t2d"] = np.isin(np.arange(VOCAB_SIZE), tokens)
+        tensors["t2d"] = np.isin(np.arange(vocab), tokens)
     return tensors
 
 
-def layer_config(*, qwen3: bool = False, rope: Mapping[str, Any] | None = None, **_: Any) -> dict[str, Any]:
+def layer_config(
+    *,
+    qwen3: bool = False,
+    rope: Mapping[str, Any] | None = None,
+    hidden: int = HIDDEN,
+    vocab: int = VOCAB_SIZE,
+    **_: Any,
+) -> dict[str, Any]:
     """The configuration of the decoder layer, as transformers writes one."""
     return {
         "model_type": "qwen3" if qwen3 else "llama",
-        "hidden_size": HIDDEN,
+        "hidden_size": hidden,
         "intermediate_size": INNER,
         "num_hidden_layers": 1,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": 32 if qwen3 else HIDDEN // HEADS,
-        "vocab_size": VOCAB_SIZE,
+        "head_dim": 32 if qwen3 else hidden // HEADS,
+        "vocab_size": vocab,
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
@@ -113,7 +122,7 @@ def write_head(
     """Write a head into ``folder``.
 
     Args:
-        options: one of :data:`OPTIONS`.
+        options: one of :data:`OPTIONS`, and ``hidden`` and ``vocab`` of another target.
         of: ``"speculators"``, or ``"authors"`` for the format of the paper's authors.
         config, layer: further fields of ``config.json``, and of its decoder layer.
         without: a tensor to leave out.

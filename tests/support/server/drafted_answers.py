@@ -61,7 +61,7 @@ async def decode(worker: Worker, drafts: ServerDrafting, prompt: Sequence[int], 
         own = await drafted(drafts, sequence, text, sampling, end - len(text))
         assert depth(own) < end - len(text)
         job = Job(sequence, text, sampling, own.tokens, own.parents, start)
-        await worker.run(job, 60)
+        await worker.run(job, 600)
         drafts.learn(sequence, own, range(len(own.tokens)), job.path)
         text += [own.tokens[index] for index in job.path]
         if start is not None:

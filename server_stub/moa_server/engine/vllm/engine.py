@@ -29,9 +29,10 @@ from moa_server.engine.base import (
     TargetEngine,
     dtype_of,
 )
-from moa_server.engine.memory_rows import MemoryRows, TorchFusion, load_drafter
+from moa_server.engine.memory_rows import MemoryRows, load_drafter
 from moa_server.engine.sampling import Chooser
 from moa_server.engine.target_pass import rounded_up
+from moa_server.engine.torch_fusion import TorchFusion
 from moa_server.engine.vllm.paged_cache import (
     BLOCK,
     MOST_DRAFTED,
