@@ -269,7 +269,7 @@ class EagleConfig(RivalConfig):
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(RivalConfig):
     """See :mod:`moa_drafter.architectures.eagle3`. A published head does not name its target's sizes: number of layers
-    and ``target_kv_size`` are 0, until :meth:`for_layers` sets the former.
+    and ``target_kv_size`` are 0, until :meth:`for_layers` sets the former. ``rope_theta`` is not read.
 
     Attributes:
         aux_layers: the target's layers whose *inputs* are read, counted from 0; empty for those that the paper's
@@ -394,6 +394,7 @@ class IndependentConfig(TokenConfig):
 CONFIGS: Mapping[str, type[DrafterConfig] | type[RivalConfig]] = {
     "moa": DrafterConfig,
     "eagle": EagleConfig,
+    "eagle3": Eagle3Config,
     "early-exit": EarlyExitConfig,
     "independent": IndependentConfig,
 }
@@ -582,7 +583,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "float": ("a positive number", lambda value: type(value) in (int, float) and 0 < value < math.inf),
     "bool": ("true or false", lambda value: type(value) is bool),
     "str": ("a string", lambda value: type(value) is str),
-    "LayerDims": ("an object", lambda value: isinstance(value, Mapping)),
+    **dict.fromkeys(("LayerDims", "Mapping[str, Any]"), ("an object", lambda value: isinstance(value, Mapping))),
     "tuple[int, ...]": (
         "a list of whole numbers",
         lambda value: isinstance(value, list) and all(type(number) is int for number in value),

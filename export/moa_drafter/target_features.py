@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from moa_drafter.config import Reads
+from moa_drafter.config import FitError, Reads
 from moa_drafter.target import Target
 
 
@@ -57,7 +57,8 @@ def target_states(target: Target, tokens: Sequence[int], reads: Reads) -> Target
 
 @torch.no_grad()
 def packed_target_states(target: Target, texts: Sequence[Sequence[int]], reads: Reads) -> TargetStates:
-    """Compute the states of several conversations in one forward: end to end, without padding."""
+    """Compute the states of several conversations in one forward: end to end, without padding. Raises FitError if the
+    target has no such inner states."""
     longest = max(map(len, texts))
     # Padding comes after every text, where causal attention does not look.
     ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=target.device)
@@ -69,6 +70,12 @@ def packed_target_states(target: Target, texts: Sequence[Sequence[int]], reads: 
     out = target.model.model(
         input_ids=ids, past_key_values=cache, use_cache=bool(layers), output_hidden_states=bool(inner)
     )
+    if inner and out.hidden_states[1].dim() != out.last_hidden_state.dim():  # Gemma 3n
+        raise FitError(
+            "between the layers of this target a token has several hidden states, which no drafter reads: train moa, "
+            "eagle or independent",
+            code="unsupported_target",
+        )
     last = out.last_hidden_state.flatten(0, 1)[real]
     # The first of transformers' hidden states is the embedding.
     hidden = [out.hidden_states[1 + layer].flatten(0, 1)[real] for layer in inner]

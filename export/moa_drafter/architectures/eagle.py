@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.architectures.unrolled import unroll
 from moa_drafter.config import EagleConfig, Reads
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, RMSNorm
@@ -61,37 +62,15 @@ class EagleDrafter(Drafter):
         return self.fc(torch.cat((self.embed(tokens), earlier), dim=-1))
 
     def predict(self, batch: Batch) -> Tensor:
-        """See :meth:`Drafter.predict`; one pass for each depth, so as many as the longest segment has tokens.
-
-        A query at depth d attends to the entries of true features up to depth 1 of its segment, then to its segment's
-        own. A segment sees all features before it, even if fewer should be visible, and at depth 0 no more than at 1.
-        """
-        positions = batch.positions
-        earlier = batch.states.last.roll(1, 0).masked_fill((positions == 0)[:, None], 0.0)
-        x, angles = self.inputs(batch.tokens, earlier), self.angles(positions)
-        entries = [self.layer.keys_values(x, angles)]
-        depths, segments = _depths_in_segments(positions[batch.queries], batch.depths)
-        order = depths.argsort(stable=True)
-        passes = order.split(depths.bincount().tolist()[1:])
-        predicted: list[Tensor] = []
-        drafted = segments[:0]  # of each entry made from an estimate, the segment
-        for depth, queries in enumerate(passes, 1):
-            at = batch.queries[queries]
-            if depth == 1:
-                inputs = x[at]
-            else:
-                # The previous query is one less deep in the same segment.
-                before = predicted[-1][torch.searchsorted(passes[depth - 2], queries - 1)]
-                inputs = self.inputs(batch.tokens[at], before)
-            own_angles = (angles[0][at], angles[1][at])
-            mask = batch.self_mask[at] & (positions <= (positions[at] - depth + 1)[:, None])
-            if depth > 1:
-                entries.append(self.layer.keys_values(inputs, own_angles))
-                drafted = torch.cat((drafted, segments[queries]))
-                mask = torch.cat((mask, segments[queries][:, None] == drafted), dim=1)
-            keys, values = (torch.cat(parts) for parts in zip(*entries, strict=True))
-            predicted.append(self.norm(self.layer(inputs, keys, values, own_angles, mask)))
-        return torch.cat(predicted)[order.argsort()]
+        """See :meth:`Drafter.predict` and :func:`moa_drafter.architectures.unrolled.unroll`."""
+        return unroll(
+            batch,
+            batch.states.last,
+            self.angles(batch.positions),
+            inputs=lambda tokens, earlier: (self.inputs(tokens, earlier),),
+            keys_values=lambda x, angles: self.layer.keys_values(*x, angles),
+            estimates=lambda x, own, angles, mask: self.norm(self.layer(*x, *own, angles, mask)),
+        )
 
     @torch.no_grad()
     def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
@@ -109,20 +88,6 @@ class EagleDrafter(Drafter):
             inputs.append(torch.cat([part.to(self.embedding) for part in known], dim=1))
             outputs.append(states.last[1:].to(self.norm.weight) / self.norm.weight)
         fit_linear(self.fc, torch.cat(inputs), torch.cat(outputs), ridge=1e-2)
-
-
-def _depths_in_segments(positions: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the depth in its segment, from 1, and the segment of each query ``[Q]``, in the order of the text.
-
-    A segment is a run of queries that see the same rows: positions 5, 6, 7 and 8 at depths 1, 2, 1 and 0 give depths
-    1, 2, 1, 1 and segments 1, 1, 2, 3.
-    """
-    at = torch.arange(len(positions), device=positions.device)
-    limits = positions - depths
-    begins = torch.ones_like(at, dtype=torch.bool)
-    begins[1:] = (positions.diff() != 1) | (limits.diff() != 0)
-    starts = torch.where(begins, at, 0).cummax(0).values
-    return at - starts + 1, begins.cumsum(0)
 
 
 class EagleBackend(Backend):

@@ -5,28 +5,33 @@ and ``g_i`` the head computes ``y_{i+1}``, from which its own output matrix read
 processed ``x_{i+1}``, ``y_{i+1}`` takes the place of ``g_{i+1}``. The first token has no feature before it: nothing
 attends to it.
 
-Heads are published, see :mod:`moa_drafter.eagle3_head`; the options of speculators' heads are fields of
-:class:`moa_drafter.config.Eagle3Config`.
+Heads are trained by ``moa-train``, and published, see :mod:`moa_drafter.eagle3_head`; the options of speculators' heads
+are fields of :class:`moa_drafter.config.Eagle3Config`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.architectures.unrolled import unroll
 from moa_drafter.config import Eagle3Config, Reads
 from moa_drafter.device_module import StepModule
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, RMSNorm, rotate
+from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
+from moa_drafter.training.initialise import regress
+from moa_drafter.training.target_parts import start_layer, start_norm
 from moa_runtime.backends.eagle3 import Eagle3Backend, Eagle3Inputs, Eagle3Result
 
 if TYPE_CHECKING:
     from moa_drafter.target import TargetLogits
+    from moa_drafter.training.batch import Batch
 
 
 class Eagle3Layer(DecoderLayer):
@@ -95,6 +100,7 @@ class Eagle3Drafter(Drafter):
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        self.register_buffer("target_head", torch.empty(0), persistent=False)
         rotary = config.rotary
         self.register_buffer("_frequencies", torch.tensor(rotary.frequencies, dtype=torch.float32), persistent=False)
         self._factor = rotary.factor
@@ -112,6 +118,8 @@ class Eagle3Drafter(Drafter):
         if layers:
             self.config = self.config.for_layers(len(layers))
         super().bind_target(embedding, head, layers, logits)
+        if logits is not None:
+            self.target_head = self.head
         self.head = self.lm_head.weight.detach()
         if self.config.own_embedding:
             self.embedding = self.embed_tokens.weight.detach()
@@ -128,6 +136,52 @@ class Eagle3Drafter(Drafter):
             inner = torch.stack([norm(inner[:, n]) for n, norm in enumerate(self.fc_norm)], dim=1)
         joined = inner.flatten(1)
         return self.fc(self.input_norm(joined) if self.config.norm_before_fc else joined)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See :meth:`Drafter.logits`; bound for training, by the matrix that is trained."""
+        return self.lm_head(hidden) if self._target_logits is not None else super().logits(hidden)
+
+    def target_logits(self, hidden: Tensor) -> Tensor:
+        """See :meth:`Drafter.target_logits`."""
+        assert self._target_logits is not None
+        return self._target_logits.of_tokens(hidden, self.target_head, self.draft_to_target)
+
+    def predict(self, batch: Batch) -> Tensor:
+        """See :meth:`Drafter.predict` and :func:`moa_drafter.architectures.unrolled.unroll`."""
+        norm = self.norm if self.config.norm_output else nn.Identity()
+        found = unroll(
+            batch,
+            self.features(batch.states.inner),
+            self.angles(batch.positions),
+            inputs=lambda tokens, earlier: self.layer.inputs(self.embed(tokens), earlier),
+            keys_values=lambda x, angles: self.layer.pair(x[0], angles),
+            estimates=lambda x, own, angles, mask: norm(self.layer.output(*x, *own, angles, mask)),
+            hide_first=True,
+        )
+        return found if self.config.norm_output else self.norm(found)
+
+    @torch.no_grad()
+    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
+        """Start as the best linear estimate of the next token's last hidden state, with parts of the target's layers:
+        its first reads the embedding, its last the feature. The layer adds nothing at first."""
+        dims, attention = self.config.decoder, self.layer.self_attn
+        first, last = (DecoderLayer(dims, self.config.rms_norm_eps) for _ in range(2))
+        start_layer(first, target.layers[0])
+        start_layer(last, target.layers[-1])
+        for name in ("q_proj", "k_proj", "v_proj"):
+            halves = (getattr(layer.self_attn, name).weight for layer in (first, last))
+            getattr(attention, name).weight.copy_(torch.cat(tuple(halves), dim=1))
+        self.layer.input_layernorm.load_state_dict(first.input_layernorm.state_dict())
+        self.layer.hidden_norm.load_state_dict(last.input_layernorm.state_dict())
+        self.layer.post_attention_layernorm.load_state_dict(last.post_attention_layernorm.state_dict())
+        self.layer.mlp.load_state_dict(last.mlp.state_dict())
+        attention.o_proj.weight.zero_()
+        self.layer.mlp.down_proj.weight.zero_()
+        start_norm(self.norm, target.model.model)
+        self.lm_head.weight.copy_(target.head[self.draft_to_target.to(target.head.device)])
+        parts = [(states.inner[:-1].flatten(1), states.last[1:]) for _, states in samples]
+        inputs, outputs = (torch.cat(each).double().cpu() for each in zip(*parts, strict=True))
+        self.fc.weight.copy_(regress(inputs, outputs / self.norm.weight.double(), ridge=1e-2).T)
 
     def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Drafter.rows`: the features, cut into halves of :attr:`Eagle3Config.row_shape`."""

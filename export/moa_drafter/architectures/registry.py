@@ -38,20 +38,19 @@ class Architecture:
         model: class of its module.
         backend: called with a bound drafter and ``top_k``; returns its backend in PyTorch and float32.
         initialise: called with a bound drafter, its target and samples (tokens ``[T]`` and the states that
-            :attr:`Drafter.reads` asks for, of some conversations); starts the drafter from the target's weights. None
-            for an architecture that is not trained here.
+            :attr:`Drafter.reads` asks for, of some conversations); starts the drafter from the target's weights.
     """
 
     model: type[Any]
     backend: Callable[..., Backend]
-    initialise: Callable[[Any, Target, Iterable[tuple[Tensor, TargetStates]]], None] | None
+    initialise: Callable[[Any, Target, Iterable[tuple[Tensor, TargetStates]]], None]
 
 
 #: By the name in ``moa-train --arch`` and ``config.json``.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "moa": Architecture(MoADrafter, TorchBackend, initialise_from_target),
     "eagle": Architecture(EagleDrafter, EagleBackend, EagleDrafter.initialise),
-    "eagle3": Architecture(Eagle3Drafter, torch_backend, None),
+    "eagle3": Architecture(Eagle3Drafter, torch_backend, Eagle3Drafter.initialise),
     "early-exit": Architecture(EarlyExitDrafter, TorchBackend, EarlyExitDrafter.initialise),
     "independent": Architecture(IndependentDrafter, TorchBackend, IndependentDrafter.initialise),
 }
@@ -64,9 +63,7 @@ def torch_backend_of(drafter: Drafter, *, top_k: int) -> Backend:
 
 def initialise(drafter: Drafter, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
     """Start a bound drafter from the target's weights, see :attr:`Architecture.initialise`."""
-    start = ARCHITECTURES[drafter.config.architecture].initialise
-    assert start is not None
-    start(drafter, target, samples)
+    ARCHITECTURES[drafter.config.architecture].initialise(drafter, target, samples)
 
 
 def new_drafter(
@@ -98,10 +95,14 @@ def new_drafter(
         trained_target_layers=trained_target_layers,
         target_fingerprint=target.fingerprint,
     )
-    own = {}
+    own: dict[str, Any] = {}
     if architecture == "early-exit":
         check_copied_exactly(target.model.config)
         own["exit_layer"] = max(1, round(moa.target_num_layers / 6))  # EESD exits Llama-2 after about a sixth
+    if architecture == "eagle3":
+        count = moa.target_num_layers
+        read = tuple(min(max(1, layer), count - 1) for layer in (2, count // 2, count - 3))
+        own = {"rope": {"rope_theta": moa.rope_theta}, "aux_layers": read}
     return drafter_of(moa if architecture == "moa" else CONFIGS[architecture].like(moa, **own))  # type: ignore[union-attr]
 
 

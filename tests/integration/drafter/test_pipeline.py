@@ -140,7 +140,7 @@ def test_a_flag_against_the_run_is_refused(flags, train):
     train("run", "--resume", "--learning-rate", 5e-4)
 
 
-@pytest.mark.parametrize("arch", ["eagle", "early-exit", "independent"])
+@pytest.mark.parametrize("arch", ["eagle", "eagle3", "early-exit", "independent"])
 def test_every_architecture_is_trained_by_the_same_loop(target, store, tmp_path, train, arch):
     flags = [*small(target.folder, store, steps=25), "--learning-rate", "3e-3", "--future-high", "4"]
     train("run", *flags, "--long-share", 0, "--arch", arch, "--evaluate-every", 5)

@@ -28,13 +28,17 @@ def target_of(family: str, tiny_target: Path, folder: Path) -> Target:
     return load_target(str(make_target(family, tiny_target, folder)))
 
 
-@pytest.mark.parametrize("architecture", ["moa", "eagle"])
+@pytest.mark.parametrize("architecture", ["moa", "eagle", "eagle3"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_drafter_of_any_family_begins_from_its_weights(architecture, family, tiny_target, tmp_path) -> None:
     """Over texts longer than a window."""
     target = target_of(family, tiny_target, tmp_path)
     drafter = new_drafter(architecture, target, draft_vocab_size=256)
     drafter.bind_target(target.embedding, target.head, target.layers, target.logits)
+    if architecture == "eagle3" and family.startswith("Gemma 3n"):  # several hidden states between layers
+        with refused("unsupported_target"):
+            target_states(target, TEXT.tolist(), drafter.reads)
+        return
     states = target_states(target, TEXT.tolist(), drafter.reads)
     assert len(states.kv) == len(states.last) == len(TEXT)
     initialise(drafter, target, [(TEXT, states)])
