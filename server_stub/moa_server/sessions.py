@@ -102,7 +102,8 @@ class SessionStore:
         if trying is conversation and session.pushes and length <= until:
             return True
         if session.pushes and lacking and (now := self._verifier.clock()) >= self._next_trial:
-            trial_s = row_s * (lacking + _TRIAL_TOKENS) + _FRAMES_S * _TRIAL_TOKENS
+            trial_s = worker.cost.memory_seconds(lacking)
+            trial_s += _TRIAL_TOKENS * (worker.cost.memory_seconds(1) + _FRAMES_S)
             self._trying, self._next_trial = (conversation, length + _TRIAL_TOKENS), now + trial_s / _TRIALS
             return True
         return False

@@ -163,7 +163,8 @@ class ServerDrafting:
         self._most, self._clock = most, clock
         self._known: _Conversation | None = None  # whose draft was verified last
         self._conversations: dict[int, _Conversation] = {}  # the least recently used first
-        self._vain, self._vain_rounds = 0, 0  # steps in a row without drafts of the model, and conversations in them
+        self._vain = 0  # steps in a row without drafts of the model
+        self._rounds = 0  # conversations of the last step for which they were considered
         self._tried_at, self._trying = clock(), False  # the last trial or draft; whether rows for a trial are coming
         self._thread = ThreadPoolExecutor(1, "drafts")  # libraries keep threads and code for each that calls them
 
@@ -223,6 +224,7 @@ class ServerDrafting:
         able = [index for index, each in enumerate(conversations) if each is not None]
         if self._backend is None or not able:
             return False
+        began = self._clock()
         paying = self._paying(rounds, conversations, seconds, row_s) if self._considers(len(rounds)) else None
         chosen, levels = ((), 0) if paying is None else (paying.chosen, paying.levels)
         self._vain = 0 if chosen else self._vain + 1
@@ -232,7 +234,7 @@ class ServerDrafting:
             conversation.unused = 0 if index in chosen else conversation.unused + 1
         if paying is None:
             return False
-        self._vain_rounds = len(rounds)
+        self._rounds = len(rounds)
         if not chosen and (tried := self._trial(rounds, conversations, row_s)) is not None:
             chosen, levels = [tried], _TRIAL_LEVELS
         found = [(rounds[index], one) for index in chosen if (one := conversations[index]) is not None]
@@ -243,7 +245,7 @@ class ServerDrafting:
         # Half, for the choice for the whole step follows.
         prices = Prices(step=paying.rate * step_s / len(ready), node=paying.price / 2)
         branches = paying.price < _CHEAP and self._limits.trees
-        began, self._trying = self._clock(), False
+        self._trying = False
         trees = await self._drafted(self._backend, ready, levels, prices, branches=branches)
         self._tried_at = self._clock()
         self.cost.observe(levels, len(ready), max(1e-6, self._tried_at - began))
@@ -258,7 +260,7 @@ class ServerDrafting:
 
     def _considers(self, rounds: int) -> bool:
         """Whether drafts of the model are considered for a step of so many conversations."""
-        return self._vain % _PATIENCE == 0 or self._vain < _PATIENCE or self._trying or rounds < self._vain_rounds
+        return self._vain % _PATIENCE == 0 or self._vain < _PATIENCE or self._trying or rounds < self._rounds
 
     def _paying(
         self,
@@ -353,7 +355,8 @@ class ServerDrafting:
                 self.release(number)
             mixture = NgramMixture(self._stop_tokens)
             conversation = _Conversation(mixture, self._new_drafter(mixture), self._known)
-            conversation.unused = min(self._vain, _PATIENCE)
+            if self._vain or self._rounds > 1:  # among others, no rows are made for it before a step is considered
+                conversation.unused = _PATIENCE
         conversation.last_used = now
         self._conversations[sequence] = conversation
         return conversation

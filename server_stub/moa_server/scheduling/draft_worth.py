@@ -10,7 +10,7 @@ import numpy as np
 _BINS = 20
 _MIDDLES = (np.arange(_BINS) + 0.5) / _BINS
 #: Weight of a round in the means of a conversation, and of all of them.
-_OWN, _ALL = 1 / 32, 1 / 256
+_OWN, _ALL = 1 / 16, 1 / 128
 
 
 class DraftWorth:

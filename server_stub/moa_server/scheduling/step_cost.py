@@ -19,9 +19,9 @@ _GUESS = np.array([15.0, 1.0, 1 / 4000, 8 / 4000, 0.5])
 _EVERY = 16
 #: Stairs of up to this many tokens have a correction, the mean over the last steps of them and of similar ones, and of
 #: this many that need none.
-_CORRECTED, _LAST, _NONE = 64, 32.0, 4.0
+_CORRECTED, _LAST, _NONE = 64, 32.0, 1.0
 #: Weight of a step for the correction of twice as many tokens.
-_SIMILAR = 0.1
+_SIMILAR = 0.02
 #: Above this many tokens a stair has eight.
 _FEW, _MANY = 64, 8
 
@@ -75,12 +75,14 @@ class StepCost:
         self._cross *= 1 - _FORGETTING
         self._cross += sizes
         self._steps += 1
-        if self._steps <= _EVERY or self._steps % _EVERY == 0:
+        often = self._steps <= _EVERY or self._steps % _EVERY == 0
+        if often:
             self._solve(self._scale)
         if rows <= _CORRECTED:
             exact = float(self._weights @ (1.0, rows, products, contexts, sequences))
             self._seen[rows] = min(self._seen[rows] + 1, _LAST)
             self._ratios[rows] += (min(2.0, max(0.5, seconds / exact)) - self._ratios[rows]) / self._seen[rows]
+        if often:
             weights = _KERNEL @ self._seen + _NONE
             self._corrections = (_KERNEL @ (self._seen * self._ratios) + _NONE) / weights
 

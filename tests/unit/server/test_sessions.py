@@ -91,7 +91,8 @@ def test_a_conversation_is_forgotten_with_its_cache():
 
 
 def test_in_a_crowd_rows_are_made_for_drafts_that_bring_more_and_as_trials():
-    now, worker = [0.0], SimpleNamespace(serving=8, prices=(300.0, 0.4), memory_row_s=2e-4)
+    cost = SimpleNamespace(memory_seconds=lambda rows: 2e-4 * rows)
+    now, worker = [0.0], SimpleNamespace(serving=8, prices=(300.0, 0.4), memory_row_s=2e-4, cost=cost)
     store = SessionStore(SimpleNamespace(settings=Settings(), worker=worker, clock=lambda: now[0]))  # type: ignore[arg-type]
 
     def new() -> Conversation:
