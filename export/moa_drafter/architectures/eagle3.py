@@ -193,8 +193,7 @@ class Eagle3Drafter(Drafter):
 class Eagle3Module(StepModule):
     """One pass of the device half, which computes :class:`moa_runtime.backends.eagle3.Eagle3Result`."""
 
-    def __init__(self, drafter: Eagle3Drafter, *, top_k: int, embed: nn.Module | None = None) -> None:
-        super().__init__(drafter, top_k=top_k, embed=embed)
+    drafter: Eagle3Drafter
 
     def forward(
         self,
