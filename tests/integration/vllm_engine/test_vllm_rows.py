@@ -87,4 +87,4 @@ def test_features_of_a_head_and_its_drafts_are_those_of_torch(paged_target, tmp_
     found = answers(engine, drafting, prompts(2), GREEDY, 20)
     assert [text for text, _ in found] == [plain(engine, prompt, GREEDY, 20) for prompt in prompts(2)]
     drafting.close()
-    engine.close()
+    engine._worker.shutdown()  # closing it would end vLLM's groups, which the session's engine shares
