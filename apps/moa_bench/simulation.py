@@ -328,12 +328,16 @@ class Client:
                 yield from self._act()
             self._target.rest(self._server.sequence)
 
+    def take_arrived(self) -> None:
+        """Take the frames that have arrived, maybe during a draft."""
+        while self._down.frames:
+            arrived, frame = self._down.frames.popleft()
+            self._loop.received(frame, arrived)
+
     def _act(self) -> Process:
         """Take frames that have arrived, then draft and send, or wait."""
         loop, env = self._loop, self._env
-        while self._down.frames:
-            arrived, frame = self._down.frames.popleft()
-            loop.received(frame, arrived)
+        self.take_arrived()
         todo = loop.next(env.now) if loop.answering else None
         if isinstance(todo, Draft):
             tree = todo.by.propose(todo.prefix, todo.budget, todo.sampling)
@@ -504,6 +508,8 @@ def hold_fleet(recording: Recording, fleet: Fleet, mode: str, seconds: float) ->
         first = (fleet.first + number) % len(recording.answers)
         env.process(client.answer(itertools.cycle([*recording.answers[first:], *recording.answers[:first]])))
     env.run(seconds)
+    for client in clients:
+        client.take_arrived()  # drafts that are under way delay text, which is there
     return [client.text for client in clients], target
 
 
