@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 #: Tokens for which a conversation gets memory rows as a trial, and over which the rows that it lacks are spread; share
 #: of the time that trials may take.
-_TRIAL_TOKENS, _TRIALS = 64, 0.01
+_TRIAL_TOKENS, _TRIALS = 64, 0.005
 #: Seconds that the frames of a memory row and of a draft take.
 _FRAMES_S = 3e-4
 

@@ -40,7 +40,7 @@ _REMEMBERED, _FIRST = 16, 0.7
 #: none, the model is considered in every so many steps, or if a step has fewer conversations.
 _PATIENCE = 8
 #: Share of the time that drafts may take that are made to see whether they pay, and their levels.
-_TRIALS, _TRIAL_LEVELS = 0.01, 2
+_TRIALS, _TRIAL_LEVELS = 0.005, 2
 #: Most tokens of a tree, and nodes that each of its steps continues (EAGLE-2, arXiv 2406.16858, section 5); tokens that
 #: cost less than this are drafted as trees.
 _NODES, _WIDTH, _CHEAP = 62, 10, 0.2
