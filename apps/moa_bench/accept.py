@@ -471,9 +471,9 @@ def _converse(
     """Ask all turns of one question; returns the turn that did not fit (they count from 1), if any, for JSON."""
     history: list[dict[str, str]] = []
     drafter, controller, clock = device.new_drafter(), settings.controller(), Clock(settings.pace)
-    prints, stops, reads = device.fingerprints, device.stop_tokens, device.reads_rows
+    prints, stops, rows = device.fingerprints, device.stop_tokens, device.row_encoding
     with closing(LoopbackVerifier(engine, timeline, settings.pace)) as verifier:
-        conversation = Conversation(verifier, drafter, prints, stops, controller, clock, timeline, reads_rows=reads)
+        conversation = Conversation(verifier, drafter, prints, stops, controller, clock, timeline, row_encoding=rows)
         for number, text in enumerate(question.turns, 1):
             prompt = device.tokenizer.continue_chat(conversation.committed, history, text)
             try:

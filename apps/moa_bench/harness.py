@@ -28,6 +28,7 @@ from moa_runtime.options import DRAFTERS, DrafterName, LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
 from moa_runtime.session.handshake import Limits, check_hello
+from moa_runtime.session.memory_rows import encoding_of
 from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.tokenizer import ChatTokenizer
@@ -53,7 +54,7 @@ class Device:
     new_drafter: Callable[[], Drafter | None]
     stop_tokens: tuple[int, ...]
     new_writer: Callable[[], MoaDrafter] | None = None
-    reads_rows: bool = True
+    row_encoding: int = wire.ROW_ENCODING_INT8
 
 
 def device_of(
@@ -70,7 +71,7 @@ def device_of(
         lambda: drafter_for(manifest, backend, ngrams=ngrams, datastore=datastore),
         manifest.stop_tokens,
         None if writer is None else lambda: writer_for(manifest, writer),
-        manifest.has_rows,
+        encoding_of(manifest.architecture) if manifest.has_rows else wire.ROW_ENCODING_UNSPECIFIED,
     )
 
 
@@ -113,8 +114,8 @@ def checkpoint_pair(
     texts = None if datastore is None else Datastore.open(datastore, tokenizer_fingerprint(file))
     if without_model(given) == "sssd":
         engine = torch_engine(target)
-        prints, stops, reads = engine.fingerprints, engine.stop_tokens, DRAFTERS["sssd"].reads_rows
-        return Device(prints, tokenizer, lambda: SssdDrafter(stops, texts), stops, reads_rows=reads), engine
+        prints, stops, rows = engine.fingerprints, engine.stop_tokens, wire.ROW_ENCODING_UNSPECIFIED
+        return Device(prints, tokenizer, lambda: SssdDrafter(stops, texts), stops, row_encoding=rows), engine
     from moa_drafter.checkpoint import load_bound
     from moa_drafter.devices import input_major, lay_out_for_few_rows
 
@@ -128,7 +129,8 @@ def checkpoint_pair(
     new_drafter = drafting(
         drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens, ngrams=ngrams, datastore=texts
     )
-    return Device(engine.fingerprints, tokenizer, new_drafter, target.stop_tokens), engine
+    rows = encoding_of(drafter.config.architecture)
+    return Device(engine.fingerprints, tokenizer, new_drafter, target.stop_tokens, row_encoding=rows), engine
 
 
 def drafting(
@@ -261,7 +263,7 @@ class Conversation:
     Args:
         clock: the time of the loop and its controller.
         timeline: gets the spans ``draft`` and ``receive``.
-        reads_rows: whether memory rows are sent.
+        row_encoding: of the memory rows, see :func:`moa_runtime.session.memory_rows.encoding_of`; unspecified for none.
 
     Raises:
         RefusedError: the engine serves another target, tokenizer or drafter; the message names both.
@@ -277,12 +279,11 @@ class Conversation:
         clock: Clock | None = None,
         timeline: Timeline = NO_TIMELINE,
         *,
-        reads_rows: bool = True,
+        row_encoding: int = wire.ROW_ENCODING_INT8,
     ) -> None:
         self._verifier, self._timeline = verifier, timeline
         self._clock = clock or Clock()
-        rows = wire.ROW_ENCODING_INT8 if reads_rows else wire.ROW_ENCODING_UNSPECIFIED
-        self._session = ClientSession(fingerprints, stop_tokens=stop_tokens, row_encoding=rows)
+        self._session = ClientSession(fingerprints, stop_tokens=stop_tokens, row_encoding=row_encoding)
         self._loop = DraftingLoop(self._session, drafter, controller, LoopSettings(drafting="device"))
         self._loop.listen(self._hear)
         self._ended: RoundEnded | None = None

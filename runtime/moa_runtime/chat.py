@@ -44,6 +44,7 @@ from moa_runtime.events import (
 from moa_runtime.options import DRAFTERS, Conditions, DrafterName, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Decided, Finished, Policy, RolledBack, Sampling, Welcomed
+from moa_runtime.session.memory_rows import encoding_of
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.tokens import common_length
@@ -696,10 +697,9 @@ class Chat:
     def _open_session(self, store: str | Path | None, reads_rows: bool) -> ChatState | None:
         """Make the session, a stored one if there is any; return what was stored."""
         manifest = self.manifest
-        # Rows are most of a verdict's bytes: they are not sent if the drafter does not read them. EAGLE-3's are made of
-        # hidden states, which have outliers: with their scale in int8, little would be left of the other numbers.
-        encoding = wire.ROW_ENCODING_FLOAT16 if manifest.architecture == "eagle3" else wire.ROW_ENCODING_INT8
-        rows = encoding if reads_rows and manifest.has_rows else wire.ROW_ENCODING_UNSPECIFIED
+        # Rows are most of a verdict's bytes: they are not sent if the drafter does not read them.
+        wanted = reads_rows and manifest.has_rows
+        rows = encoding_of(manifest.architecture) if wanted else wire.ROW_ENCODING_UNSPECIFIED
         prints = manifest.fingerprints
         options: dict[str, Any] = {
             "stop_tokens": manifest.stop_tokens,
