@@ -1,12 +1,12 @@
 """Tiny random targets of many families, and how the engine computes each beside transformers.
 
-``PYTHONPATH=tests python -m support.families`` prints the table of docs/results.md.
+``PYTHONPATH=tests python -m support.families`` prints the table of families in docs/models.md: each cell is run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,9 +18,13 @@ import onnx
 import torch
 
 from moa_decoder.checkpoint_weights import CheckpointWeights
+from moa_decoder.errors import TargetError
 from moa_decoder.weights import DecoderWeights
 from moa_decoder.writer_graph import WriterGraph
+from moa_drafter.architectures.registry import initialise, new_drafter
+from moa_drafter.config import ConfigError
 from moa_drafter.target import Target, load_target
+from moa_drafter.target_features import target_states
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.onnx_writer import OnnxWriter
 from moa_runtime.drafters.moa import GrowingRows
@@ -167,6 +171,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "DeepSeek 3 (latent attention)": ("deepseek_v3", {**_GLM_EXPERTS, **_LATENT, "num_key_value_heads": 4}),
     "MiniCPM 3 (latent attention)": ("minicpm3", {"num_key_value_heads": 4}),
+    "LFM 2 MoE": ("lfm2_moe", {**_EXPERTS, **_PAIRS["conv"]}),
+    "Qwen 3.5 MoE": ("qwen3_5_moe_text", {**_EXPERTS, **_HEAD, **_DELTA, "shared_expert_intermediate_size": 32}),
+    "MiniMax M2": ("minimax_m2", _EXPERTS),
+    "VaultGemma": ("vaultgemma", {**_HEAD, **_WINDOW, **_FOUR}),
+    "Falcon H1": ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 16}),
     "GPT-2": ("gpt2", {}),
     "GPT-NeoX": ("gpt_neox", {}),
     "Falcon": ("falcon", {}),
@@ -178,6 +187,7 @@ class Found:
     """How a target was computed."""
 
     runs: str  # the name of the pass
+    trees: bool  # whether it takes trees
     context: int  # its longest one
     why: str  # no longer one is possible
     variation: float  # largest total variation of the distributions at temperature 1 from transformers'
@@ -191,6 +201,7 @@ class FoundByGraphs:
     context: int
     deviation: float  # largest error of hidden states and logits, as a part of the largest number
     equal: bool  # whether greedy text up to the end of the context is transformers'
+    rounded: float  # correlation of the logits in 4 bits with those
     writer: float  # largest error of the log-probabilities (nats) of an offline writer of float32 weights
 
 
@@ -226,6 +237,7 @@ def computed(folder: Path) -> Found:
     text = _text_of(target, context)
     return Found(
         type(engine.target_pass).__name__,
+        engine.capabilities.trees,
         context,
         _refusal(engine, context + 1),
         _variation(engine, text),
@@ -248,8 +260,15 @@ def computed_by_graphs(folder: Path, weights: DecoderWeights | None = None) -> F
         len(text),
         max(float(np.abs(given - wanted).max() / np.abs(wanted).max()) for given, wanted in pairs),
         logits[PROMPT - 1 : -1].argmax(-1).tolist() == text[PROMPT:],
+        _correlation(folder, text, logits),
         float((_written(weights, text, folder) - own.logits[0].log_softmax(-1).topk(_BEST).values).abs().max()),
     )
+
+
+def _correlation(folder: Path, text: list[int], logits: Any) -> float:
+    rounded = OnnxPass(CheckpointWeights(folder, 4), threads=1)
+    found = np.stack(list(rounded.logits([_in_pieces(rounded, text)])))
+    return float(np.corrcoef(found.ravel(), logits.ravel())[0, 1])
 
 
 def _written(weights: DecoderWeights, text: list[int], folder: Path) -> torch.Tensor:
@@ -312,22 +331,52 @@ def _greedy(engine: LocalEngine, prompt: list[int], text: list[int]) -> list[int
     return tokens
 
 
-def main() -> None:
-    print("| family | pass | context | total variation | greedy text |", "| --- " * 5 + "|", sep="\n")
+def cells(folder: Path) -> tuple[str, ...]:
+    """Run the target in ``folder`` in all ways; return whether it and its writer run without torch, and in 4 bits, the
+    pass with torch, drafts, and drafters."""
+    try:
+        found = computed(folder)
+    except MoaError:
+        return ("no",) * 5
+    assert found.equal
+    try:
+        graphs = computed_by_graphs(folder)
+        assert graphs.equal and graphs.writer < 1e-3 and graphs.rounded > 0.8
+        own = "yes"
+    except TargetError:
+        own = "no"
+    target = load_target(str(folder))
+    trained = []
+    for name, shown in (("moa", "MoA"), ("eagle", "EAGLE"), ("independent", "independent")):
+        with contextlib.suppress(ConfigError):
+            trained += [shown] if _begins(name, target) else []
+    fused = "fused" if found.runs == "FusedLlama" else "general"
+    return own, own, fused, "trees" if found.trees else "chains", ", ".join(trained) or "copies"
+
+
+def _begins(name: str, target: Target) -> bool:
+    """Whether a drafter begins with finite weights, from a text."""
+    drafter, text = new_drafter(name, target, draft_vocab_size=256), torch.arange(3, 3 + CONTEXT - 4)
+    drafter.bind_target(target.embedding, target.head, target.layers, target.logits)
+    initialise(drafter, target, [(text, target_states(target, text.tolist(), drafter.reads))])
+    return all(bool(weight.isfinite().all()) for weight in drafter.parameters())
+
+
+def table() -> list[str]:
+    """The lines of the table: families with equal cells are in one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = make_tiny_target(Path(scratch) / "tokenizer")
         for number, family in enumerate(FAMILIES):
-            try:
-                found = computed(make_target(family, tokenizer, Path(scratch) / str(number)))
-            except MoaError as error:
-                print(f"| {family} | refused: {str(error).replace(str(scratch), '')} | | | |")
-                continue
-            equal = "equal" if found.equal else "differs"
-            print(
-                f"| {family} | {found.runs} | {found.context}: {found.why} | {found.variation:.1e} | {equal} |",
-                flush=True,
-            )
+            rows.setdefault(cells(make_target(family, tokenizer, Path(scratch) / str(number))), []).append(family)
+    titles = ["families", "without torch, writer", "4 bits", "pass in torch", "drafts", "drafters", "vLLM"]
+    lines = [["; ".join(names), *found, "no" if found[2] == "no" else "not run"] for found, names in rows.items()]
+    return ["| " + " | ".join(line) + " |" for line in (titles, ["---"] * len(titles), *lines)]
+
+
+def main() -> None:
+    print(*table(), sep="\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,7 +15,7 @@ from moa_runtime.errors import MoaError
 from moa_server.engine.base import EngineError
 from moa_server.engine.torch_engine import target_pass
 from support.drafter.gguf_files import write_gguf
-from support.families import CONTEXT, FAMILIES, ORIGINAL, WINDOW, computed, computed_by_graphs, make_target
+from support.families import CONTEXT, FAMILIES, ORIGINAL, WINDOW, computed, computed_by_graphs, make_target, table
 from support.refusals import refused
 
 FUSED = {
@@ -27,7 +27,7 @@ FUSED = {
     "Mistral",
 }
 FUSED |= {"Ministral 3 (scaled queries)", "Seed-OSS"}
-REFUSED = {"GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
+REFUSED = {"Falcon H1": "falcon_h1", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
 #: Types that graphs are built for, and why they cannot be for other targets that the general pass computes.
 DESCRIBED = {"llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "smollm3"}
 DESCRIBED |= {"phi3", "granite"}
@@ -119,3 +119,9 @@ def test_a_target_that_computes_no_numbers_is_refused(tiny_target: Path) -> None
     target.model.model.norm.weight.data[0] = torch.nan
     with refused("wrong_results", EngineError):
         target_pass(target, torch.float32)
+
+
+@pytest.mark.slow
+def test_the_table_of_families_is_what_runs() -> None:
+    page = Path(__file__).parents[3] / "docs" / "models.md"
+    assert "\n".join(table()) in page.read_text()
