@@ -92,7 +92,7 @@ class SessionStore:
         """
         session, worker, length = conversation.session, self._verifier.worker, len(conversation.session.committed)
         (rate, price), row_s, lacking = worker.prices, worker.memory_row_s, session.rows_lacking
-        conversation.may_draft = 2 * lacking < _TRIAL_TOKENS
+        conversation.may_draft = session.makes_rows and 2 * lacking < _TRIAL_TOKENS
         if worker.serving <= 1 or (session.runs and not session.pushes):
             return True
         added = conversation.worth.tokens(price)

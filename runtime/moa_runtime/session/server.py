@@ -201,15 +201,15 @@ class ServerSession:
     @property
     def rows_due(self) -> bool:
         """Whether there are memory rows to be made or sent."""
-        return self._makes_rows and self._rows.sent < self._rows_end
+        return self.makes_rows and self._rows.sent < self._rows_end
 
     @property
     def rows_lacking(self) -> int:
         """Number of memory rows to be made."""
-        return max(0, self._rows_end - self._rows.next) if self._makes_rows else 0
+        return max(0, self._rows_end - self._rows.next) if self.makes_rows else 0
 
     @property
-    def _makes_rows(self) -> bool:
+    def makes_rows(self) -> bool:
         """Whether rows are made now; not for idle connections, because rebuilding an evicted cache would be wasted."""
         return self._rows.wanted and self._active and not self._paused
 
@@ -217,7 +217,7 @@ class ServerSession:
     def _rows_with_verdicts(self) -> bool:
         """Whether the pass that decides a pushed verdict also makes rows: unsolicited drafts arrive."""
         began = self._drafted_from
-        return self._makes_rows and began is not None and len(self.committed) - began <= _DRAFTS_ARE_RECENT
+        return self.makes_rows and began is not None and len(self.committed) - began <= _DRAFTS_ARE_RECENT
 
     @property
     def _rows_end(self) -> int:
@@ -566,7 +566,7 @@ class ServerSession:
             drafted=len(work.draft) if work.pushed or draft_stamp else 0,
             draft_stamp=draft_stamp,
         )
-        if self._makes_rows and not self.pushes:
+        if self.makes_rows and not self.pushes:
             verdict.rows_until = len(self.committed) - 1
         elif self.pushes and work.rows_from is not None and self._rows_with_verdicts:
             verdict.rows_until = min(len(self.committed) - 1, self._rows.sent + _ROWS_FOR_DRAFTS)

@@ -96,7 +96,7 @@ def test_in_a_crowd_rows_are_made_for_drafts_that_bring_more_and_as_trials():
     store = SessionStore(SimpleNamespace(settings=Settings(), worker=worker, clock=lambda: now[0]))  # type: ignore[arg-type]
 
     def new() -> Conversation:
-        session = SimpleNamespace(committed=[1] * 40, runs=True, pushes=True, rows_lacking=1)
+        session = SimpleNamespace(committed=[1] * 40, runs=True, pushes=True, makes_rows=True, rows_lacking=1)
         return Conversation(1, "", Bearer(), session, 1, Calibrations(), DraftWorth(store._worth))  # type: ignore[arg-type]
 
     useful, useless = new(), new()
@@ -117,6 +117,9 @@ def test_in_a_crowd_rows_are_made_for_drafts_that_bring_more_and_as_trials():
     assert store.rows_pay(useful)
     useful.session.rows_lacking = 2000
     assert not store.rows_pay(useful) and not useful.may_draft
+    useless.session.makes_rows = False
+    store.rows_pay(useless)
+    assert not useless.may_draft, "what a client without a drafter does teaches nothing"
     for _ in range(2000):
         useless.worth.add([], [])
     assert not store.rows_pay(new()), "new conversations begin with what is known of all"
