@@ -14,7 +14,9 @@ from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.tree import DraftTree
 from support.toy_engine import PRINTS, STOP, VOCAB, ToyEngine, plain
 
-MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, stopping_rule=StoppingRule())
+MANIFEST = SimpleNamespace(
+    architecture="moa", fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, stopping_rule=StoppingRule()
+)
 SHARES = (0.62, 0.2, 0.1, 0.04)
 
 
