@@ -33,9 +33,15 @@ class Calibration:
             parents: of the tokens, as in :mod:`moa_runtime.session.tree`.
             claims: the drafter's own probability of each token if its parent is right; None if it names none.
         """
+        means = [right / judged for right, judged in self._bins(parents, claims)]
+        sums = [0.0] * (len(means) + 1)
+        for parent, mean in zip(parents, means, strict=True):
+            sums[parent] += mean
+        if max(sums) > 1:
+            means = _exclusive(parents, means)
         paths = [1.0]
-        for parent, (right, judged) in zip(parents, self._bins(parents, claims), strict=True):
-            paths.append(paths[parent] * right / judged)
+        for parent, mean in zip(parents, means, strict=True):
+            paths.append(paths[parent] * mean)
         return paths[1:]
 
     def learn(
@@ -63,3 +69,13 @@ class Calibration:
         if claims is None:
             return [self._unclaimed[min(level, _LEVELS) - 1] for level in depths(parents)]
         return [self._claimed[min(max(int(_BINS * claim), 0), _BINS - 1)] for claim in claims]
+
+
+def _exclusive(parents: Sequence[int], means: Sequence[float]) -> list[float]:
+    """Limit each token to what its likelier siblings leave, for only one of them can be right: otherwise many siblings
+    of a new client would be verified for nothing."""
+    left, limited = [1.0] * (len(means) + 1), list(means)
+    for index in sorted(range(len(means)), key=lambda each: -means[each]):
+        limited[index] = min(means[index], left[parents[index]])
+        left[parents[index]] -= limited[index]
+    return limited

@@ -60,6 +60,12 @@ def test_a_drafter_that_claims_too_much_gains_nothing() -> None:
         assert calibration.paths(parents, claims) == pytest.approx([0.6, 0.36, 0.216], abs=0.12)
 
 
+@pytest.mark.parametrize("claims", [[1.0] * 62, [0.6] * 62, [0.1, 0.9] * 31, None], ids=str)
+def test_siblings_share_a_probability_of_1_however_much_is_claimed(claims: list[float] | None) -> None:
+    paths = Calibration().paths([0, *[1] * 61], claims)
+    assert sum(paths[1:]) == pytest.approx(paths[0]) and max(paths[1:]) > 0.4 * paths[0] and min(paths) >= 0
+
+
 def test_tokens_after_a_wrong_one_and_those_not_verified_teach_nothing() -> None:
     calibration = Calibration()
     before = calibration.paths([0, 1], [0.3, 0.9])
