@@ -518,6 +518,9 @@ class Chat:
         if able is not None and any(needs and each not in able for each, needs in needed.items()):
             text = "this verifier has no penalties, logit_bias or min_tokens: it is older than this program"
             raise ChatError(text, code="unsupported_sampling")
+        if able is not None and sampling.grammar is not None and wire.CAPABILITY_GRAMMAR not in able:
+            text = "this verifier has no grammars: its extra grammar is not installed"
+            raise ChatError(text, code="unsupported_grammar")
 
     # -- encoding -------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.rate_limits import Budgets, Kind
 from moa_server.engine.base import Engine
 from moa_server.engine.baseline import PlainDecoding
+from moa_server.grammar.compiler import GrammarCompiler, has_llguidance
 from moa_server.logging import add_log_fields, log_fields, log_unexpected
 from moa_server.metrics import Metrics
 from moa_server.scheduling.step_drafts import prepare_drafts
@@ -80,6 +81,8 @@ class Verifier:
     ) -> None:
         self.settings, self.engine, self.timeline, self.drafts, self.clock = settings, engine, timeline, drafts, clock
         self.metrics = Metrics()
+        file, vocabulary = engine.tokenizer_file, (engine.vocab_size, engine.stop_tokens)
+        self.grammars = GrammarCompiler(file, *vocabulary) if file is not None and has_llguidance() else None
         prepare = None if drafts is None else partial(prepare_drafts, drafts)
         self.worker = Worker(engine, self.metrics, settings.step_tokens, prepare, clock)
         self.authenticator = Authenticator(settings.token, settings.token_file, clock)
@@ -257,6 +260,8 @@ class Verifier:
             await self.worker.close()
             if self.drafts is not None:
                 self.drafts.close()
+            if self.grammars is not None:
+                self.grammars.close()
 
     async def _sweep(self) -> None:
         while True:

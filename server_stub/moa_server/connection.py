@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.session.handshake import check_hello, fault
-from moa_runtime.session.server import Verify, parse_client_message
+from moa_runtime.session.server import Verify, parse_client_message, parse_grammar
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
 from moa_server.edge.connection_limits import ALL_BUSY, FULL_KEY
@@ -173,6 +173,7 @@ class Connection:
                         wire.CAPABILITY_UNSOLICITED_DRAFTS,
                         wire.CAPABILITY_PENALTIES,
                         wire.CAPABILITY_LOGIT_BIAS,
+                        *([] if self._verifier.grammars is None else [wire.CAPABILITY_GRAMMAR]),
                         *([] if self._verifier.drafts is None else [wire.CAPABILITY_DRAFTS]),
                     ],
                     load=self._verifier.worker.load,
@@ -206,6 +207,9 @@ class Connection:
             self._epoch = getattr(frame, "epoch", self._epoch)
             if stamp := getattr(frame, "stamp", 0):
                 self._stamped = stamp, self._reader.taken_at
+            grammars, sampling = self._verifier.grammars, message.prompt.sampling
+            if grammars is not None and sampling.HasField("grammar") and sampling.grammar.kind:
+                await grammars.prepare(parse_grammar(sampling.grammar))
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
                 # The verdict may be unwanted even before work on it begins.

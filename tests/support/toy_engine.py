@@ -34,6 +34,7 @@ class ToyEngine:
 
     fingerprints, stop_tokens = PRINTS, (STOP,)
     facts = EngineFacts("float32", "cpu", "toy", True, 0)
+    tokenizer_file = None
 
     def __init__(
         self,

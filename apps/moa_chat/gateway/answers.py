@@ -115,7 +115,9 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
             elif event.reason in _WAITING:
                 continue
             reason, offline = _reason(event), isinstance(event, Paused)
-            text, tokens = _whole(latest) if reason else _certain(latest)
+            # Of a grammar's answer nothing is kept that the target has not confirmed.
+            some = _confirmed if request.sampling.grammar is not None else _certain
+            text, tokens = _whole(latest) if reason else some(latest)
             if piece := stops.feed(text[taken:]):
                 yield piece
             taken = max(taken, len(text))
@@ -169,6 +171,13 @@ def _certain(event: AnswerUpdate | AnswerFinished) -> tuple[str, Sequence[TokenO
     """Return text and tokens that will stay."""
     if isinstance(event, AnswerFinished) or any(token.origin in _OWN and not token.committed for token in event.tokens):
         return _whole(event)
+    return _confirmed(event)
+
+
+def _confirmed(event: AnswerUpdate | AnswerFinished) -> tuple[str, Sequence[TokenOrigin]]:
+    """Return text and tokens that the target has confirmed."""
+    if isinstance(event, AnswerFinished):
+        return _whole(event)
     return event.committed, [token for token in event.tokens if token.committed]
 
 
@@ -213,7 +222,7 @@ class AnswerWriter:
                         task.cancel()
                     await asyncio.gather(*writing, return_exceptions=True)
         except MoaError as error:
-            self._pieces.put_nowait(as_api_error(error, request.asked_in))
+            self._pieces.put_nowait(as_api_error(error, request.asked_in, request.sampling.grammar))
         except Exception as error:  # otherwise the reader would wait for ever
             failed = ApiError(500, f"the answer failed: {type(error).__name__}: {error}", code="internal_error")
             self._pieces.put_nowait(failed)

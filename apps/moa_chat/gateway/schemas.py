@@ -16,13 +16,13 @@ from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.events import Statistics
 from moa_runtime.options import OFFLINES, Offline
-from moa_runtime.session.events import MOST_BIASED, Sampling
+from moa_runtime.session.events import MOST_BIASED, Grammar, Sampling
 from moa_runtime.transport import ConnectError
 
 RETRY_SECONDS = 5
 #: Fields that would change the answer and that a verifier does not support, by the values that are accepted.
 _UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
-    ((), "guided_json guided_regex guided_choice guided_grammar structured_outputs audio"),
+    ((), "guided_choice structured_outputs audio"),
     ((0,), "top_logprobs"),
     ((1,), "typical_p repeat_penalty"),
     ((False,), "ignore_eos logprobs echo"),
@@ -30,7 +30,6 @@ _UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
     (([],), "stop_token_ids tools functions"),
     (({},), "json_schema"),
     (("none", "auto"), "tool_choice function_call"),
-    (({"type": "text"},), "response_format"),
     ((["text"],), "modalities"),
 )
 _KINDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
@@ -71,10 +70,13 @@ def verifier_away(text: str) -> ApiError:
     return ApiError(503, text, code="verifier_unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def as_api_error(error: MoaError, asked_in: str | None = None) -> ApiError:
-    """Convert an error of the runtime into one of the API; ``asked_in`` is the field of the question."""
+def as_api_error(error: MoaError, asked_in: str | None = None, grammar: Grammar | None = None) -> ApiError:
+    """Convert an error of the runtime into one of the API; ``asked_in`` is the field of the question, and ``grammar``
+    what its answer was to conform to."""
     if isinstance(error, ApiError):
         return error
+    if grammar is not None and error.code in ("protocol", "unsupported_grammar"):
+        return ApiError(400, f"response_format: {error}", param="response_format", code="invalid_value")
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), param=asked_in, code="context_length_exceeded")
     if isinstance(error, ChatTemplateError):
@@ -307,7 +309,39 @@ def _sampling(fields: Mapping[str, Any], defaults: Defaults) -> Sampling:
         repetition_penalty=_number(fields, "repetition_penalty", float, 0.01, 10, usual=1),
         logit_bias=_logit_bias(fields),
         min_tokens=int(_number(fields, "min_tokens", int, 0, _max_new_tokens(fields, defaults))),
+        grammar=_grammar(fields),
     )
+
+
+def _grammar(fields: Mapping[str, Any]) -> Grammar | None:
+    """Return what the answer conforms to, as OpenAI or vLLM names it."""
+    asked = [name for name in ("response_format", "guided_json", "guided_regex", "guided_grammar") if name in fields]
+    if len(asked) > 1:
+        text = f"{asked[0]} and {asked[1]} exclude each other"
+        raise ApiError(400, text, param=asked[1], code="invalid_value")
+    if not asked:
+        return None
+    if asked == ["guided_json"]:
+        schema = field(fields, "guided_json", (dict, str), {})
+        return Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+    if asked == ["guided_regex"]:
+        return Grammar("regex", text_at(field(fields, "guided_regex", str, ""), "guided_regex"))
+    if asked == ["guided_grammar"]:
+        return Grammar("lark", text_at(field(fields, "guided_grammar", str, ""), "guided_grammar"))
+    wanted = field(fields, "response_format", dict, {})
+    match wanted.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return Grammar("json_object")
+        case "json_schema":
+            schema = field(field(wanted, "json_schema", dict, {}), "schema", dict, None)
+            if schema is None:
+                text, param = "response_format.json_schema.schema is missing", "response_format"
+                raise ApiError(400, text, param=param, code="missing_required_parameter")
+            return Grammar("json_schema", json.dumps(schema))
+    text = f"response_format.type must be text, json_object or json_schema, not {wanted.get('type')!r}"
+    raise ApiError(400, text, param="response_format", code="invalid_value")
 
 
 def _number(fields: Mapping[str, Any], name: str, kind: type, least: float, most: float, *, usual: float = 0) -> float:

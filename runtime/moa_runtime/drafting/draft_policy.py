@@ -109,6 +109,8 @@ class DraftPolicy:
         budget = self._budget()
         if budget is None:
             return None
+        if self._timeouts.outage and session.sampling.grammar is not None:  # the device does not know the grammar
+            return None
         origin = Origin.OFFLINE if self._timeouts.outage else Origin.DRAFTED
         return Draft(by, session.tokens, budget, origin, session.sampling)
 
@@ -119,7 +121,7 @@ class DraftPolicy:
             return PauseReason.BACKGROUND
         if not self._alone:
             return None
-        if self.offline == "off":
+        if self.offline == "off" or session.sampling.grammar is not None:
             return PauseReason.OFF
         if not self._has_source:
             return PauseReason.UNPREPARED

@@ -19,6 +19,7 @@ from moa_runtime.session.client_frames import (
     parse_limits,
     parse_rows,
     parse_server_message,
+    sampling_message,
 )
 from moa_runtime.session.client_table import AWAITING, CALLS, Action, Call, State, transition
 from moa_runtime.session.events import (
@@ -665,7 +666,7 @@ class ClientSession:
             base_len=base_len,
             tokens=self.committed[base_len:] + self._supplied,
             rows_from=self.rows,
-            sampling=wire.Sampling(**self.sampling.to_json() | {"logit_bias": dict(self.sampling.logit_bias)}),
+            sampling=sampling_message(self.sampling),
             max_length=self._max_length,
             while_away=self._while_away,
             answer_from=self.answer_start,
@@ -676,8 +677,8 @@ class ClientSession:
 
     @property
     def _keeps_offline_text(self) -> bool:
-        """Whether the tentative suffix has offline tokens that the policy keeps."""
-        return self.policy is Policy.KEEP and Origin.OFFLINE in self._origins
+        """Whether the tentative suffix has offline tokens that the policy keeps; none that a grammar may forbid."""
+        return self.policy is Policy.KEEP and self.sampling.grammar is None and Origin.OFFLINE in self._origins
 
     def _commit_supplied(self) -> list[SessionEvent]:
         """Commit the supplied tokens, which the server has."""

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client_table import Event
-from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, SessionEvent
+from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, Sampling, SessionEvent
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits
 from moa_runtime.session.memory_rows import RowsError, decode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -349,3 +349,12 @@ class OutgoingFrames:
 
     def _send(self, message: wire.ClientMessage) -> None:
         self._frames.append(message.SerializeToString())
+
+
+def sampling_message(sampling: Sampling) -> wire.Sampling:
+    """Return a sampling as the wire has it."""
+    values = sampling.to_json() | {"logit_bias": dict(sampling.logit_bias)}
+    if sampling.grammar is not None:
+        kind = f"GRAMMAR_KIND_{sampling.grammar.kind.upper()}"
+        values["grammar"] = wire.Grammar(kind=kind, text=sampling.grammar.text)
+    return wire.Sampling(**values)

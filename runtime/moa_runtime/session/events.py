@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import enum
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 LARGEST_REAL = 3e38  # largest number in the wire's float fields
 MOST_BIASED = 1024  # tokens of a logit_bias
+
+
+#: Kinds of grammars, as the wire names them.
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer conforms to.
+
+    Attributes:
+        kind: any JSON object, or a JSON schema, regular expression or Lark grammar as llguidance reads them.
+        text: the schema, expression or grammar; empty for any JSON object.
+    """
+
+    kind: GrammarKind
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,6 +47,7 @@ class Sampling:
             otherwise; above 0, at most 10; 1 disables it.
         logit_bias: pairs of a token and what is added to its logit, -100 to 100; at most :data:`MOST_BIASED`.
         min_tokens: tokens of the answer before which it cannot stop.
+        grammar: what the answer conforms to; None for any text.
     """
 
     temperature: float = 0.0
@@ -41,6 +60,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
+    grammar: Grammar | None = None
 
     @property
     def penalised(self) -> bool:
@@ -53,7 +73,7 @@ class Sampling:
         return bool(self.logit_bias or self.min_tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values; those of penalties, ``logit_bias`` and ``min_tokens`` only if they change something."""
+        """Return JSON values; later fields than ``min_p`` only if they change something."""
         later = {field.name: field.default for field in fields(Sampling)[5:]}
         return {name: value for name, value in asdict(self).items() if value != later.get(name)}
 

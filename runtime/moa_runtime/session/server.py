@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
 
+import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
-from moa_runtime.session.events import Sampling
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import GRAMMAR_KINDS, Grammar, Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, digest, fault
 from moa_runtime.session.memory_rows import Float32, RowQueue
 from moa_runtime.session.server_table import CHECKED, FRAMES, Action, Event, State
@@ -34,15 +38,40 @@ _ROWS_FOR_DRAFTS = 16
 _DRAFTS_ARE_RECENT = 32
 
 
+class GrammarState(Protocol):
+    """A grammar along an answer. Every call names the answer's tokens so far."""
+
+    def accepts(self, answer: Sequence[int]) -> bool:
+        """Whether an answer can begin with these tokens."""
+
+    def mask(self, answer: Sequence[int]) -> NDArray[np.bool_]:
+        """Return the tokens that may follow, at least one: ``[vocab_size]``."""
+
+    def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Return of each token of a tree after the answer whether the grammar allows the path to it."""
+
+    def forced(self, answer: Sequence[int]) -> list[int]:
+        """Return the next tokens of which each is the only one that may follow."""
+
+
+class GrammarCompiler(Protocol):
+    """Compiles grammars."""
+
+    def compile(self, grammar: Grammar) -> GrammarState:
+        """Return the state before an answer; raise MoaError, with the reason, if the grammar cannot be compiled."""
+
+
 @dataclass(frozen=True)
 class AnswerSampling(Sampling):
     """The sampling of a running answer.
 
     Attributes:
         answer_from: position of the answer's first token, from which penalties and ``min_tokens`` count.
+        state: of the grammar; None without one.
     """
 
     answer_from: int = 0
+    state: GrammarState | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -64,7 +93,7 @@ class Verify:
     prefix: tuple[int, ...]
     draft: tuple[int, ...]
     parents: tuple[int, ...]
-    sampling: Sampling
+    sampling: AnswerSampling
     rows_from: int | None = None
     supplied: int = 0
     pushed: bool = False
@@ -137,6 +166,7 @@ class ServerSession:
         limits: limits of the verifier, sent in the Welcome.
         vocab_size: size of the target's vocabulary; frames with larger token ids are refused.
         stop_tokens: tokens that end an answer.
+        grammars: compiles grammars; None if the verifier has none.
 
     Attributes:
         committed: tokens of the conversation.
@@ -144,14 +174,17 @@ class ServerSession:
         round_trip_us: round trip time of its link as reported by the client, microseconds; 0 if unknown.
     """
 
-    def __init__(self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int]) -> None:
-        self.limits = limits
+    def __init__(
+        self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int], grammars: GrammarCompiler | None = None
+    ) -> None:
+        self.limits, self._grammars = limits, grammars
         self._vocab_size = vocab_size
         self._stop_tokens = frozenset(stop_tokens)
         self.committed: list[int] = []
         self.connection = 0
         self._epoch = self.round_trip_us = 0
         self._answer_start: int | None = None  # committed length right after the last Prompt
+        self._computed = 0  # tokens that the engine need not be asked for rows of alone: the rest is forced
         self._finish: int | None = None  # Finish of the answer that ended, if one did
         self._max_length = 0
         self._sampling = AnswerSampling()
@@ -221,8 +254,9 @@ class ServerSession:
 
     @property
     def _rows_end(self) -> int:
-        """End of the rows that can be sent: the client's last token has none until the target has processed it."""
-        return self._sent_length - 1
+        """End of the rows that can be sent: the client's last token, and forced ones, have none until the target has
+        processed them."""
+        return min(self._sent_length - 1, self._computed)
 
     # -- frames ------------------------------------------------------------------------------------
 
@@ -359,6 +393,9 @@ class ServerSession:
         self._answer_start = self._sent_length = end
         self._max_length, self._while_away = prompt.max_length, prompt.while_away
         self._sampling = _parse_sampling(prompt.sampling, min(prompt.answer_from, end) or end)
+        if self._sampling.grammar is not None and self._grammars is not None:
+            self._sampling = replace(self._sampling, state=self._grammars.compile(self._sampling.grammar))
+        self._computed = end
         return self._work(supplied=len(prompt.tokens))
 
     def _verify(self, draft: wire.Draft) -> Verify:
@@ -453,9 +490,25 @@ class ServerSession:
             return fault(wire.FAULT_CODE_PROTOCOL, "a Prompt without tokens")
         if text := _parse_sampling(prompt.sampling).problem:
             return fault(wire.FAULT_CODE_PROTOCOL, text)
-        if (problem := self._token_problem(prompt.sampling.logit_bias)) is not None:
+        if (problem := self._token_problem(prompt.sampling.logit_bias) or self._grammar_problem(prompt)) is not None:
             return problem
         return self._token_problem(prompt.tokens)  # last: there may be a million
+
+    def _grammar_problem(self, prompt: wire.Prompt) -> wire.ServerMessage | None:
+        if not prompt.sampling.HasField("grammar"):
+            return None
+        if self._grammars is None:
+            return fault(wire.FAULT_CODE_PROTOCOL, "this verifier has no grammars, as its Welcome says")
+        if prompt.sampling.grammar.kind not in wire.GrammarKind.values()[1:]:
+            return fault(wire.FAULT_CODE_PROTOCOL, f"no kind of grammars is {prompt.sampling.grammar.kind}")
+        try:
+            state = self._grammars.compile(parse_grammar(prompt.sampling.grammar))
+        except MoaError as error:
+            return fault(wire.FAULT_CODE_PROTOCOL, str(error))
+        whole = [*self.committed[: prompt.base_len], *prompt.tokens]
+        if not state.accepts(whole[min(prompt.answer_from, len(whole)) or len(whole) :]):
+            return fault(wire.FAULT_CODE_PROTOCOL, "the tokens of the answer so far do not conform to its grammar")
+        return None
 
     def _draft_problem(self, draft: wire.Draft) -> wire.ServerMessage | None:
         if len(draft.tokens) > self.limits.max_draft_tokens:
@@ -534,6 +587,7 @@ class ServerSession:
         draft_us: int = 0,
         *,
         draft_stamp: int = 0,
+        forced: Sequence[int] = (),
         sent: bool = True,
     ) -> wire.ServerMessage:
         """Commit what the target chose and return the verdict.
@@ -544,12 +598,15 @@ class ServerSession:
             token: the target's own choice after them.
             compute_us, draft_us: time of the target, and of the server's own draft, microseconds.
             draft_stamp: stamp of the client's Draft if it was unsolicited, or if only a part of it was verified.
+            forced: tokens after that one, of which each is the only one that the grammar allows: committed without the
+                target, which computes them with the next piece of work.
             sent: whether the client is sent the verdict.
         """
         base_len = len(work.prefix)
-        chosen = [*(work.draft[index] for index in path), token]
+        chosen = [*(work.draft[index] for index in path), token, *forced]
         tokens, finish = _until_end(chosen, base_len, self._stop_tokens, self._max_length, self.limits.max_context)
         self.committed = [*work.prefix, *tokens]
+        self._computed = base_len + len(path)
         self._sent_length = len(self.committed) if sent else self._sent_length
         self._rows_turn, self._rows_taken = True, 0
         if finish != wire.FINISH_UNSPECIFIED:
@@ -567,9 +624,10 @@ class ServerSession:
             draft_stamp=draft_stamp,
         )
         if self.makes_rows and not self.pushes:
-            verdict.rows_until = len(self.committed) - 1
+            verdict.rows_until = min(len(self.committed) - 1, self._computed)
         elif self.pushes and work.rows_from is not None and self._rows_with_verdicts:
-            verdict.rows_until = min(len(self.committed) - 1, self._rows.sent + _ROWS_FOR_DRAFTS)
+            most = min(len(self.committed) - 1, self._computed)
+            verdict.rows_until = min(most, self._rows.sent + _ROWS_FOR_DRAFTS)
         return wire.ServerMessage(verdict=verdict)
 
     def engine_failed(self) -> bool:
@@ -628,9 +686,16 @@ def _longest_known_mark(resume: wire.Resume, committed: Sequence[int]) -> int:
     return max((mark.length for mark in resume.marks[-2:] if known(mark)), default=0)
 
 
+def parse_grammar(message: wire.Grammar) -> Grammar:
+    """Return the grammar of a message with a known kind."""
+    return Grammar(GRAMMAR_KINDS[wire.GrammarKind.values().index(message.kind) - 1], message.text)
+
+
 def _parse_sampling(message: wire.Sampling, answer_from: int = 0) -> AnswerSampling:
-    values = {field.name: getattr(message, field.name) for field in fields(Sampling)}
+    values = {each.name: getattr(message, each.name) for each in fields(Sampling)}
     values |= {"top_p": message.top_p or 1.0, "repetition_penalty": message.repetition_penalty or 1.0}
+    known = message.HasField("grammar") and message.grammar.kind in wire.GrammarKind.values()[1:]
+    values["grammar"] = parse_grammar(message.grammar) if known else None
     return AnswerSampling(**values | {"logit_bias": tuple(sorted(message.logit_bias.items()))}, answer_from=answer_from)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import LARGEST_REAL, Origin, Policy, Sampling
+from moa_runtime.session.events import GRAMMAR_KINDS, LARGEST_REAL, Grammar, GrammarKind, Origin, Policy, Sampling
 from moa_runtime.session.handshake import NUMERIC_LIMITS, Limits
 
 SNAPSHOT_VERSION = 3
@@ -130,6 +130,11 @@ def sampling_from_json(data: object) -> Sampling:
         values["logit_bias"] = sampling.biases("logit_bias")
     if sampling.has("min_tokens"):
         values["min_tokens"] = sampling.number("min_tokens", _UINT32)
+    if sampling.has("grammar") and sampling.get("grammar") is not None:
+        grammar = sampling.inner("grammar")
+        kind = grammar.text("kind")
+        _valid("kind", kind, f"one of {', '.join(GRAMMAR_KINDS)}", kind in GRAMMAR_KINDS)
+        values["grammar"] = Grammar(cast(GrammarKind, kind), grammar.text("text"))
     return Sampling(**values)
 
 

@@ -208,6 +208,10 @@ class Engine(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def tokenizer_file(self) -> Path | None:
+        """The target's ``tokenizer.json``; None if there is none."""
+
+    @property
     def stop_tokens(self) -> Sequence[int]: ...
 
     @property
@@ -335,7 +339,8 @@ class TargetEngine(ABC):
         *,
         windows: bool = False,
     ) -> None:
-        tokenizer = tokenizer_fingerprint(target.folder / TOKENIZER_FILE)
+        self.tokenizer_file = target.folder / TOKENIZER_FILE
+        tokenizer = tokenizer_fingerprint(self.tokenizer_file)
         self.fingerprints = Fingerprints(target.fingerprint, tokenizer, drafter_fingerprint)
         self.vocab_size, self.stop_tokens = int(target.config.vocab_size), target.stop_tokens
         self.max_context = context_of(target, max_context, spare, windows=windows)

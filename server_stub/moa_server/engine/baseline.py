@@ -69,7 +69,8 @@ class PlainDecoding:
         self, engine: Engine, prefix: Sequence[int], sampling: Sampling, max_new_tokens: int | None = None
     ) -> None:
         self.sequence, self._stop_tokens = new_sequence(), engine.stop_tokens
-        self._sampling = AnswerSampling(**vars(sampling), answer_from=len(prefix))
+        own = isinstance(sampling, AnswerSampling)
+        self._sampling = sampling if own else AnswerSampling(**vars(sampling), answer_from=len(prefix))
         self._tokens, context = list(prefix), engine.max_context
         self._end = context if max_new_tokens is None else min(context, len(prefix) + max_new_tokens)
         self.finish = "context" if self._end == context else "length"

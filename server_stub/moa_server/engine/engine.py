@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from moa_decoder.weights import DecoderWeights
@@ -30,12 +31,16 @@ class RequestState:
     Attributes:
         waiting: tokens of the prefix that are not processed yet.
         hidden: last hidden states after the prefix and each draft token, once known.
+        chooser: of the tokens after the prefix; None if nothing is chosen.
+        prepared: done when the masks of its grammar are there; None without one.
     """
 
     request: StepRequest
     state: SequenceState
     waiting: list[int] = field(default_factory=list)
     hidden: Hidden = None
+    chooser: Chooser | None = None
+    prepared: Future[None] | None = None
 
     @property
     def choosing(self) -> bool:
@@ -107,6 +112,7 @@ class LocalEngine(TargetEngine):
         )
         self.perplexity_ratio: float | None = None
         self._bound = rounded_up(max(cache_tokens, self.max_context + _DRAFT_ROOM))
+        self._grammars = ThreadPoolExecutor(1, "grammars of a step")
         self._sequences = SequenceCaches(target_pass.cache_shape.new_cache, self._bound)
 
     @property
@@ -147,6 +153,7 @@ class LocalEngine(TargetEngine):
     def close(self) -> None:
         """See :meth:`moa_server.engine.base.Engine.close`."""
         self._worker.shutdown()
+        self._grammars.shutdown()
         self._sequences.clear()
 
     def _check(self, request: StepRequest) -> None:
@@ -177,7 +184,13 @@ class LocalEngine(TargetEngine):
             state.cut(len(request.prefix) - 1)
         if state.cache is not None and len(state.tokens) < len(request.prefix):
             state.cut(state.cache.resumable(len(state.tokens)))
-        return RequestState(request, state, list(request.prefix[len(state.tokens) :]))
+        begun = RequestState(request, state, list(request.prefix[len(state.tokens) :]))
+        if request.sampling is not None:
+            begun.chooser = Chooser(request.sampling, request.prefix, self.stop_tokens)
+            if request.sampling.grammar is not None:
+                parents = list(request.parents) or chain(len(request.draft))
+                begun.prepared = self._grammars.submit(begun.chooser.prepare, request.draft, parents)
+        return begun
 
     def _next_batch(self, work: Sequence[RequestState]) -> list[tuple[RequestState, Piece]]:
         """Pieces of at most ``CHUNK`` tokens in all, one of each sequence; a draft stays with the token before it."""
@@ -225,8 +238,10 @@ class LocalEngine(TargetEngine):
         for each in work:
             request = each.request
             parents = list(request.parents) or chain(len(request.draft))
-            assert request.sampling is not None
-            chooser, own = Chooser(request.sampling, request.prefix, self.stop_tokens), first
+            assert each.chooser is not None
+            chooser, own = each.chooser, first
+            if each.prepared is not None:
+                each.prepared.result()
 
             def choice(
                 node: int,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from moa_runtime.drafters.gumbel import MOST, gumbel
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.server import AnswerSampling
+from moa_runtime.session.tree import path_to
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -30,9 +31,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Chooser:
     """The target's choices after a prefix and along the draft that follows it.
 
-    A choice depends on logits, sampling, tokens and positions alone. In vLLM's order: tokens that end the answer are
-    masked before ``min_tokens``, then come ``logit_bias``, repetition, frequency and presence penalty, temperature,
-    ``min_p``, ``top_k`` and ``top_p``. Each works on what those before it leave.
+    A choice depends on logits, sampling, tokens and positions alone. In vLLM's order: tokens that the grammar does not
+    allow are masked, and those that end the answer before ``min_tokens``, unless the grammar allows no others; then
+    come ``logit_bias``, repetition, frequency and presence penalty, temperature, ``min_p``, ``top_k`` and ``top_p``.
+    Each works on what those before it leave.
 
     Args:
         sampling: the penalties of an :class:`~moa_runtime.session.server.AnswerSampling` count from its
@@ -46,18 +48,40 @@ class Chooser:
         self._answer_from = sampling.answer_from if isinstance(sampling, AnswerSampling) else len(prefix)
         self._counts: Int64 | None = None  # of each token in the answer before the draft; [vocab_size]
         self._known: Mask | None = None  # whether a token is in the conversation before the draft; [vocab_size]
+        self._state = sampling.state if isinstance(sampling, AnswerSampling) else None
+        self._masks: dict[tuple[int, ...], Mask] = {}  # what the grammar allows after a path, as far as it is known
+
+    def prepare(self, draft: Sequence[int], parents: Sequence[int]) -> None:
+        """Compute the masks of the grammar for a draft, while the target computes its logits."""
+        for node in range(1 + len(draft) if self._state is not None else 0):
+            path = path_to(node, draft, parents)
+            before = self._masks.get(tuple(path[:-1]))
+            if not path or (before is not None and before[path[-1]]):
+                self._mask(path)
+
+    def _mask(self, path: Sequence[int]) -> Mask:
+        """Return the tokens that the grammar allows after the prefix and ``path``: ``[vocab_size]``."""
+        assert self._state is not None
+        key = tuple(path)
+        if key not in self._masks:
+            self._masks[key] = self._state.mask([*self._prefix[self._answer_from :], *path])
+        return self._masks[key]
 
     def choose(self, logits: Float32, path: Sequence[int] = ()) -> int:
         """Choose the token after the prefix and the drafted tokens ``path``; logits as in :func:`choose`."""
         position, sampling = len(self._prefix) + len(path), self._sampling
-        if sampling.penalised or sampling.biased:
+        if sampling.penalised or sampling.biased or self._state is not None:
             return choose(self._adjusted(logits, path, position), sampling, position)
         return choose(logits, sampling, position)
 
     def _adjusted(self, logits: Float32, path: Sequence[int], position: int) -> Float64:
         """Return the logits that the temperature divides: ``[vocab_size]``."""
         sampling, adjusted = self._sampling, logits.astype(np.float64)
-        if position - self._answer_from < sampling.min_tokens:
+        able = None if self._state is None else self._mask(path).copy()
+        if able is not None:
+            adjusted[~able] = -np.inf
+            able[list(self._stop_tokens)] = False
+        if position - self._answer_from < sampling.min_tokens and (able is None or able.any()):
             adjusted[list(self._stop_tokens)] = -np.inf
         for token, bias in sampling.logit_bias:
             adjusted[token] += float(np.float32(bias))

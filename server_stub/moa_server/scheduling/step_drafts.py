@@ -58,7 +58,8 @@ class StepDrafts:
         if work.pushed and not unasked:
             return Job(self._sequence, work.prefix, work.sampling, rows_from=work.rows_from)
         if not work.pushed:
-            self.paths = paths = self._calibrations.device.paths(work.parents, work.confidences)
+            paths = self._calibrations.device.paths(work.parents, work.confidences)
+            self.paths = paths = self._permitted(work.draft, work.parents, paths)
             return Job(self._sequence, work.prefix, work.sampling, work.draft, work.parents, work.rows_from, paths)
         starts = [work.rows_from, None if own is None else own.rows_from(self._sequence, work.prefix)]
         rows_from = min((start for start in starts if start is not None), default=None)
@@ -75,10 +76,22 @@ class StepDrafts:
             calibration = self._calibrations.model if made.modelled else self._calibrations.copies
             self.own_paths = calibration.paths(made.parents, made.probabilities)
             offers.append((made, self.own_paths))
+        offers = [(one, self._permitted(one.tokens, one.parents, paths)) for one, paths in offers]
         self._taken, self.paths = max(offers, key=lambda offer: sum(offer[1]), default=(None, []))
         if self._taken is None:
             return PricedDraft()
         return PricedDraft(self._taken.tokens, self._taken.parents, self.paths)
+
+    def _permitted(self, tokens: Sequence[int], parents: Sequence[int], paths: list[float]) -> list[float]:
+        """Return the probabilities, 0 for tokens that the grammar forbids: they are not worth verifying."""
+        state, answer = self._work.sampling.state, self._answer(self._work.prefix)
+        if state is None or not tokens:
+            return paths
+        return [path if able else 0.0 for path, able in zip(paths, state.allowed(answer, tokens, parents), strict=True)]
+
+    def _answer(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens of the answer among those of the conversation."""
+        return list(tokens[self._work.sampling.answer_from :])
 
     @property
     def round(self) -> Round:
@@ -110,7 +123,10 @@ class StepDrafts:
         done = replace(work, draft=tokens, parents=parents)
         assert job.token is not None
         spent = (min(int(1e6 * each), MOST_US) for each in (job.seconds, job.drafting_s))
-        message = session.decide(done, path, job.token, *spent, draft_stamp=stamp)
+        decided, forced = [*work.prefix, *(tokens[index] for index in path), job.token], list[int]()
+        if (state := work.sampling.state) is not None:
+            forced = state.forced(self._answer(decided))
+        message = session.decide(done, path, job.token, *spent, draft_stamp=stamp, forced=forced)
         if work.rows_from is not None:
             take_rows(session, job)
         if work.pushed and own is not None:

@@ -51,6 +51,7 @@ def user(content: object) -> list[dict]:
     return [{"role": "user", "content": content}]
 
 
+SCHEMA_OF_NOTHING = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}
 CHATS = [
     ("messages", "messages", MISSING, (None, [])),
     ("messages", "messages", TYPE, ("Hi", {"0": USER})),
@@ -88,11 +89,19 @@ CHATS = [
     ("logit_bias", "logit_bias", LESS, ({"5": 101}, {"5": "1"}, {"5": True}, {str(n): 1 for n in range(1025)})),
     ("min_tokens", "min_tokens", LESS, (-1, 1 << 20)),
     *((name, name, UNSUPPORTED, (1.1,)) for name in ("typical_p", "repeat_penalty")),
-    ("guided_json", "guided_json", UNSUPPORTED, ({},)),
+    ("structured_outputs", "structured_outputs", UNSUPPORTED, ({},)),
+    ("response_format", "response_format", TYPE, ("json", ["json_object"])),
+    ("response_format", "json_schema", TYPE, ({"type": "json_schema", "json_schema": []},)),
+    ("response_format", "schema", TYPE, ({"type": "json_schema", "json_schema": {"schema": "{}"}},)),
+    ("response_format", "response_format", MISSING, ({"type": "json_schema"},)),
+    ("response_format", "response_format", VALUE, ({}, {"type": "yaml"}, {"type": ["text"]}, SCHEMA_OF_NOTHING)),
+    ("guided_json", "response_format", VALUE, ("{", {"type": "nothing"})),
+    ("guided_regex", "response_format", VALUE, ("a{", "(" * 5000)),
+    ("guided_grammar", "response_format", VALUE, ("", "start: nothing")),
+    ("guided_grammar", "guided_grammar", VALUE, ("\ud800",)),
     *((name, name, UNSUPPORTED, ([{"name": "f"}],)) for name in ("tools", "functions")),
     *((name, name, UNSUPPORTED, (value,)) for name, value in (("tool_choice", "required"), ("modalities", ["audio"]))),
     *((name, name, UNSUPPORTED, (value,)) for name, value in (("logprobs", True), ("top_logprobs", 3))),
-    ("response_format", "response_format", UNSUPPORTED, ({"type": "json_object"},)),
 ]
 TEXTS = [
     ("prompt", "prompt", MISSING, (None, "", [""])),

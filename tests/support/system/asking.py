@@ -61,6 +61,7 @@ async def ask_and_leave(
     *,
     count: int,
     after: int,
+    sampling: Sampling | None = None,
     until: Callable[[ChatEvent], bool] = lambda event: isinstance(event, Paused),
     watch: Callable[[ChatEvent], None] = lambda event: None,
 ) -> tuple[AnswerFinished, list[ChatEvent]]:
@@ -76,7 +77,7 @@ async def ask_and_leave(
         if len(changes) == 1 and until(event):
             changes.append(asyncio.create_task(chat.work_offline(False)))
 
-    answer = await ask(chat, count=count, watch=follow)
+    answer = await ask(chat, count=count, sampling=sampling, watch=follow)
     await asyncio.gather(*changes)
     return answer, seen
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("starlette")
 
-from moa_chat.gateway.schemas import Defaults, as_api_error
+from moa_chat.gateway.schemas import ApiError, Defaults, as_api_error
 from moa_runtime.errors import ContextFullError
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import Grammar, Sampling
 from support.chat.pooled_chat import ASSISTANT, USER, parse, parse_text
 
 OWN = Defaults("tiny", max_new_tokens=7, temperature=0.5, top_p=0.8, seed=3, system="Be brief.")
@@ -37,6 +38,24 @@ def test_the_sampling_of_openai_and_vllm_is_read():
     expected = Sampling(**asked, top_k=40, logit_bias=((5, 1.5), (12, -100.0)), min_tokens=2)
     assert request.sampling == expected and request.sampling_of(1) == replace(expected, seed=1)
     assert parse(top_k=-1, min_p=0, repetition_penalty=1, logit_bias={}).sampling == Sampling()
+
+
+def test_what_an_answer_conforms_to_is_read():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    strict = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    own = Grammar("json_schema", json.dumps(schema))
+    for fields, grammar in (
+        ({"response_format": strict}, own),
+        ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
+        ({"response_format": {"type": "text"}}, None),
+        ({"guided_json": schema}, own),
+        ({"guided_json": json.dumps(schema)}, own),
+        ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+        ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
+    ):
+        assert parse(**fields).sampling.grammar == grammar
+    with pytest.raises(ApiError):
+        parse(guided_regex="a", response_format=strict)
 
 
 def test_a_field_that_is_left_out_is_as_on_the_command_line():

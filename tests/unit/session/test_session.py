@@ -10,14 +10,16 @@ import itertools
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from moa_runtime.bundle import Fingerprints
+from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Cause, Decided, Faulted, Origin, RowsReceived, Sampling
+from moa_runtime.session.events import Cause, Decided, Faulted, Grammar, Origin, RowsReceived, Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import AnswerSampling, RowsWork, ServerSession, Verify
@@ -165,6 +167,7 @@ def test_sampling_that_is_unsupported_or_out_of_range_is_refused(sampling: wire.
 
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.25}
 ALL_FIELDS = Sampling(0.5, 0.75, 7, 40, 0.125, **PENALTIES, logit_bias=((2, 1.5), (5, -100.0)), min_tokens=3)
+WITH_GRAMMAR = replace(ALL_FIELDS, grammar=Grammar("regex", "a+"))
 
 
 def test_all_fields_of_a_sampling_reach_the_engine_after_a_prompt_a_replay_and_a_continued_answer() -> None:
@@ -185,10 +188,63 @@ def test_all_fields_of_a_sampling_reach_the_engine_after_a_prompt_a_replay_and_a
         pair.client.continue_answer([], len(PROMPT), ALL_FIELDS)
 
 
+class _Letters:
+    """A compiler, and a grammar of tokens from 5 on."""
+
+    def compile(self, grammar: Grammar) -> _Letters:
+        if grammar.text == "bad":
+            raise MoaError("bad", code="invalid_grammar")
+        return self
+
+    def accepts(self, answer: Sequence[int]) -> bool:
+        return all(token >= 5 for token in answer)
+
+
+def grammar_prompt(kind: int, text: str = "", tokens: Sequence[int] = PROMPT, answer_from: int = 0) -> wire.Prompt:
+    grammar = wire.Grammar(kind=kind, text=text)
+    return wire.Prompt(epoch=1, tokens=tokens, sampling=wire.Sampling(grammar=grammar), answer_from=answer_from)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "grammars"),
+    [
+        (grammar_prompt(wire.GRAMMAR_KIND_REGEX), None),
+        (grammar_prompt(0), _Letters()),
+        (grammar_prompt(9), _Letters()),
+        (grammar_prompt(wire.GRAMMAR_KIND_LARK, "bad"), _Letters()),
+        (grammar_prompt(wire.GRAMMAR_KIND_LARK, tokens=[5, 6, 1], answer_from=1), _Letters()),
+    ],
+)
+def test_a_grammar_that_cannot_be_served_is_refused(prompt: wire.Prompt, grammars: _Letters | None) -> None:
+    session = ServerSession(LIMITS, VOCAB, [], grammars)  # type: ignore[arg-type]
+    assert fault_of(receive(session, prompt=prompt)).code == wire.FAULT_CODE_PROTOCOL and not session.committed
+
+
+def test_forced_tokens_are_committed_at_once_and_their_rows_follow_with_the_next_pass() -> None:
+    session = ServerSession(LIMITS, VOCAB, [], _Letters())  # type: ignore[arg-type]
+    session.greet(wire.Hello(row_encoding=wire.ROW_ENCODING_FLOAT16), "token")
+    work = session.receive(wire.ClientMessage(prompt=grammar_prompt(wire.GRAMMAR_KIND_REGEX, "a")))
+    assert isinstance(work, Verify)
+    verdict = session.decide(work, [], 8, forced=[9, 10]).verdict
+    assert list(verdict.tokens) == [8, 9, 10] and verdict.accepted == 0 and session.committed == [*PROMPT, 8, 9, 10]
+    assert verdict.rows_until == 3 and session.next_work() == RowsWork(tuple(PROMPT), 0)
+    draft = wire.Draft(epoch=1, base_len=6, tokens=[11])
+    work = session.receive(wire.ClientMessage(draft=draft))
+    assert isinstance(work, Verify) and work.prefix == (*PROMPT, 8, 9, 10)
+    assert session.decide(work, [0], 12).verdict.rows_until == 7
+
+
 def test_a_snapshot_has_penalties_and_biases_only_if_there_are_any() -> None:
     assert set(connected().client.snapshot()["sampling"]) == {"temperature", "top_p", "seed", "top_k", "min_p"}
-    assert sampling_from_json(asdict(ALL_FIELDS)) == sampling_from_json(ALL_FIELDS.to_json()) == ALL_FIELDS
-    for broken in ({"logit_bias": [[1]]}, {"logit_bias": [[1, 200]]}, {"presence_penalty": "1"}, {"min_tokens": -1}):
+    for sampling in (ALL_FIELDS, WITH_GRAMMAR):
+        assert sampling_from_json(asdict(sampling)) == sampling_from_json(sampling.to_json()) == sampling
+    for broken in (
+        {"logit_bias": [[1]]},
+        {"logit_bias": [[1, 200]]},
+        {"presence_penalty": "1"},
+        {"min_tokens": -1},
+        {"grammar": {"kind": "x", "text": ""}},
+    ):
         with pytest.raises(SnapshotError):
             sampling_from_json(ALL_FIELDS.to_json() | broken)
 

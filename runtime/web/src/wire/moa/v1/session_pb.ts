@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file moa/v1/session.proto.
  */
 export const file_moa_v1_session: GenFile = /*@__PURE__*/
-  fileDesc("ChRtb2EvdjEvc2Vzc2lvbi5wcm90bxIGbW9hLnYxIvgBCg1DbGllbnRNZXNzYWdlEh4KBWhlbGxvGAEgASgLMg0ubW9hLnYxLkhlbGxvSAASIAoGcHJvbXB0GAIgASgLMg4ubW9hLnYxLlByb21wdEgAEh4KBWRyYWZ0GAMgASgLMg0ubW9hLnYxLkRyYWZ0SAASIAoGY2FuY2VsGAQgASgLMg4ubW9hLnYxLkNhbmNlbEgAEhoKA2J5ZRgFIAEoCzILLm1vYS52MS5CeWVIABIgCgZjcmVkaXQYBiABKAsyDi5tb2EudjEuQ3JlZGl0SAASHAoEcGluZxgHIAEoCzIMLm1vYS52MS5QaW5nSABCBwoFZXZlbnQi7QEKDVNlcnZlck1lc3NhZ2USIgoHd2VsY29tZRgBIAEoCzIPLm1vYS52MS5XZWxjb21lSAASIgoHdmVyZGljdBgCIAEoCzIPLm1vYS52MS5WZXJkaWN0SAASHgoFZmF1bHQYAyABKAsyDS5tb2EudjEuRmF1bHRIABIpCghzdGFuZGluZxgEIAEoCzIVLm1vYS52MS5DcmVkaXRSZXZva2VkSAASIgoEcm93cxgFIAEoCzISLm1vYS52MS5NZW1vcnlSb3dzSAASHAoEcG9uZxgGIAEoCzIMLm1vYS52MS5Qb25nSABCBwoFZXZlbnQitgEKBUhlbGxvEhgKEHByb3RvY29sX3ZlcnNpb24YASABKA0SFgoObmV3ZXN0X3ZlcnNpb24YBSABKA0SKgoMZmluZ2VycHJpbnRzGAIgASgLMhQubW9hLnYxLkZpbmdlcnByaW50cxIpCgxyb3dfZW5jb2RpbmcYBCABKA4yEy5tb2EudjEuUm93RW5jb2RpbmcSHgoGcmVzdW1lGAYgASgLMg4ubW9hLnYxLlJlc3VtZUoECAMQBCKIAQoGUmVzdW1lEg0KBXRva2VuGAEgASgJEhIKCmNvbm5lY3Rpb24YAiABKAQSDQoFZXBvY2gYAyABKAQSGwoFbWFya3MYBCADKAsyDC5tb2EudjEuTWFyaxIRCglhbnN3ZXJpbmcYBSABKAgSDAoEcm93cxgGIAEoBBIOCgZjcmVkaXQYByABKAQiJgoETWFyaxIOCgZsZW5ndGgYASABKAQSDgoGZGlnZXN0GAIgASgNIkIKDEZpbmdlcnByaW50cxIOCgZ0YXJnZXQYASABKAkSEQoJdG9rZW5pemVyGAIgASgJEg8KB2RyYWZ0ZXIYAyABKAkivAEKBlByb21wdBINCgVlcG9jaBgBIAEoBBIQCghiYXNlX2xlbhgCIAEoBBIOCgZ0b2tlbnMYAyADKA0SEQoJcm93c19mcm9tGAQgASgEEiIKCHNhbXBsaW5nGAUgASgLMhAubW9hLnYxLlNhbXBsaW5nEhIKCm1heF9sZW5ndGgYBiABKAQSEgoKd2hpbGVfYXdheRgHIAEoCBITCgthbnN3ZXJfZnJvbRgIIAEoBBINCgVzdGFtcBgJIAEoDSKsAgoIU2FtcGxpbmcSEwoLdGVtcGVyYXR1cmUYASABKAISDQoFdG9wX3AYAiABKAISDAoEc2VlZBgDIAEoBBINCgV0b3BfaxgEIAEoDRINCgVtaW5fcBgFIAEoAhIYChBwcmVzZW5jZV9wZW5hbHR5GAYgASgCEhkKEWZyZXF1ZW5jeV9wZW5hbHR5GAcgASgCEhoKEnJlcGV0aXRpb25fcGVuYWx0eRgIIAEoAhIzCgpsb2dpdF9iaWFzGAogAygLMh8ubW9hLnYxLlNhbXBsaW5nLkxvZ2l0Qmlhc0VudHJ5EhIKCm1pbl90b2tlbnMYCyABKA0aMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgNEg0KBXZhbHVlGAIgASgCOgI4AUoECAkQCiKIAQoFRHJhZnQSDQoFZXBvY2gYASABKAQSEAoIYmFzZV9sZW4YAiABKAQSDgoGdG9rZW5zGAMgAygNEg8KB3BhcmVudHMYBCADKA0SDQoFc3RhbXAYBiABKA0SEwoLdW5zb2xpY2l0ZWQYByABKAgSEwoLY29uZmlkZW5jZXMYCCABKAxKBAgFEAYiXwoGQ3JlZGl0Eg0KBWVwb2NoGAEgASgEEhAKCHBvc2l0aW9uGAIgASgEEg4KBnNlcmlhbBgDIAEoBBINCgVzdGFtcBgEIAEoDRIVCg1yb3VuZF90cmlwX3VzGAUgASgNIikKBkNhbmNlbBINCgVlcG9jaBgBIAEoBBIQCghiYXNlX2xlbhgCIAEoBCIFCgNCeWUiFQoEUGluZxINCgVzdGFtcBgBIAEoDSKEAgoHV2VsY29tZRIYChBwcm90b2NvbF92ZXJzaW9uGAEgASgNEhQKDHJlc3VtZV90b2tlbhgCIAEoCRIeCgZsaW1pdHMYAyABKAsyDi5tb2EudjEuTGltaXRzEhgKEGNvbW1pdHRlZF9sZW5ndGgYBCABKAQSDQoFZXBvY2gYBSABKAQSEgoKY29ubmVjdGlvbhgGIAEoBBIXCg92ZXJkaWN0X2ZvbGxvd3MYByABKAgSKAoMY2FwYWJpbGl0aWVzGAggAygOMhIubW9hLnYxLkNhcGFiaWxpdHkSGgoEbG9hZBgJIAEoCzIMLm1vYS52MS5Mb2FkEg0KBWR0eXBlGAogASgJIjoKBExvYWQSDwoHYW5zd2VycxgBIAEoDRIQCghxdWV1ZV91cxgCIAEoDRIPCgdzdGVwX3VzGAMgASgNIiYKBEVjaG8SDQoFc3RhbXAYASABKA0SDwoHaGVsZF91cxgCIAEoDSKnAQoGTGltaXRzEhMKC21heF9jb250ZXh0GAEgASgNEhgKEG1heF9kcmFmdF90b2tlbnMYAiABKA0SFwoPbWF4X2ZyYW1lX2J5dGVzGAMgASgNEhQKDGlkbGVfc2Vjb25kcxgEIAEoDRITCgtjaGFpbnNfb25seRgFIAEoCBIUCgxhd2F5X3NlY29uZHMYBiABKA0SFAoMa2VlcF9zZWNvbmRzGAcgASgNIooCCgdWZXJkaWN0Eg0KBWVwb2NoGAEgASgEEhAKCGJhc2VfbGVuGAIgASgEEg4KBnRva2VucxgDIAMoDRIQCghhY2NlcHRlZBgEIAEoDRIeCgZmaW5pc2gYBSABKA4yDi5tb2EudjEuRmluaXNoEhIKCmNvbXB1dGVfdXMYByABKA0SDgoGcHVzaGVkGAggASgIEg8KB2RyYWZ0ZWQYCSABKA0SEAoIZHJhZnRfdXMYDCABKA0SEgoKcm93c191bnRpbBgKIAEoBBIaCgRlY2hvGAsgASgLMgwubW9hLnYxLkVjaG8SEwoLZHJhZnRfc3RhbXAYDyABKA1KBAgGEAdKBAgNEA5KBAgOEA8iSgoNQ3JlZGl0UmV2b2tlZBINCgVlcG9jaBgBIAEoBBIOCgZzZXJpYWwYAiABKAQSGgoEZWNobxgDIAEoCzIMLm1vYS52MS5FY2hvIiIKBFBvbmcSGgoEZWNobxgBIAEoCzIMLm1vYS52MS5FY2hvIqIBCgpNZW1vcnlSb3dzEg0KBXN0YXJ0GAEgASgEEg0KBWNvdW50GAIgASgNEhAKCGt2X2hlYWRzGAMgASgNEhAKCGhlYWRfZGltGAQgASgNEiUKCGVuY29kaW5nGAUgASgOMhMubW9hLnYxLlJvd0VuY29kaW5nEgwKBGRhdGEYBiABKAwSDgoGc2NhbGVzGAcgASgMEg0KBWVwb2NoGAggASgEIncKBUZhdWx0Eh8KBGNvZGUYASABKA4yES5tb2EudjEuRmF1bHRDb2RlEgwKBHRleHQYAiABKAkSFgoOcmV0cnlfYWZ0ZXJfbXMYAyABKA0SGAoQY29tbWl0dGVkX2xlbmd0aBgEIAEoBBINCgVlcG9jaBgFIAEoBCqvAQoKQ2FwYWJpbGl0eRIaChZDQVBBQklMSVRZX1VOU1BFQ0lGSUVEEAASFQoRQ0FQQUJJTElUWV9EUkFGVFMQARIYChRDQVBBQklMSVRZX1BFTkFMVElFUxACEhYKEkNBUEFCSUxJVFlfR1JBTU1BUhADEiEKHUNBUEFCSUxJVFlfVU5TT0xJQ0lURURfRFJBRlRTEAQSGQoVQ0FQQUJJTElUWV9MT0dJVF9CSUFTEAUqWAoGRmluaXNoEhYKEkZJTklTSF9VTlNQRUNJRklFRBAAEg8KC0ZJTklTSF9TVE9QEAESEQoNRklOSVNIX0xFTkdUSBACEhIKDkZJTklTSF9DT05URVhUEAMqXAoLUm93RW5jb2RpbmcSHAoYUk9XX0VOQ09ESU5HX1VOU1BFQ0lGSUVEEAASFQoRUk9XX0VOQ09ESU5HX0lOVDgQARIYChRST1dfRU5DT0RJTkdfRkxPQVQxNhACKrUCCglGYXVsdENvZGUSGgoWRkFVTFRfQ09ERV9VTlNQRUNJRklFRBAAEhcKE0ZBVUxUX0NPREVfUFJPVE9DT0wQARIfChtGQVVMVF9DT0RFX1ZFUlNJT05fTUlTTUFUQ0gQAhIjCh9GQVVMVF9DT0RFX0ZJTkdFUlBSSU5UX01JU01BVENIEAMSGgoWRkFVTFRfQ09ERV9PVVRfT0ZfU1lOQxAEEhsKF0ZBVUxUX0NPREVfQ09OVEVYVF9GVUxMEAUSGAoURkFVTFRfQ09ERV9UT09fTEFSR0UQBhITCg9GQVVMVF9DT0RFX0JVU1kQBxIXChNGQVVMVF9DT0RFX0lOVEVSTkFMEAgSFwoTRkFVTFRfQ09ERV9SRVBMQUNFRBAJEhMKD0ZBVUxUX0NPREVfSURMRRAKYgZwcm90bzM");
+  fileDesc("ChRtb2EvdjEvc2Vzc2lvbi5wcm90bxIGbW9hLnYxIvgBCg1DbGllbnRNZXNzYWdlEh4KBWhlbGxvGAEgASgLMg0ubW9hLnYxLkhlbGxvSAASIAoGcHJvbXB0GAIgASgLMg4ubW9hLnYxLlByb21wdEgAEh4KBWRyYWZ0GAMgASgLMg0ubW9hLnYxLkRyYWZ0SAASIAoGY2FuY2VsGAQgASgLMg4ubW9hLnYxLkNhbmNlbEgAEhoKA2J5ZRgFIAEoCzILLm1vYS52MS5CeWVIABIgCgZjcmVkaXQYBiABKAsyDi5tb2EudjEuQ3JlZGl0SAASHAoEcGluZxgHIAEoCzIMLm1vYS52MS5QaW5nSABCBwoFZXZlbnQi7QEKDVNlcnZlck1lc3NhZ2USIgoHd2VsY29tZRgBIAEoCzIPLm1vYS52MS5XZWxjb21lSAASIgoHdmVyZGljdBgCIAEoCzIPLm1vYS52MS5WZXJkaWN0SAASHgoFZmF1bHQYAyABKAsyDS5tb2EudjEuRmF1bHRIABIpCghzdGFuZGluZxgEIAEoCzIVLm1vYS52MS5DcmVkaXRSZXZva2VkSAASIgoEcm93cxgFIAEoCzISLm1vYS52MS5NZW1vcnlSb3dzSAASHAoEcG9uZxgGIAEoCzIMLm1vYS52MS5Qb25nSABCBwoFZXZlbnQitgEKBUhlbGxvEhgKEHByb3RvY29sX3ZlcnNpb24YASABKA0SFgoObmV3ZXN0X3ZlcnNpb24YBSABKA0SKgoMZmluZ2VycHJpbnRzGAIgASgLMhQubW9hLnYxLkZpbmdlcnByaW50cxIpCgxyb3dfZW5jb2RpbmcYBCABKA4yEy5tb2EudjEuUm93RW5jb2RpbmcSHgoGcmVzdW1lGAYgASgLMg4ubW9hLnYxLlJlc3VtZUoECAMQBCKIAQoGUmVzdW1lEg0KBXRva2VuGAEgASgJEhIKCmNvbm5lY3Rpb24YAiABKAQSDQoFZXBvY2gYAyABKAQSGwoFbWFya3MYBCADKAsyDC5tb2EudjEuTWFyaxIRCglhbnN3ZXJpbmcYBSABKAgSDAoEcm93cxgGIAEoBBIOCgZjcmVkaXQYByABKAQiJgoETWFyaxIOCgZsZW5ndGgYASABKAQSDgoGZGlnZXN0GAIgASgNIkIKDEZpbmdlcnByaW50cxIOCgZ0YXJnZXQYASABKAkSEQoJdG9rZW5pemVyGAIgASgJEg8KB2RyYWZ0ZXIYAyABKAkivAEKBlByb21wdBINCgVlcG9jaBgBIAEoBBIQCghiYXNlX2xlbhgCIAEoBBIOCgZ0b2tlbnMYAyADKA0SEQoJcm93c19mcm9tGAQgASgEEiIKCHNhbXBsaW5nGAUgASgLMhAubW9hLnYxLlNhbXBsaW5nEhIKCm1heF9sZW5ndGgYBiABKAQSEgoKd2hpbGVfYXdheRgHIAEoCBITCgthbnN3ZXJfZnJvbRgIIAEoBBINCgVzdGFtcBgJIAEoDSLOAgoIU2FtcGxpbmcSEwoLdGVtcGVyYXR1cmUYASABKAISDQoFdG9wX3AYAiABKAISDAoEc2VlZBgDIAEoBBINCgV0b3BfaxgEIAEoDRINCgVtaW5fcBgFIAEoAhIYChBwcmVzZW5jZV9wZW5hbHR5GAYgASgCEhkKEWZyZXF1ZW5jeV9wZW5hbHR5GAcgASgCEhoKEnJlcGV0aXRpb25fcGVuYWx0eRgIIAEoAhIzCgpsb2dpdF9iaWFzGAogAygLMh8ubW9hLnYxLlNhbXBsaW5nLkxvZ2l0Qmlhc0VudHJ5EhIKCm1pbl90b2tlbnMYCyABKA0SIAoHZ3JhbW1hchgMIAEoCzIPLm1vYS52MS5HcmFtbWFyGjAKDkxvZ2l0Qmlhc0VudHJ5EgsKA2tleRgBIAEoDRINCgV2YWx1ZRgCIAEoAjoCOAFKBAgJEAoiOgoHR3JhbW1hchIhCgRraW5kGAEgASgOMhMubW9hLnYxLkdyYW1tYXJLaW5kEgwKBHRleHQYAiABKAkiiAEKBURyYWZ0Eg0KBWVwb2NoGAEgASgEEhAKCGJhc2VfbGVuGAIgASgEEg4KBnRva2VucxgDIAMoDRIPCgdwYXJlbnRzGAQgAygNEg0KBXN0YW1wGAYgASgNEhMKC3Vuc29saWNpdGVkGAcgASgIEhMKC2NvbmZpZGVuY2VzGAggASgMSgQIBRAGIl8KBkNyZWRpdBINCgVlcG9jaBgBIAEoBBIQCghwb3NpdGlvbhgCIAEoBBIOCgZzZXJpYWwYAyABKAQSDQoFc3RhbXAYBCABKA0SFQoNcm91bmRfdHJpcF91cxgFIAEoDSIpCgZDYW5jZWwSDQoFZXBvY2gYASABKAQSEAoIYmFzZV9sZW4YAiABKAQiBQoDQnllIhUKBFBpbmcSDQoFc3RhbXAYASABKA0ihAIKB1dlbGNvbWUSGAoQcHJvdG9jb2xfdmVyc2lvbhgBIAEoDRIUCgxyZXN1bWVfdG9rZW4YAiABKAkSHgoGbGltaXRzGAMgASgLMg4ubW9hLnYxLkxpbWl0cxIYChBjb21taXR0ZWRfbGVuZ3RoGAQgASgEEg0KBWVwb2NoGAUgASgEEhIKCmNvbm5lY3Rpb24YBiABKAQSFwoPdmVyZGljdF9mb2xsb3dzGAcgASgIEigKDGNhcGFiaWxpdGllcxgIIAMoDjISLm1vYS52MS5DYXBhYmlsaXR5EhoKBGxvYWQYCSABKAsyDC5tb2EudjEuTG9hZBINCgVkdHlwZRgKIAEoCSI6CgRMb2FkEg8KB2Fuc3dlcnMYASABKA0SEAoIcXVldWVfdXMYAiABKA0SDwoHc3RlcF91cxgDIAEoDSImCgRFY2hvEg0KBXN0YW1wGAEgASgNEg8KB2hlbGRfdXMYAiABKA0ipwEKBkxpbWl0cxITCgttYXhfY29udGV4dBgBIAEoDRIYChBtYXhfZHJhZnRfdG9rZW5zGAIgASgNEhcKD21heF9mcmFtZV9ieXRlcxgDIAEoDRIUCgxpZGxlX3NlY29uZHMYBCABKA0SEwoLY2hhaW5zX29ubHkYBSABKAgSFAoMYXdheV9zZWNvbmRzGAYgASgNEhQKDGtlZXBfc2Vjb25kcxgHIAEoDSKKAgoHVmVyZGljdBINCgVlcG9jaBgBIAEoBBIQCghiYXNlX2xlbhgCIAEoBBIOCgZ0b2tlbnMYAyADKA0SEAoIYWNjZXB0ZWQYBCABKA0SHgoGZmluaXNoGAUgASgOMg4ubW9hLnYxLkZpbmlzaBISCgpjb21wdXRlX3VzGAcgASgNEg4KBnB1c2hlZBgIIAEoCBIPCgdkcmFmdGVkGAkgASgNEhAKCGRyYWZ0X3VzGAwgASgNEhIKCnJvd3NfdW50aWwYCiABKAQSGgoEZWNobxgLIAEoCzIMLm1vYS52MS5FY2hvEhMKC2RyYWZ0X3N0YW1wGA8gASgNSgQIBhAHSgQIDRAOSgQIDhAPIkoKDUNyZWRpdFJldm9rZWQSDQoFZXBvY2gYASABKAQSDgoGc2VyaWFsGAIgASgEEhoKBGVjaG8YAyABKAsyDC5tb2EudjEuRWNobyIiCgRQb25nEhoKBGVjaG8YASABKAsyDC5tb2EudjEuRWNobyKiAQoKTWVtb3J5Um93cxINCgVzdGFydBgBIAEoBBINCgVjb3VudBgCIAEoDRIQCghrdl9oZWFkcxgDIAEoDRIQCghoZWFkX2RpbRgEIAEoDRIlCghlbmNvZGluZxgFIAEoDjITLm1vYS52MS5Sb3dFbmNvZGluZxIMCgRkYXRhGAYgASgMEg4KBnNjYWxlcxgHIAEoDBINCgVlcG9jaBgIIAEoBCJ3CgVGYXVsdBIfCgRjb2RlGAEgASgOMhEubW9hLnYxLkZhdWx0Q29kZRIMCgR0ZXh0GAIgASgJEhYKDnJldHJ5X2FmdGVyX21zGAMgASgNEhgKEGNvbW1pdHRlZF9sZW5ndGgYBCABKAQSDQoFZXBvY2gYBSABKAQqlgEKC0dyYW1tYXJLaW5kEhwKGEdSQU1NQVJfS0lORF9VTlNQRUNJRklFRBAAEhwKGEdSQU1NQVJfS0lORF9KU09OX09CSkVDVBABEhwKGEdSQU1NQVJfS0lORF9KU09OX1NDSEVNQRACEhYKEkdSQU1NQVJfS0lORF9SRUdFWBADEhUKEUdSQU1NQVJfS0lORF9MQVJLEAQqrwEKCkNhcGFiaWxpdHkSGgoWQ0FQQUJJTElUWV9VTlNQRUNJRklFRBAAEhUKEUNBUEFCSUxJVFlfRFJBRlRTEAESGAoUQ0FQQUJJTElUWV9QRU5BTFRJRVMQAhIWChJDQVBBQklMSVRZX0dSQU1NQVIQAxIhCh1DQVBBQklMSVRZX1VOU09MSUNJVEVEX0RSQUZUUxAEEhkKFUNBUEFCSUxJVFlfTE9HSVRfQklBUxAFKlgKBkZpbmlzaBIWChJGSU5JU0hfVU5TUEVDSUZJRUQQABIPCgtGSU5JU0hfU1RPUBABEhEKDUZJTklTSF9MRU5HVEgQAhISCg5GSU5JU0hfQ09OVEVYVBADKlwKC1Jvd0VuY29kaW5nEhwKGFJPV19FTkNPRElOR19VTlNQRUNJRklFRBAAEhUKEVJPV19FTkNPRElOR19JTlQ4EAESGAoUUk9XX0VOQ09ESU5HX0ZMT0FUMTYQAiq1AgoJRmF1bHRDb2RlEhoKFkZBVUxUX0NPREVfVU5TUEVDSUZJRUQQABIXChNGQVVMVF9DT0RFX1BST1RPQ09MEAESHwobRkFVTFRfQ09ERV9WRVJTSU9OX01JU01BVENIEAISIwofRkFVTFRfQ09ERV9GSU5HRVJQUklOVF9NSVNNQVRDSBADEhoKFkZBVUxUX0NPREVfT1VUX09GX1NZTkMQBBIbChdGQVVMVF9DT0RFX0NPTlRFWFRfRlVMTBAFEhgKFEZBVUxUX0NPREVfVE9PX0xBUkdFEAYSEwoPRkFVTFRfQ09ERV9CVVNZEAcSFwoTRkFVTFRfQ09ERV9JTlRFUk5BTBAIEhcKE0ZBVUxUX0NPREVfUkVQTEFDRUQQCRITCg9GQVVMVF9DT0RFX0lETEUQCmIGcHJvdG8z");
 
 /**
  * @generated from message moa.v1.ClientMessage
@@ -423,6 +423,13 @@ export type Sampling = Message<"moa.v1.Sampling"> & {
    * @generated from field: uint32 min_tokens = 11;
    */
   minTokens: number;
+
+  /**
+   * Needs CAPABILITY_GRAMMAR. What the answer conforms to.
+   *
+   * @generated from field: moa.v1.Grammar grammar = 12;
+   */
+  grammar?: Grammar | undefined;
 };
 
 /**
@@ -431,6 +438,30 @@ export type Sampling = Message<"moa.v1.Sampling"> & {
  */
 export const SamplingSchema: GenMessage<Sampling> = /*@__PURE__*/
   messageDesc(file_moa_v1_session, 7);
+
+/**
+ * A grammar in the dialects of llguidance; empty for any JSON object.
+ *
+ * @generated from message moa.v1.Grammar
+ */
+export type Grammar = Message<"moa.v1.Grammar"> & {
+  /**
+   * @generated from field: moa.v1.GrammarKind kind = 1;
+   */
+  kind: GrammarKind;
+
+  /**
+   * @generated from field: string text = 2;
+   */
+  text: string;
+};
+
+/**
+ * Describes the message moa.v1.Grammar.
+ * Use `create(GrammarSchema)` to create a new message.
+ */
+export const GrammarSchema: GenMessage<Grammar> = /*@__PURE__*/
+  messageDesc(file_moa_v1_session, 8);
 
 /**
  * Tokens proposed after base_len committed ones. An empty Draft asks for one token of the target. A server that has
@@ -489,7 +520,7 @@ export type Draft = Message<"moa.v1.Draft"> & {
  * Use `create(DraftSchema)` to create a new message.
  */
 export const DraftSchema: GenMessage<Draft> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 8);
+  messageDesc(file_moa_v1_session, 9);
 
 /**
  * Grants the server credit: it may continue by itself and push verdicts until `position` tokens are committed. A
@@ -533,7 +564,7 @@ export type Credit = Message<"moa.v1.Credit"> & {
  * Use `create(CreditSchema)` to create a new message.
  */
 export const CreditSchema: GenMessage<Credit> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 9);
+  messageDesc(file_moa_v1_session, 10);
 
 /**
  * Ends the answer; the server drops everything from base_len on.
@@ -557,7 +588,7 @@ export type Cancel = Message<"moa.v1.Cancel"> & {
  * Use `create(CancelSchema)` to create a new message.
  */
 export const CancelSchema: GenMessage<Cancel> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 10);
+  messageDesc(file_moa_v1_session, 11);
 
 /**
  * @generated from message moa.v1.Bye
@@ -570,7 +601,7 @@ export type Bye = Message<"moa.v1.Bye"> & {
  * Use `create(ByeSchema)` to create a new message.
  */
 export const ByeSchema: GenMessage<Bye> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 11);
+  messageDesc(file_moa_v1_session, 12);
 
 /**
  * For clients that cannot send WebSocket pings, such as browsers.
@@ -589,7 +620,7 @@ export type Ping = Message<"moa.v1.Ping"> & {
  * Use `create(PingSchema)` to create a new message.
  */
 export const PingSchema: GenMessage<Ping> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 12);
+  messageDesc(file_moa_v1_session, 13);
 
 /**
  * @generated from message moa.v1.Welcome
@@ -663,7 +694,7 @@ export type Welcome = Message<"moa.v1.Welcome"> & {
  * Use `create(WelcomeSchema)` to create a new message.
  */
 export const WelcomeSchema: GenMessage<Welcome> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 13);
+  messageDesc(file_moa_v1_session, 14);
 
 /**
  * Load of the verifier.
@@ -696,7 +727,7 @@ export type Load = Message<"moa.v1.Load"> & {
  * Use `create(LoadSchema)` to create a new message.
  */
 export const LoadSchema: GenMessage<Load> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 14);
+  messageDesc(file_moa_v1_session, 15);
 
 /**
  * Returns the stamp, which the client chose, of the newest frame that is answered here; never 0.
@@ -722,7 +753,7 @@ export type Echo = Message<"moa.v1.Echo"> & {
  * Use `create(EchoSchema)` to create a new message.
  */
 export const EchoSchema: GenMessage<Echo> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 15);
+  messageDesc(file_moa_v1_session, 16);
 
 /**
  * @generated from message moa.v1.Limits
@@ -775,7 +806,7 @@ export type Limits = Message<"moa.v1.Limits"> & {
  * Use `create(LimitsSchema)` to create a new message.
  */
 export const LimitsSchema: GenMessage<Limits> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 16);
+  messageDesc(file_moa_v1_session, 17);
 
 /**
  * The server's answer to a Prompt or Draft, or pushed within a credit.
@@ -864,7 +895,7 @@ export type Verdict = Message<"moa.v1.Verdict"> & {
  * Use `create(VerdictSchema)` to create a new message.
  */
 export const VerdictSchema: GenMessage<Verdict> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 17);
+  messageDesc(file_moa_v1_session, 18);
 
 /**
  * The credit is revoked and no pushed verdict is in flight: the server waits for a Draft.
@@ -895,7 +926,7 @@ export type CreditRevoked = Message<"moa.v1.CreditRevoked"> & {
  * Use `create(CreditRevokedSchema)` to create a new message.
  */
 export const CreditRevokedSchema: GenMessage<CreditRevoked> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 18);
+  messageDesc(file_moa_v1_session, 19);
 
 /**
  * @generated from message moa.v1.Pong
@@ -912,7 +943,7 @@ export type Pong = Message<"moa.v1.Pong"> & {
  * Use `create(PongSchema)` to create a new message.
  */
 export const PongSchema: GenMessage<Pong> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 19);
+  messageDesc(file_moa_v1_session, 20);
 
 /**
  * Cross-attention keys and values of `count` tokens from position `start` on. Rows are sent in order, without gaps.
@@ -973,7 +1004,7 @@ export type MemoryRows = Message<"moa.v1.MemoryRows"> & {
  * Use `create(MemoryRowsSchema)` to create a new message.
  */
 export const MemoryRowsSchema: GenMessage<MemoryRows> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 20);
+  messageDesc(file_moa_v1_session, 21);
 
 /**
  * @generated from message moa.v1.Fault
@@ -1016,7 +1047,43 @@ export type Fault = Message<"moa.v1.Fault"> & {
  * Use `create(FaultSchema)` to create a new message.
  */
 export const FaultSchema: GenMessage<Fault> = /*@__PURE__*/
-  messageDesc(file_moa_v1_session, 21);
+  messageDesc(file_moa_v1_session, 22);
+
+/**
+ * @generated from enum moa.v1.GrammarKind
+ */
+export enum GrammarKind {
+  /**
+   * @generated from enum value: GRAMMAR_KIND_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * @generated from enum value: GRAMMAR_KIND_JSON_OBJECT = 1;
+   */
+  JSON_OBJECT = 1,
+
+  /**
+   * @generated from enum value: GRAMMAR_KIND_JSON_SCHEMA = 2;
+   */
+  JSON_SCHEMA = 2,
+
+  /**
+   * @generated from enum value: GRAMMAR_KIND_REGEX = 3;
+   */
+  REGEX = 3,
+
+  /**
+   * @generated from enum value: GRAMMAR_KIND_LARK = 4;
+   */
+  LARK = 4,
+}
+
+/**
+ * Describes the enum moa.v1.GrammarKind.
+ */
+export const GrammarKindSchema: GenEnum<GrammarKind> = /*@__PURE__*/
+  enumDesc(file_moa_v1_session, 0);
 
 /**
  * @generated from enum moa.v1.Capability
@@ -1061,7 +1128,7 @@ export enum Capability {
  * Describes the enum moa.v1.Capability.
  */
 export const CapabilitySchema: GenEnum<Capability> = /*@__PURE__*/
-  enumDesc(file_moa_v1_session, 0);
+  enumDesc(file_moa_v1_session, 1);
 
 /**
  * @generated from enum moa.v1.Finish
@@ -1100,7 +1167,7 @@ export enum Finish {
  * Describes the enum moa.v1.Finish.
  */
 export const FinishSchema: GenEnum<Finish> = /*@__PURE__*/
-  enumDesc(file_moa_v1_session, 1);
+  enumDesc(file_moa_v1_session, 2);
 
 /**
  * @generated from enum moa.v1.RowEncoding
@@ -1128,7 +1195,7 @@ export enum RowEncoding {
  * Describes the enum moa.v1.RowEncoding.
  */
 export const RowEncodingSchema: GenEnum<RowEncoding> = /*@__PURE__*/
-  enumDesc(file_moa_v1_session, 2);
+  enumDesc(file_moa_v1_session, 3);
 
 /**
  * @generated from enum moa.v1.FaultCode
@@ -1194,5 +1261,5 @@ export enum FaultCode {
  * Describes the enum moa.v1.FaultCode.
  */
 export const FaultCodeSchema: GenEnum<FaultCode> = /*@__PURE__*/
-  enumDesc(file_moa_v1_session, 3);
+  enumDesc(file_moa_v1_session, 4);
 

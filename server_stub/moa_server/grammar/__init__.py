@@ -1,0 +1,1 @@
+"""Grammars that answers conform to, with llguidance."""

@@ -1,0 +1,113 @@
+"""The state of a grammar along an answer: the tokens that may follow, for each node of a draft too."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_runtime.session.tree import path_to
+from moa_runtime.tokens import common_length
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_log = logging.getLogger(__name__)
+
+Mask = NDArray[np.bool_]
+
+#: Most forced tokens that are committed at once; more follow with the next verdict.
+MOST_FORCED = 64
+
+
+class AnswerMatcher:
+    """Implements :class:`moa_runtime.session.server.GrammarState`.
+
+    Every call names the whole answer so far, so the state synchronises itself, also after a rewind or a resume: what
+    no longer matches is rolled back, what is missing is consumed. One thread at a time has it.
+
+    Args:
+        matcher: of the grammar, nothing consumed.
+        vocab_size: tokens of the target's vocabulary.
+        stop_tokens: those that end an answer; the grammar allows them where it may end.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_tokens: Collection[int]) -> None:
+        self._fresh, self._matcher = matcher, matcher.deep_copy()
+        self._vocab_size, self._stop_tokens = vocab_size, frozenset(stop_tokens)
+        self._consumed: list[int] = []
+        self._lock = threading.Lock()
+
+    def accepts(self, answer: Sequence[int]) -> bool:
+        """Whether an answer can begin with these tokens."""
+        with self._lock:
+            return self._sync(answer)
+
+    def mask(self, answer: Sequence[int]) -> Mask:
+        """Return the tokens that may follow, at least one: bool ``[vocab_size]``.
+
+        After an answer that violates the grammar, or at a limit of llguidance, only those that end it.
+        """
+        with self._lock:
+            return self._mask(answer)
+
+    def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Return of each token of a tree after the answer whether the grammar allows the path to it."""
+        found = [False] * len(tokens)
+        with self._lock:
+            if not self._sync(answer):
+                return found
+            for leaf in sorted(set(range(1, len(tokens) + 1)).difference(parents)):
+                nodes = path_to(leaf, range(len(tokens)), parents)
+                text = self._text([tokens[index] for index in nodes])
+                count = self._matcher.validate_tokens(text)
+                for index in nodes[: count + (count == len(text))]:  # and an end, which the mask will judge
+                    found[index] = True
+        return found
+
+    def forced(self, answer: Sequence[int]) -> list[int]:
+        """Return the tokens that must follow, one after the other, because nothing else may: at most
+        :data:`MOST_FORCED`, and none after one that ends the answer."""
+        forced: list[int] = []
+        with self._lock:
+            while len(forced) < MOST_FORCED and not (forced and forced[-1] in self._stop_tokens):
+                able = np.flatnonzero(self._mask([*answer, *forced]))
+                if len(able) != 1:
+                    break
+                forced.append(int(able[0]))
+        return forced
+
+    def _mask(self, answer: Sequence[int]) -> Mask:
+        if self._stop_tokens.isdisjoint(answer) and self._sync(answer):
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            mask = np.unpackbits(bits, bitorder="little", count=max(self._vocab_size, 8 * len(bits))).astype(np.bool_)
+            if not self._matcher.is_error() and mask[: self._vocab_size].any():
+                return mask[: self._vocab_size]
+            _log.warning("an answer ends early: its grammar has a problem: %s", self._matcher.get_error() or "no token")
+        mask = np.zeros(self._vocab_size, np.bool_)
+        mask[list(self._stop_tokens)] = True
+        return mask
+
+    def _sync(self, answer: Sequence[int]) -> bool:
+        """Let the matcher have consumed the answer; return whether the grammar allows it."""
+        wanted = self._text(answer)
+        common = common_length(self._consumed, wanted)
+        back = len(self._consumed) - common
+        if self._matcher.is_error() or (back and not self._matcher.rollback(back)):
+            self._matcher, common = self._fresh.deep_copy(), 0
+        del self._consumed[common:]
+        rest = wanted[common:]
+        count = self._matcher.try_consume_tokens(rest) if rest else 0
+        self._consumed += rest[:count]
+        return count == len(rest) and (len(wanted) == len(answer) or self._matcher.is_accepting())
+
+    def _text(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens before the first that ends an answer."""
+        text = list(tokens)
+        if not self._stop_tokens.isdisjoint(text):
+            del text[next(at for at, token in enumerate(text) if token in self._stop_tokens) :]
+        return text

@@ -1,0 +1,156 @@
+"""Grammars: what may follow along an answer and its drafts, what is forced, and what does not compile."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llguidance")
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from moa_runtime.session.events import Grammar
+from moa_runtime.session.server import AnswerSampling
+from moa_runtime.session.tree import path_to
+from moa_server.engine.sampling import Chooser
+from moa_server.grammar.compiler import MOST_BYTES, GrammarCompiler, GrammarError
+
+WORDS = ['{"', '":', "name", '"}', "true", "false", " a", "ab", "12", '", "']
+STOP, VOCAB = 256 + len(WORDS), 300
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["ab", "abc"]}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"],
+    "additionalProperties": False,
+}
+PERSON = Grammar("json_schema", json.dumps(SCHEMA))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """Bytes and a few words, so that most texts have several tokenisations."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary |= {level.pre_tokenize_str(word)[0][0]: 256 + at for at, word in enumerate(WORDS[:0])}
+    for word in WORDS:
+        vocabulary["".join(piece for piece, _ in level.pre_tokenize_str(word))] = len(vocabulary)
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer, made.decoder = level, decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    assert made.token_to_id("<end>") == STOP
+    path = tmp_path_factory.mktemp("grammar") / "tokenizer.json"
+    made.save(str(path))
+    return made, path
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer):
+    made = GrammarCompiler(tokenizer[1], VOCAB, [STOP])
+    yield made
+    made.close()
+
+
+def written(chooser_of, rng, most=200):
+    """What a target of random logits writes under a grammar."""
+    answer: list[int] = []
+    while len(answer) < most and answer[-1:] != [STOP]:
+        answer.append(chooser_of(answer).choose(rng.standard_normal(VOCAB).astype(np.float32) * 3))
+    return answer
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_target_of_random_logits_writes_conforms(compiler, tokenizer, temperature):
+    seen = set()
+    for seed in range(30):
+        sampling = AnswerSampling(temperature, seed=seed, grammar=PERSON, answer_from=2, state=compiler.compile(PERSON))
+        answer = written(lambda text, own=sampling: Chooser(own, [1, 2, *text], [STOP]), np.random.default_rng(seed))
+        assert answer[-1] == STOP
+        value = json.loads(tokenizer[0].decode(answer[:-1]))
+        assert set(value) == {"name", "ok"} and value["name"] in ("ab", "abc") and value["ok"] in (True, False)
+        seen.add(value["name"])
+    assert seen == {"ab", "abc"}
+
+
+def test_the_state_follows_any_answer_it_is_asked_about(compiler):
+    """After rewinds, branches and answers that violate the grammar it is that of a new state."""
+    rng, texts = random.Random(5), []
+    for seed in range(6):
+        state = compiler.compile(PERSON)
+        sampling = AnswerSampling(1.0, seed=seed, grammar=PERSON, answer_from=0, state=state)
+        texts.append(written(lambda text, own=sampling: Chooser(own, text, [STOP]), np.random.default_rng(seed)))
+    asked = compiler.compile(PERSON)
+    for _ in range(80):
+        text = rng.choice(texts)
+        answer = [*text[: rng.randrange(len(text) + 1)], *([] if rng.random() < 0.8 else [7, 7])]
+        fresh = compiler.compile(PERSON)
+        assert (asked.mask(answer) == fresh.mask(answer)).all() and asked.accepts(answer) == fresh.accepts(answer)
+        assert asked.accepts(answer) == (answer[-2:] != [7, 7])
+
+
+def test_a_token_is_forced_if_and_only_if_its_mask_has_one_bit(compiler, tokenizer):
+    constant = compiler.compile(Grammar("regex", "q(rst|uvw)xy"))
+    first = constant.forced([])
+    assert tokenizer[0].decode(first) == "q"
+    either = [*first, tokenizer[0].token_to_id("r")]
+    forced = constant.forced(either)
+    assert tokenizer[0].decode(forced[:-1]) == "stxy" and forced[-1] == STOP
+    for count in range(len(forced)):
+        assert np.flatnonzero(constant.mask([*either, *forced[:count]])).tolist() == [forced[count]]
+    assert constant.mask(first).sum() == 2
+
+
+def test_of_a_tree_the_paths_are_allowed_that_the_grammar_allows(compiler, tokenizer):
+    state, ids = compiler.compile(Grammar("regex", "ab*c")), [tokenizer[0].token_to_id(one) for one in "abc"]
+    rng = random.Random(3)
+    for _ in range(50):
+        parents = [rng.randrange(number + 1) for number in range(8)]
+        tokens = [rng.choice(ids) for _ in parents]
+        answer = rng.choice([[], ids[:1], ids[:2]])
+        expected = [state.accepts([*answer, *path_to(node, tokens, parents)]) for node in range(1, 9)]
+        assert state.allowed(answer, tokens, parents) == expected
+
+
+def test_a_choice_with_prepared_masks_is_the_same(compiler):
+    rng = np.random.default_rng(8)
+    logits = rng.standard_normal((9, VOCAB)).astype(np.float32)
+    sampling = AnswerSampling(1.0, seed=4, grammar=PERSON, answer_from=1, state=compiler.compile(PERSON))
+    draft = compiler.compile(PERSON).forced([]) or [int(np.flatnonzero(compiler.compile(PERSON).mask([]))[0])]
+    tokens, parents = [*draft, 5, 5], [*range(len(draft)), 0, 1]
+    prepared = Chooser(sampling, [3], [STOP])
+    prepared.prepare(tokens, parents)
+    for node in range(len(draft) + 1):
+        path = path_to(node, tokens, parents)
+        assert prepared.choose(logits[node], path) == Chooser(sampling, [3], [STOP]).choose(logits[node], path)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", "{"),
+        Grammar("json_schema", "[1]"),
+        Grammar("json_schema", '{"type": "nothing"}'),
+        Grammar("json_schema", '{"$ref": "#/definitions/none"}'),
+        Grammar("json_schema", "[" * 100_000),
+        Grammar("regex", "a{"),
+        Grammar("regex", "(" * 3000 + "a" + ")" * 3000),
+        Grammar("lark", "start: nothing"),
+        Grammar("regex", "x" * (MOST_BYTES + 1)),
+    ],
+    ids=lambda grammar: f"{grammar.kind} {grammar.text[:24]}",
+)
+def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(compiler, grammar):
+    for _ in range(2):
+        with pytest.raises(GrammarError) as refused:
+            compiler.compile(grammar)
+        assert refused.value.code in ("invalid_grammar", "too_large")
+        assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
+
+
+def test_an_answer_at_a_limit_ends(compiler):
+    """Whatever is asked, some token may follow."""
+    state = compiler.compile(Grammar("regex", "abc"))
+    assert np.flatnonzero(state.mask([9, 9])).tolist() == [STOP] and not state.accepts([9, 9])
+    assert compiler.compile(Grammar("json_object")).mask([]).any()
