@@ -74,7 +74,12 @@ def toy_bundle(folder: Path) -> SimpleNamespace:
     _train_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "template").write_text(CHAT_TEMPLATE)
     manifest = SimpleNamespace(
-        fingerprints=PRINTS, stop_tokens=(STOP,), special_tokens={}, vocab_size=VOCAB_SIZE, has_rows=True
+        architecture="moa",
+        fingerprints=PRINTS,
+        stop_tokens=(STOP,),
+        special_tokens={},
+        vocab_size=VOCAB_SIZE,
+        has_rows=True,
     )
     return SimpleNamespace(
         manifest=manifest, tokenizer_path=folder / "tokenizer.json", chat_template_path=folder / "template"
