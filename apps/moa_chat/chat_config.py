@@ -53,6 +53,7 @@ class ChatConfig:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None  # of the sampling; None draws one for each answer
+    thinking: bool | None = None  # whether the target reasons before it answers; None for its template's default
     store: Path | None = None  # the file in which the conversation is kept; None to keep it nowhere
     must_store: bool = False  # whether the user named that file, so that a chat without it is an error
 
@@ -85,7 +86,13 @@ class ChatConfig:
         }
         if "datastore" not in arguments:
             arguments["datastore"] = open_datastore(self.datastore, self.bundle)
-        return await Chat.connect(self.bundle, self.endpoint, **arguments)
+        chat = await Chat.connect(self.bundle, self.endpoint, **arguments)
+        try:
+            chat.thinking = None if chat.tokenizer.raw else self.thinking
+        except MoaError:
+            await chat.close()
+            raise
+        return chat
 
     def sampling(self) -> Sampling:
         """Return the sampling of the next answer."""
@@ -93,7 +100,18 @@ class ChatConfig:
 
 
 #: Options of the command line that a configuration takes as they are.
-_TAKEN = ("system", "drafter", "backend", "threads", "draft_length", "ngrams", "datastore", "offline_limit", "drafting")
+_TAKEN = (
+    "system",
+    "thinking",
+    "drafter",
+    "backend",
+    "threads",
+    "draft_length",
+    "ngrams",
+    "datastore",
+    "offline_limit",
+    "drafting",
+)
 
 
 def chat_config_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -> ChatConfig:

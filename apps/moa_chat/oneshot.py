@@ -11,6 +11,8 @@ from moa_chat import strings
 from moa_chat.chat_config import ChatConfig
 from moa_chat.terminal.renderer import PlainView
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
+from moa_runtime.reasoning import split_reasoning
+from moa_runtime.tokenizer import ChatTokenizer
 
 
 def run_once(config: ChatConfig, prompt: str, *, as_json: bool, out: TextIO | None = None) -> int:
@@ -45,8 +47,11 @@ async def _ask(config: ChatConfig, prompt: str, view: PlainView | None) -> Answe
 
 def as_object(finished: AnswerFinished, config: ChatConfig) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
+    begun = ChatTokenizer.from_bundle(config.bundle).begins_reasoning(config.thinking)
+    reasoning, text = split_reasoning(finished.text, begun=begun)
     return {
-        "text": finished.text,
+        "text": text,
+        **({"reasoning": reasoning} if reasoning else {}),
         "finish": finished.reason.value,
         "statistics": finished.statistics.as_dict(),
         "tokens": [{"id": token.token, "origin": token.origin.value} for token in finished.tokens],

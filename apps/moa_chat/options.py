@@ -87,6 +87,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     answer = parser.add_argument_group("answers")
     answer.add_argument("--system", metavar="TEXT", help="system message")
+    answer.add_argument(
+        "--thinking",
+        action=argparse.BooleanOptionalAction,
+        help="have the target reason before it answers, or not, if its template can switch that (default: the "
+        "template's)",
+    )
     answer.add_argument("--max-new-tokens", type=int, default=512, metavar="N", help="default: %(default)s")
     answer.add_argument(
         "--temperature",

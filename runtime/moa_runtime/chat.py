@@ -20,6 +20,7 @@ from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_writer
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_store import AnswerState, ChatSaver, ChatState
+from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.conversation import Conversation, Question, Unconfirmed, check_request
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
@@ -466,6 +467,22 @@ class Chat:
     @offline.setter
     def offline(self, offline: Offline) -> None:
         self._loop.offline = offline
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether the target reasons before the next answers; None for its template's default. Set it between answers.
+
+        Raises:
+            ChatTemplateError: the template cannot switch it.
+        """
+        return self._conversation.thinking
+
+    @thinking.setter
+    def thinking(self, thinking: bool | None) -> None:
+        if thinking is not None and not self.tokenizer.knows_thinking:
+            text = f"the chat template of {self.manifest.target} cannot switch reasoning on or off: leave it out"
+            raise ChatTemplateError(text, code="no_thinking")
+        self._conversation.thinking = thinking
 
     async def work_offline(self, offline: bool) -> None:
         """Close the connection and make no other, or connect again unless the chat is closed."""

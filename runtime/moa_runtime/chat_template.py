@@ -26,6 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from moa_runtime.errors import MoaError
+from moa_runtime.reasoning import ENABLE_THINKING
 
 Message = Mapping[str, str]
 
@@ -325,9 +326,14 @@ class ChatTemplate:
         except Exception as error:  # of jinja2, or of Python for what it compiles to
             raise ChatTemplateError(f"the chat template cannot be read: {error}", code="unreadable") from error
         self._special_tokens = dict(special_tokens)
+        #: Whether reasoning can be switched.
+        self.knows_thinking = ENABLE_THINKING in source
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool, *, thinking: bool | None = None) -> str:
         """Return the text of a conversation, ``{"role": ..., "content": ...}`` each, as the target was trained on it.
+
+        Args:
+            thinking: whether the target reasons before it answers; None for the template's default.
 
         Raises:
             ChatTemplateError: the template refuses these messages, fails, or (code ``endless``) takes too many steps.
@@ -337,8 +343,9 @@ class ChatTemplate:
         _meter.left = _BUDGET + _BUDGET_A_CHARACTER * characters
         _meter.largest = _LARGEST + _LARGEST_A_CHARACTER * characters
         try:
+            own = {} if thinking is None else {ENABLE_THINKING: thinking}
             return self._template.render(
-                messages=copies, add_generation_prompt=add_generation_prompt, **self._special_tokens
+                messages=copies, add_generation_prompt=add_generation_prompt, **self._special_tokens, **own
             )
         except _BudgetError as error:
             text = "the chat template does not end, or writes without end: export the bundle again with another one"

@@ -75,7 +75,10 @@ class Conversation:
     Attributes:
         messages: the turns.
         unconfirmed: marks of the answers that the target has not confirmed, in order.
+        thinking: whether the target reasons before it answers; None for the template's default.
     """
+
+    thinking: bool | None = None
 
     def __init__(self, tokenizer: ChatTokenizer, system: str | None = None) -> None:
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
@@ -148,9 +151,11 @@ class Conversation:
         turns, length = next(end for end in reversed(self._ends) if end[0] < len(messages))
         known = list(committed[:length])
         try:
-            whole = known + self._tokenizer.continue_turns(known, messages[:turns], messages[turns:])
+            whole = known + self._tokenizer.continue_turns(
+                known, messages[:turns], messages[turns:], thinking=self.thinking
+            )
         except HistoryRewrittenError:
-            whole = self._tokenizer.encode_chat(messages)
+            whole = self._tokenizer.encode_chat(messages, thinking=self.thinking)
         if not whole:
             raise MoaError("there is no text to go on with: it is empty", code="empty")
         return self.question(messages, whole, min(common_length(committed, whole), len(whole) - 1))

@@ -18,6 +18,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message
 from moa_runtime.checked_file import read_checked, read_checked_text
 from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.reasoning import OPEN
 
 _LARGEST_TOKENIZER = 1 << 27
 #: Characters of all replacements of a tokenizer, multiplied.
@@ -93,14 +94,32 @@ class ChatTokenizer:
         with self._failures():
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
-    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation, see :meth:`moa_runtime.chat_template.ChatTemplate.render`."""
-        return self._template.render(messages, add_generation_prompt)
+    @property
+    def knows_thinking(self) -> bool:
+        """Whether the template can switch reasoning on and off."""
+        return self._template.knows_thinking
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+    def begins_reasoning(self, thinking: bool | None = None) -> bool:
+        """Return whether the prompt ends with the mark that opens reasoning, so that answers begin inside."""
+        try:
+            prompt = self.render_chat([{"role": "user", "content": "?"}], thinking=thinking)
+        except ChatTemplateError:
+            return False
+        return prompt.rstrip().endswith(OPEN)
+
+    def render_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, *, thinking: bool | None = None
+    ) -> str:
+        """Return the text of a conversation, see :meth:`moa_runtime.chat_template.ChatTemplate.render`."""
+        return self._template.render(messages, add_generation_prompt, thinking=thinking)
+
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, *, thinking: bool | None = None
+    ) -> list[int]:
         """Return the tokens of a conversation, as transformers' ``apply_chat_template`` does, but a special token in a
         message stays the text that the user typed."""
-        tokens = self._encode_guarded(self.render_chat(self._guard(messages), add_generation_prompt))
+        text = self.render_chat(self._guard(messages), add_generation_prompt, thinking=thinking)
+        tokens = self._encode_guarded(text)
         return [*self._text_beginning, *tokens] if self.raw else tokens
 
     def continue_chat(self, committed: Sequence[int], history: Sequence[Message], text: str) -> list[int]:
@@ -108,7 +127,12 @@ class ChatTokenizer:
         return self.continue_turns(committed, history, [{"role": "user", "content": text}])
 
     def continue_turns(
-        self, committed: Sequence[int], history: Sequence[Message], turns: Sequence[Message]
+        self,
+        committed: Sequence[int],
+        history: Sequence[Message],
+        turns: Sequence[Message],
+        *,
+        thinking: bool | None = None,
     ) -> list[int]:
         """Return the tokens that follow ``committed`` up to the next answer, generation prompt included.
 
@@ -121,16 +145,18 @@ class ChatTokenizer:
             committed: the conversation's tokens so far; empty for a new one.
             history: its messages, the last one the assistant's; before the first question perhaps a system message.
             turns: the messages that follow, the last one the user's.
+            thinking: see :meth:`moa_runtime.chat_template.ChatTemplate.render`.
 
         Raises:
             HistoryRewrittenError: the conversation cannot be continued token by token.
             ChatTemplateError: the template refuses the messages.
         """
         if not committed:
-            return self.encode_chat([*history, *turns])
-        asked = self.render_chat(self._guard(history[:-1]))  # the committed tokens began as this
-        before = self.render_chat(self._guard(history), add_generation_prompt=False)
-        after = self.render_chat(self._guard([*history, *turns]))
+            return self.encode_chat([*history, *turns], thinking=thinking)
+        # The committed tokens began as this.
+        asked = self.render_chat(self._guard(history[:-1]), thinking=thinking)
+        before = self.render_chat(self._guard(history), add_generation_prompt=False, thinking=thinking)
+        after = self.render_chat(self._guard([*history, *turns]), thinking=thinking)
         end_text, cut = self._last_stop(before)
         if not after.startswith(asked) or not after.startswith(before[:cut]):
             text = "the chat template changes earlier messages when a new one follows; start a new conversation"

@@ -102,6 +102,8 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
     tokens: Sequence[TokenOrigin] = ()
     latest: AnswerUpdate | AnswerFinished | None = None
     chat.offline = request.offline
+    if not request.raw:
+        chat.thinking = request.thinking
     sampling = request.sampling_of(index)
     sending = chat.send(request.question, max_new_tokens=request.max_new_tokens, sampling=sampling)
     async with aclosing(_patiently(sending)) as events:

@@ -129,9 +129,20 @@ class RequestLog:
 
 
 def create_app(
-    pool: ChatPool, texts: ChatPool, defaults: Defaults, access: Access, say: Callable[[str], None]
+    pool: ChatPool,
+    texts: ChatPool,
+    defaults: Defaults,
+    access: Access,
+    say: Callable[[str], None],
+    begins_reasoning: Callable[[bool | None], bool] = lambda thinking: False,
 ) -> Starlette:
-    """Return the app, which closes its pools at the end. ``texts`` has chats without template; ``say`` logs."""
+    """Return the app, which closes its pools at the end.
+
+    Args:
+        texts: has chats without template.
+        say: logs.
+        begins_reasoning: see :meth:`moa_runtime.tokenizer.ChatTokenizer.begins_reasoning`.
+    """
     model = {"id": defaults.model, "object": "model", "created": int(time.time()), "owned_by": "moa-edge"}
 
     async def models(request: Request) -> Response:
@@ -144,7 +155,8 @@ def create_app(
 
     async def chat_completions(request: Request) -> Response:
         asked = parse_chat(await _body(request, defaults.max_context), defaults)
-        return await _answered(request, asked, AnswerWriter(pool, asked), Reply(defaults.model, asked.count))
+        reply = Reply(defaults.model, asked.count, begun=begins_reasoning(asked.thinking))
+        return await _answered(request, asked, AnswerWriter(pool, asked), reply)
 
     async def completions(request: Request) -> Response:
         asked = parse_completion(await _body(request, defaults.max_context), defaults)

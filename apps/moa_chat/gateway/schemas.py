@@ -16,6 +16,7 @@ from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.events import Statistics
 from moa_runtime.options import OFFLINES, Offline
+from moa_runtime.reasoning import ENABLE_THINKING, ReasoningSplitter, split_reasoning
 from moa_runtime.session.events import MOST_BIASED, Grammar, Sampling
 from moa_runtime.transport import ConnectError
 
@@ -151,6 +152,7 @@ class Defaults:
     system: str | None
     offline: Offline = "off"
     max_context: int = 1 << 20
+    thinking: bool | None = None  # whether the target reasons; None for its template's default
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class AnswerRequest:
     include_usage: bool  # whether a stream ends with its figures
     offline: Offline  # what writes while there is no verifier; ``off``: nothing, the request waits or fails
     raw: bool  # whether the question is a text without chat template
+    thinking: bool | None = None  # see :class:`Defaults`
 
     @property
     def asked_in(self) -> str:
@@ -222,7 +225,17 @@ def _request(
         include_usage=field(stream_options, "include_usage", bool, False),
         offline=_offline(fields, defaults),
         raw=raw,
+        thinking=None if raw else _thinking(fields, defaults),
     )
+
+
+def _thinking(fields: Mapping[str, Any], defaults: Defaults) -> bool | None:
+    """Read vLLM's ``chat_template_kwargs``, of which one is known."""
+    given = field(fields, "chat_template_kwargs", dict, {})
+    if others := [name for name in given if name != ENABLE_THINKING]:
+        raise unsupported(f"chat_template_kwargs.{others[0]}")
+    thinking: bool | None = field(given, ENABLE_THINKING, bool, defaults.thinking)
+    return thinking
 
 
 def _prompt(fields: Mapping[str, Any], defaults: Defaults) -> str:
@@ -422,15 +435,17 @@ class Reply:
 
     id_begins, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: str, choices: int) -> None:
+    def __init__(self, model: str, choices: int, *, begun: bool = False) -> None:
+        """``begun``: whether answers begin inside their reasoning, see :mod:`moa_runtime.reasoning`."""
         name = f"{self.id_begins}-{secrets.token_hex(12)}"
         self._about = {"id": name, "created": int(time.time()), "model": model}
-        self.choices = choices
+        self.choices, self._begun = choices, begun
+        self._splitters = [ReasoningSplitter(begun=begun) for _ in range(choices)]
 
     def whole(self, texts: Sequence[str], endings: Sequence[Ending]) -> dict[str, Any]:
         """The answer to a request without ``stream``."""
         choices = [
-            _choice(index, ending.reason, **self.part(text, whole=True))
+            _choice(index, ending.reason, **self.part(text))
             for index, (text, ending) in enumerate(zip(texts, endings, strict=True))
         ]
         return {**self._about, "object": self.whole_object, "choices": choices, "usage": usage_of(endings)}
@@ -441,23 +456,38 @@ class Reply:
         return "".join(self._event([_choice(index, None, delta=delta)]) for index in range(self.choices))
 
     def chunk(self, index: int, text: str) -> str:
-        """A piece of an answer in a stream, as a server-sent event."""
-        return self._event([_choice(index, None, **self.part(text, whole=False))])
+        """A piece of an answer in a stream, as a server-sent event; empty while it may become a mark of reasoning."""
+        delta = self.delta(index, text)
+        return self._event([_choice(index, None, **delta)]) if delta else ""
 
     def last_chunk(self, index: int, ending: Ending) -> str:
         """Return the chunk that says why an answer ended, and whether offline."""
-        choice = _choice(index, ending.reason, **self.part("", whole=False))
-        return self._event([choice], moa={"offline": ending.offline})
+        rest = self.delta(index, "", final=True)
+        choice = _choice(index, ending.reason, **self.empty)
+        held = self._event([_choice(index, None, **rest)]) if rest else ""
+        return held + self._event([choice], moa={"offline": ending.offline})
 
     def end(self, endings: Sequence[Ending], *, include_usage: bool) -> str:
         """Return the end of a stream, with figures on request."""
         return (self._event([], usage=usage_of(endings)) if include_usage else "") + DONE
 
-    def part(self, text: str, *, whole: bool) -> dict[str, Any]:
-        """Return the fields of a choice that hold its text."""
-        if whole:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {"delta": {"content": text} if text else {}}
+    @property
+    def empty(self) -> dict[str, Any]:
+        """The fields of a choice without text, in a stream."""
+        return {"delta": {}}
+
+    def part(self, text: str) -> dict[str, Any]:
+        """Return the fields of a choice that hold its whole text, its reasoning apart as vLLM has it."""
+        reasoning, answer = split_reasoning(text, begun=self._begun)
+        own = {"reasoning_content": reasoning} if reasoning else {}
+        return {"message": {"role": "assistant", "content": answer, "refusal": None, **own}}
+
+    def delta(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
+        """Return the fields of a choice that hold the text of a piece; none if nothing is certain yet."""
+        reasoning, answer = self._splitters[index].feed(text, final=final)
+        parts = {"reasoning_content": reasoning, "content": answer}
+        delta = {name: part for name, part in parts.items() if part}
+        return {"delta": delta} if delta else {}
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
         return event({**self._about, "object": self.chunk_object, "choices": choices, **more})
@@ -471,8 +501,15 @@ class TextReply(Reply):
     def first_chunks(self) -> str:
         return ""
 
-    def part(self, text: str, *, whole: bool) -> dict[str, Any]:
+    @property
+    def empty(self) -> dict[str, Any]:
+        return {"text": ""}
+
+    def part(self, text: str) -> dict[str, Any]:
         return {"text": text}
+
+    def delta(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
+        return {"text": text} if text else {}
 
 
 def event(data: dict[str, Any]) -> str:

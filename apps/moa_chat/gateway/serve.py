@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import h11
@@ -33,6 +33,7 @@ from moa_runtime.http_framing import FramingError, StrictConnection
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
+from moa_runtime.tokenizer import ChatTokenizer
 
 _HIGHEST_PORT = 65535
 # Sent text cannot be taken back, so only a lost connection makes the device continue alone; a verdict may be late.
@@ -93,15 +94,26 @@ class StrictHttp(H11Protocol):
 def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
     """Run the endpoint until SIGINT or SIGTERM; ``as_json`` is the form of its ready line. Raises MoaError if the
     address cannot be used, the drafter cannot be loaded, or a ``verifier`` that was started for it ended."""
-    names = ("max_new_tokens", "temperature", "top_p", "seed", "system", "offline")
+    names = ("max_new_tokens", "temperature", "top_p", "seed", "system", "offline", "thinking")
     given = {name: getattr(config, name) for name in names}
     defaults = Defaults(config.target, **given, max_context=config.bundle.manifest.max_context)
     access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
     chats, texts = _pools(config)
+
+    @lru_cache
+    def begins_reasoning(thinking: bool | None) -> bool:
+        return ChatTokenizer.from_bundle(config.bundle).begins_reasoning(thinking)
+
     with listen(address.host, address.port) as listening:
         # Inherited by accepted connections: no piece of a stream waits for the acknowledgement of the one before.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _serve(create_app(chats, texts, defaults, access, _say), listening, config.target, verifier, as_json)
+        _serve(
+            create_app(chats, texts, defaults, access, _say, begins_reasoning),
+            listening,
+            config.target,
+            verifier,
+            as_json,
+        )
     return 0
 
 

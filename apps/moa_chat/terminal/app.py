@@ -79,6 +79,8 @@ class Terminal:
         self._config, self._worker, self._chat = config, worker, chat
         self._view, self._read_line = view, read_line
         self._palette = Palette.from_environment()
+        view.begins_reasoning = chat.tokenizer.begins_reasoning(config.thinking)
+        view.reasoning_style = self._palette.quiet
         self._offline = False  # whether the user works offline
         self._last: Statistics | None = None
         self._commands: dict[str, Callable[[], None]] = {

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TextIO
 
+from moa_runtime.reasoning import reasoning_end
+
 TAB = "    "
 REPLACEMENT = "\ufffd"
 
@@ -112,7 +114,15 @@ def clip(spans: Sequence[Span], columns: int) -> list[Span]:
 
 
 class PlainView:
-    """A file, a pipe, or a terminal without cursor movements: committed text only, as it comes."""
+    """A file, a pipe, or a terminal without cursor movements: committed text only, as it comes.
+
+    Attributes:
+        begins_reasoning: whether answers begin inside their reasoning, see :mod:`moa_runtime.reasoning`.
+        reasoning_style: of that part on a live screen, see :class:`Span`.
+    """
+
+    begins_reasoning = False
+    reasoning_style = ""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -166,7 +176,7 @@ class LiveView(PlainView):
         self._last_frame = frame
         parts = [_BEGIN_FRAME, self._to_live_region(columns)]
         rest = self._freeze(clean(committed), columns, parts)
-        spans = [Span(rest), *(Span(clean(span.text), span.style) for span in tentative)]
+        spans = [*rest, *(Span(clean(span.text), span.style) for span in tentative)]
         rows = [*_last_rows(_wrapped(spans, columns), height - 1), clip(status, columns)]
         parts.append("\n".join(_styled(row) + _CLEAR_ROW for row in rows))
         parts += [_CLEAR_BELOW, _END_FRAME]
@@ -177,7 +187,7 @@ class LiveView(PlainView):
         columns, _ = self._usable_size()
         parts = [_BEGIN_FRAME, self._to_live_region(columns)]
         rest = self._freeze(clean(committed), columns, parts)
-        spans = [Span(rest), *(Span(clean(span.text), span.style) for span in alone)]
+        spans = [*rest, *(Span(clean(span.text), span.style) for span in alone)]
         if self._frozen or any(span.text for span in spans):
             parts += [f"{_styled(row)}{_CLEAR_ROW}\n" for row in _wrapped(spans, columns)]
         parts += [_CLEAR_BELOW, _END_FRAME, _SHOW_CURSOR]
@@ -197,13 +207,14 @@ class LiveView(PlainView):
         rows = sum(max(1, -(-width // (columns + 1))) for width in self._live_widths)
         return f"\x1b[{rows - 1}A\r" if rows > 1 else "\r"
 
-    def _freeze(self, committed: str, columns: int, parts: list[str]) -> str:
-        """Write the committed rows that are full; returns the text of the one that is not."""
-        text = committed[self._frozen :]
-        rows = wrap(text, columns)
-        parts += [f"{text[start:end]}{_CLEAR_ROW}\n" for start, end in rows[:-1]]
-        self._frozen += rows[-1][0]
-        return text[rows[-1][0] :]
+    def _freeze(self, committed: str, columns: int, parts: list[str]) -> list[Span]:
+        """Write the committed rows that are full; return the spans of the one that is not."""
+        end = reasoning_end(committed, begun=self.begins_reasoning)
+        spans, begin = [Span(committed[:end], self.reasoning_style), Span(committed[end:])], self._frozen
+        rows = [(begin + start, begin + stop) for start, stop in wrap(committed[begin:], columns)]
+        parts += [f"{_styled(cut_spans(spans, start, stop))}{_CLEAR_ROW}\n" for start, stop in rows[:-1]]
+        self._frozen = rows[-1][0]
+        return cut_spans(spans, self._frozen, len(committed))
 
     def _emit(self, parts: Sequence[str]) -> None:
         self._out.write("".join(parts))

@@ -24,7 +24,7 @@ from moa_runtime.session.events import Committed
 from support.chat.pooled_chat import DEFAULTS, USER, PooledChat
 
 #: Of the tokens 0, 1, ...; some are parts of a character, or of none.
-BYTES = (b"a", b"b", b"ab", b"ba", b"aab", b"bbab", b"\xc3", b"\xa9", "é".encode(), b"", b" ")
+BYTES = (b"a", b"b", b"ab", b"ba", b"aab", b"bbab", b"\xc3", b"\xa9", "é".encode(), b"", b" ", b"<think>", b"</think>")
 TOKENIZER: Any = SimpleNamespace(
     decode=lambda tokens: b"".join(BYTES[token] for token in tokens).decode(errors="replace"), stop_tokens=()
 )
@@ -63,7 +63,7 @@ def answered(events: list[ChatEvent], stops: Sequence[str], *, stream: bool) -> 
     return text, reason, {name: value for name, value in usage.items() if name != "moa"}
 
 
-TOKENS = st.integers(0, len(BYTES) - 1)
+TOKENS = st.integers(0, len(BYTES) - 3)
 
 
 @given(
@@ -97,3 +97,29 @@ def test_an_answer_ends_at_the_stop_text_that_is_complete_first(tokens, stops, t
         said, reason, usage = answered(events_of(verdicts, FinishReason.LENGTH), stops, stream=False)
         assert (said, usage["completion_tokens"]) == (text, count)
         assert reason == ("length" if stops == ["c"] else "stop")
+
+
+def test_reasoning_is_apart_from_the_answer_and_switched_by_the_request():
+    asked: list[bool | None] = []
+
+    class ReasoningChat(PooledChat):
+        thinking = property(lambda self: None, lambda self, thinking: asked.append(thinking))
+
+    tokens = [11, 10, 4, 10, 12, 10, 1]
+
+    async def connect(needs_verifier: bool) -> PooledChat:
+        return ReasoningChat(events_of([([token], ()) for token in tokens], FinishReason.STOP))
+
+    def app() -> TestClient:
+        pool = ChatPool(connect)
+        return TestClient(create_app(pool, pool, DEFAULTS, Access("", (), None), lambda line: None))
+
+    body = {"messages": [USER], "chat_template_kwargs": {"enable_thinking": True}}
+    message = app().post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"], asked) == ("aab", "b", [True])
+    sent = app().post("/v1/chat/completions", json={**body, "stream": True}).text.split("\n\n")
+    deltas = [json.loads(event[6:])["choices"][0]["delta"] for event in sent if event[6:].startswith("{")]
+    for name, text in (("reasoning_content", "aab"), ("content", "b")):
+        assert "".join(delta.get(name, "") for delta in deltas) == text
+    for wrong in ({"enable_thinking": 1}, {"surprise": True}, []):
+        assert app().post("/v1/chat/completions", json={**body, "chat_template_kwargs": wrong}).status_code == 400

@@ -62,6 +62,8 @@ class FakeChat:
         marks: of the unconfirmed turns.
     """
 
+    tokenizer = SimpleNamespace(begins_reasoning=lambda thinking: False)
+
     def __init__(self, *scripts) -> None:
         self._scripts = list(scripts)
         self.asked: list[str] = []

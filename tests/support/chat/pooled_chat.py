@@ -25,4 +25,5 @@ class PooledChat(FakeChat):
 
     prompt_tokens = 5
     offline = "writer"
+    thinking = None
     gave_up = False

@@ -36,6 +36,14 @@ def test_tentative_text_is_replaced_in_place():
         assert screen.text() == [*rows, "online | tau 2.00"] and screen.styled(TENTATIVE) == clean(tail)
 
 
+def test_reasoning_has_a_style_of_its_own():
+    view, screen = live()
+    view.reasoning_style = "2"
+    for committed in ("<think>Two and two", "<think>Two and two are four.</think> 4"):
+        view.draw(committed, [], [])
+    assert screen.styled("2") == "<think>Two and twoare four.</think>" and screen.text()[-1].endswith(" 4")
+
+
 def test_finish_leaves_the_committed_text_and_the_cursor_below():
     view, screen = live()
     view.draw("", tentative("wrong"), STATUS)
