@@ -12,27 +12,27 @@ from moa_chat.chat_config import ChatConfig
 from moa_chat.terminal.renderer import PlainView
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
 from moa_runtime.reasoning import split_reasoning
-from moa_runtime.tokenizer import ChatTokenizer
 
 
 def run_once(config: ChatConfig, prompt: str, *, as_json: bool, out: TextIO | None = None) -> int:
     """Connect, ask, and write the answer to ``out`` (default: stdout)."""
     out = out or sys.stdout
-    finished = asyncio.run(_ask(config, prompt, None if as_json else PlainView(out)))
+    finished, begun = asyncio.run(_ask(config, prompt, None if as_json else PlainView(out)))
     if as_json:
-        print(json.dumps(as_object(finished, config)), file=out, flush=True)
+        print(json.dumps(as_object(finished, config, begun=begun)), file=out, flush=True)
     return 0
 
 
-async def _ask(config: ChatConfig, prompt: str, view: PlainView | None) -> AnswerFinished:
-    """Show committed text in ``view`` as it comes, and report on stderr that the verifier is away."""
+async def _ask(config: ChatConfig, prompt: str, view: PlainView | None) -> tuple[AnswerFinished, bool]:
+    """Show committed text in ``view`` as it comes, and report on stderr that the verifier is away; return the answer,
+    and whether it begins inside its reasoning."""
     away, chat = False, await config.connect()
     try:
         async for event in chat.send(prompt, max_new_tokens=config.max_new_tokens, sampling=config.sampling()):
             if isinstance(event, AnswerFinished):
                 if view is not None:
                     view.finish(event.text)
-                return event
+                return event, chat.tokenizer.begins_reasoning(config.thinking)
             if isinstance(event, AnswerUpdate):
                 if view is not None:
                     view.draw(event.committed)
@@ -45,9 +45,8 @@ async def _ask(config: ChatConfig, prompt: str, view: PlainView | None) -> Answe
     raise AssertionError("a chat's last event is AnswerFinished")
 
 
-def as_object(finished: AnswerFinished, config: ChatConfig) -> dict[str, Any]:
-    """Return the object that ``--json`` prints."""
-    begun = ChatTokenizer.from_bundle(config.bundle).begins_reasoning(config.thinking)
+def as_object(finished: AnswerFinished, config: ChatConfig, *, begun: bool = False) -> dict[str, Any]:
+    """Return the object that ``--json`` prints. ``begun``: see :mod:`moa_runtime.reasoning`."""
     reasoning, text = split_reasoning(finished.text, begun=begun)
     return {
         "text": text,

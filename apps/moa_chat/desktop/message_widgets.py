@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QColor, QFontMetricsF, QTextCharFormat, QTextCursor, QTextOption
@@ -16,6 +17,7 @@ from moa_chat.desktop.markdown import Block, GrowingMarkdown, SpanIndex, align, 
 from moa_chat.desktop.origin_text import OriginText, Struck, document_positions, highlight
 from moa_chat.desktop.widgets import CopyButton, IconButton, add, label, pad, push_button
 from moa_chat.history.message import Dropped, Message
+from moa_runtime.reasoning import reasoning_end
 from moa_runtime.tokens import common_length
 
 _SHOWN_CHARACTERS = 6000  # of a question; a pasted book would slow down every resize
@@ -269,8 +271,11 @@ class Answer(QWidget):
         blocks, index = self._markdown.blocks, SpanIndex(whole_words(self.message.spans))
         self._dropped = whole_dropped(self.message.dropped, self.message.content)
         self._remove_from(len(blocks))
+        end = reasoning_end(self.message.content)
         for number in range(first, len(blocks)):
             block = blocks[number]
+            if block.start < end and block.code is None:
+                block = replace(block, html=f"<blockquote>{block.html}</blockquote>")
             widget = self._widget(number, CodeBlock if block.code is not None else TextBlock)
             widget.show_block(block, self.message.content, index, self._dropped_in(number))
 

@@ -41,7 +41,7 @@ def test_reasoning_has_a_style_of_its_own():
     view.reasoning_style = "2"
     for committed in ("<think>Two and two", "<think>Two and two are four.</think> 4"):
         view.draw(committed, [], [])
-    assert screen.styled("2") == "<think>Two and twoare four.</think>" and screen.text()[-1].endswith(" 4")
+    assert screen.styled("2") == "<think>Two and two are four.</think>" and screen.text()[-1].endswith(" 4")
 
 
 def test_finish_leaves_the_committed_text_and_the_cursor_below():

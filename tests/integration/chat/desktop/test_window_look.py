@@ -212,3 +212,12 @@ def test_the_plot_describes_its_values(away):
     assert not plot.grab().isNull()
     plot.add(Round(2.4567, 1.0))
     assert plot.round_trips.accessibleDescription() == strings.CHART_VALUES.format("2457 ms", "2457 ms")
+
+
+def test_reasoning_stands_apart_as_a_quotation(away):
+    content = "<think>\n\nTwo and two.\n\n</think>\n\nFour."
+    away.page.conversation.show_messages([Message("user", "Question"), Message("assistant", content)])
+    texts = answers_of(away)[0].texts
+    assert [text.toPlainText() for text in texts] == ["<think>", "Two and two.", "</think>", "Four."]
+    indents = [text.document().firstBlock().blockFormat().leftMargin() for text in texts]
+    assert min(indents[:3]) > indents[3]
