@@ -207,9 +207,9 @@ class Connection:
             self._epoch = getattr(frame, "epoch", self._epoch)
             if stamp := getattr(frame, "stamp", 0):
                 self._stamped = stamp, self._reader.taken_at
-            grammars, sampling = self._verifier.grammars, message.prompt.sampling
-            if grammars is not None and sampling.HasField("grammar") and sampling.grammar.kind:
-                await grammars.prepare(parse_grammar(sampling.grammar))
+            grammars, grammar = self._verifier.grammars, parse_grammar(message.prompt.sampling.grammar)
+            if grammars is not None and grammar is not None:
+                await grammars.prepare(grammar)
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
                 # The verdict may be unwanted even before work on it begins.

@@ -499,10 +499,10 @@ class ServerSession:
             return None
         if self._grammars is None:
             return fault(wire.FAULT_CODE_PROTOCOL, "this verifier has no grammars, as its Welcome says")
-        if prompt.sampling.grammar.kind not in wire.GrammarKind.values()[1:]:
+        if (grammar := parse_grammar(prompt.sampling.grammar)) is None:
             return fault(wire.FAULT_CODE_PROTOCOL, f"no kind of grammars is {prompt.sampling.grammar.kind}")
         try:
-            state = self._grammars.compile(parse_grammar(prompt.sampling.grammar))
+            state = self._grammars.compile(grammar)
         except MoaError as error:
             return fault(wire.FAULT_CODE_PROTOCOL, str(error))
         whole = [*self.committed[: prompt.base_len], *prompt.tokens]
@@ -686,16 +686,17 @@ def _longest_known_mark(resume: wire.Resume, committed: Sequence[int]) -> int:
     return max((mark.length for mark in resume.marks[-2:] if known(mark)), default=0)
 
 
-def parse_grammar(message: wire.Grammar) -> Grammar:
-    """Return the grammar of a message with a known kind."""
+def parse_grammar(message: wire.Grammar) -> Grammar | None:
+    """Return the grammar of a message; None if there is none, or its kind is unknown."""
+    if message.kind not in wire.GrammarKind.values()[1:]:
+        return None
     return Grammar(GRAMMAR_KINDS[wire.GrammarKind.values().index(message.kind) - 1], message.text)
 
 
 def _parse_sampling(message: wire.Sampling, answer_from: int = 0) -> AnswerSampling:
     values = {each.name: getattr(message, each.name) for each in fields(Sampling)}
     values |= {"top_p": message.top_p or 1.0, "repetition_penalty": message.repetition_penalty or 1.0}
-    known = message.HasField("grammar") and message.grammar.kind in wire.GrammarKind.values()[1:]
-    values["grammar"] = parse_grammar(message.grammar) if known else None
+    values["grammar"] = parse_grammar(message.grammar)
     return AnswerSampling(**values | {"logit_bias": tuple(sorted(message.logit_bias.items()))}, answer_from=answer_from)
 
 
