@@ -71,16 +71,20 @@ class GrammarCompiler:
         self._thread.shutdown(wait=False)
 
     def _find(self, grammar: Grammar) -> LLMatcher | GrammarError:
+        with self._lock:  # not while one compiles: that takes its time, and others are looked up on the event loop
+            if (known := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+        found: LLMatcher | GrammarError
+        try:
+            found = self._built(grammar)
+        except GrammarError as error:
+            found = error
         with self._lock:
-            if grammar not in self._compiled:
-                try:
-                    self._compiled[grammar] = self._built(grammar)
-                except GrammarError as error:
-                    self._compiled[grammar] = error
-                if len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
-            return self._compiled[grammar]
+            self._compiled[grammar] = found
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return found
 
     def _built(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer

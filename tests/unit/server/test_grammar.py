@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -154,3 +155,15 @@ def test_an_answer_at_a_limit_ends(compiler):
     state = compiler.compile(Grammar("regex", "abc"))
     assert np.flatnonzero(state.mask([9, 9])).tolist() == [STOP] and not state.accepts([9, 9])
     assert compiler.compile(Grammar("json_object")).mask([]).any()
+
+
+def test_a_grammar_that_compiles_for_long_keeps_no_other_waiting(tokenizer, monkeypatch):
+    made, going = GrammarCompiler(tokenizer[1], VOCAB, [STOP]), threading.Event()
+    made.compile(PERSON)
+    monkeypatch.setattr(made, "_built", lambda _: going.wait() and GrammarError("refused", code="invalid_grammar"))
+    slow = threading.Thread(target=made._find, args=(Grammar("regex", "a*"),))
+    slow.start()
+    made.compile(PERSON)
+    going.set()
+    slow.join()
+    made.close()
