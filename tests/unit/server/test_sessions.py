@@ -101,10 +101,10 @@ def test_in_a_crowd_rows_are_made_for_drafts_that_bring_more_and_as_trials():
 
     useful, useless = new(), new()
     for _ in range(200):
-        assert store.rows_pay(useful)
-        useful.worth.add([0.9, 0.8], [0.9])
+        useful.worth.add([0.9, 0.86, 0.81], [0.9])
         useless.worth.add([0.6], [0.6])
-    assert useful.may_draft and store.rows_pay(useless), "as a trial, of 64 tokens"
+    assert store.rows_pay(useful) and useful.may_draft
+    assert store.rows_pay(useless), "as a trial, of 64 tokens"
     useless.session.committed += [1] * 65
     assert not store.rows_pay(useless) and not store.rows_pay(useless)
     now[0] += 60.0
