@@ -140,7 +140,7 @@ def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tin
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench accept`` on the tiny model."""
     target_folder, drafter_folder, bundle, backend, _ = tiny
-    monkeypatch.setattr(harness, "load_backend", lambda bundle, name: backend)
+    monkeypatch.setattr(harness, "backend_for", lambda *_, **__: backend)
 
     def run(*more: str) -> Run:
         where = ["--questions", str(questions), "--bundle", str(bundle), "--model", str(target_folder)]

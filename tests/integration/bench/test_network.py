@@ -203,7 +203,7 @@ def make(tiny):
 
     def made(names, sampling=Sampling()):  # noqa: B008 (frozen)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(serving_module, "load_backend", lambda bundle, threads: backend)
+            patch.setattr(serving_module, "backend_for", lambda *_, **__: backend)
             return serving_module.make_modes(names, Bundle.open(folder), AnswerSettings(DRAFT, TOKENS, sampling))
 
     return made
@@ -318,7 +318,7 @@ def test_a_verifier_that_is_gone_ends_the_waiting_and_is_the_better_explanation(
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench network`` on the tiny bundle."""
     _, _, bundle, backend, _ = tiny
-    monkeypatch.setattr(serving_module, "load_backend", lambda bundle, threads: backend)
+    monkeypatch.setattr(serving_module, "backend_for", lambda *_, **__: backend)
     monkeypatch.setenv("MOA_TOKEN", "secret")
 
     def run(*more: str) -> Run:

@@ -200,7 +200,7 @@ def test_a_trial_of_a_real_model_against_plain_decoding(tiny):
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench offline`` on the tiny model."""
     target_folder, drafter_folder, bundle, backend, _ = tiny
-    monkeypatch.setattr(harness, "load_backend", lambda bundle, name: backend)
+    monkeypatch.setattr(harness, "backend_for", lambda *_, **__: backend)
 
     def run(*more: str) -> Run:
         where = ["--questions", str(questions), "--bundle", str(bundle), "--model", str(target_folder)]
@@ -254,10 +254,10 @@ def test_an_interrupted_run_keeps_whole_questions(command, monkeypatch, tmp_path
 
 
 def test_progress_shows_before_all_is_loaded_and_packages_are_checked(command, monkeypatch):
-    def broken(bundle, name):
+    def broken(*_, **__):
         raise MoaError("no luck", code="no_luck")
 
-    monkeypatch.setattr(harness, "load_backend", broken)
+    monkeypatch.setattr(harness, "backend_for", broken)
     run = command("--limit", "1")
     refusal(run, "no_luck")
     assert run[2].startswith("offline: 0 of 1 questions")
