@@ -26,6 +26,8 @@ from support.refusals import refused
 from support.said import is_progress
 
 WEIGHTS = "drafter/model.safetensors"
+#: Fields of a result that name the run's folder.
+ELSEWHERE = {"checkpoint": None, "next": None}
 
 
 def test_flags_override_the_file_and_the_record_repeats_the_run(tiny_target, store, tmp_path, train):
@@ -41,7 +43,7 @@ def test_flags_override_the_file_and_the_record_repeats_the_run(tiny_target, sto
     assert record["data"]["files"][0]["conversations"] == 40 and len(record["data"]["files"][0]["sha256"]) == 64
     assert record["target"]["fingerprint"] == load_checkpoint(tmp_path / "one/drafter").config.target_fingerprint
     again = train("two", "--config", tmp_path / "one/training.yaml")
-    assert {**again, "checkpoint": None} == {**first, "checkpoint": None}
+    assert {**again, **ELSEWHERE} == {**first, **ELSEWHERE}
     assert (tmp_path / "one" / WEIGHTS).read_bytes() == (tmp_path / "two" / WEIGHTS).read_bytes()
 
 
@@ -115,7 +117,7 @@ def test_a_paused_run_continues_exactly_with_its_own_settings(flags, tmp_path, t
     result, parts = train("cut", *flags, "--pause-after", 1e-9), 1
     while not result["finished"]:
         result, parts = train("cut", "--resume", "--pause-after", 1e-9), parts + 1
-    assert parts == 6 and {**result, "checkpoint": None} == {**whole, "checkpoint": None}
+    assert parts == 6 and {**result, **ELSEWHERE} == {**whole, **ELSEWHERE}
     assert (tmp_path / "cut" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
     one, other = (torch.load(tmp_path / run / "training.pt", weights_only=True) for run in ("cut", "whole"))
     assert all(torch.equal(a, b) for a, b in zip(one["average"], other["average"], strict=True))

@@ -23,6 +23,7 @@ from moa_drafter.config import LayerDims
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, load_target
 from moa_export.cli import main
+from moa_export.errors import ExportError
 from moa_export.offline_model import NONE, TARGET, WRITER, WriterSettings, loss_of, make_writer, model_of
 from moa_export.progress import Progress
 from moa_export.recipe import PRESETS, Recipe, Weights
@@ -300,7 +301,7 @@ def test_a_target_without_a_description_has_no_writer(target, tmp_path, monkeypa
     arguments = (target, [], tmp_path, Progress(io.StringIO(), quiet=True))
     made, note = make_writer(WriterSettings(), *arguments)
     assert not made and "no such family" in note
-    with refused("unsupported_target", TargetError):
+    with refused("unsupported_target", ExportError):
         make_writer(WriterSettings("target"), *arguments)
 
 

@@ -157,7 +157,7 @@ async def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
     chat, text = Chat(small_bundle, Endpoint("ws://127.0.0.1:9"), drafter=None), "a" * 10_000
     begun, seen_busy, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
 
-    def encode(messages: object) -> list[int]:
+    def encode(messages: object, **_: object) -> list[int]:
         loop.call_soon_threadsafe(begun.set)
         assert seen_busy.wait(TIMEOUT_S)
         return [5] * 1000
