@@ -16,8 +16,10 @@ from moa_runtime.events import Origin
 from moa_runtime.options import DRAFTINGS, Drafting, LoopSettings
 from moa_runtime.session.events import Sampling, Welcomed
 from moa_runtime.transport import Endpoint, Timing
+from moa_server.drafting import drafting_cost
 from moa_server.drafting.batched_model import backend_of
 from moa_server.drafting.server_drafting import ServerDrafting
+from moa_server.scheduling import draft_choice
 from moa_server.settings import Settings
 from support.chat.programs import TOKEN
 from support.chat.programs import verifier as moa_serve
@@ -41,9 +43,11 @@ def drafts(request: pytest.FixtureRequest) -> bool:
 def verifier(engine, drafts: bool) -> Iterator[Verifier]:
     limits = SETTINGS.limits(engine.max_context, engine.capabilities)
     made = ServerDrafting(backend_of(engine), limits, engine.stop_tokens) if drafts else None
-    with serving(engine, SETTINGS, drafts=made) as running:
-        # Drafts cost nothing beside steps, whatever this machine takes.
-        running.parts.worker.cost.curve = lambda tokens, *_: np.ones(np.shape(tokens))  # type: ignore[method-assign]
+    with serving(engine, SETTINGS, drafts=made) as running, pytest.MonkeyPatch.context() as patch:
+        # Drafts cost nothing beside steps, whatever this machine takes, and are verified however little they bring.
+        patch.setattr(running.parts.worker.cost, "curve", lambda tokens, *_: np.ones(np.shape(tokens)))
+        for module in (draft_choice, drafting_cost):
+            patch.setattr(module, "LEAST_GAIN", 0.0)
         yield running
 
 
