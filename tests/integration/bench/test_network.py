@@ -10,6 +10,7 @@ import signal
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -180,6 +181,8 @@ def test_the_table_of_cuts_has_means():
 def verifier(tiny):
     *_, engine = tiny
     with serving(engine, Settings(token="secret")) as running:
+        # Drafted tokens cost nothing, whatever this machine takes, so drafts are verified whole.
+        running.parts.worker.cost.curve = lambda tokens, *_: np.ones(np.shape(tokens))
         yield Verifier(Endpoint(running.url, running.token))
 
 
