@@ -248,10 +248,8 @@ class TokenConfig(RivalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleConfig(RivalConfig):
-    """See :mod:`moa_drafter.architectures.eagle`: one decoder layer of the shape of the target's."""
-
-    architecture: str = "eagle"
+class FeatureConfig(RivalConfig):
+    """Shapes of a drafter whose memory rows are features, one for each token, and whose layer reads features."""
 
     @property
     def row_shape(self) -> tuple[int, int]:
@@ -260,6 +258,13 @@ class EagleConfig(RivalConfig):
 
         return halves_of(self.decoder.hidden_size, self.decoder.num_kv_heads)
 
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(FeatureConfig):
+    """See :mod:`moa_drafter.architectures.eagle`: one decoder layer of the shape of the target's."""
+
+    architecture: str = "eagle"
+
     @property
     def row_reads(self) -> Reads:
         """The last hidden states."""
@@ -267,7 +272,7 @@ class EagleConfig(RivalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(RivalConfig):
+class Eagle3Config(FeatureConfig):
     """See :mod:`moa_drafter.architectures.eagle3`. A published head does not name its target's sizes: number of layers
     and ``target_kv_size`` are 0, until :meth:`for_layers` sets the former. ``rope_theta`` is not read.
 
@@ -301,9 +306,14 @@ class Eagle3Config(RivalConfig):
             raise ConfigError("norm_before_fc and fc_norm exclude each other", code="inconsistent")
         _ = self.rotary
 
+    @staticmethod
+    def usual_aux_layers(count: int) -> tuple[int, ...]:
+        """Return the layers of a target of ``count`` whose inputs the paper's authors read."""
+        return 2, count // 2, count - 3
+
     def for_layers(self, count: int) -> Eagle3Config:
         """Return the configuration for a target of ``count`` layers. Raises FitError if it lacks one that is read."""
-        read = self.aux_layers or (2, count // 2, count - 3)
+        read = self.aux_layers or self.usual_aux_layers(count)
         if not all(1 <= layer < count for layer in read):
             raise FitError(
                 f"this drafter reads what enters the layers {', '.join(map(str, read))} of its target, and this target "
@@ -339,13 +349,6 @@ class Eagle3Config(RivalConfig):
             raise ConfigError(
                 f"its rotary positions of the kind {kind!r:.60} are not computed", code="unsupported"
             ) from error
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        """See :func:`moa_runtime.backends.eagle3.halves_of`."""
-        from moa_runtime.backends.eagle3 import halves_of  # late: drafters' names need no numpy
-
-        return halves_of(self.decoder.hidden_size, self.decoder.num_kv_heads)
 
     @property
     def row_reads(self) -> Reads:

@@ -8,6 +8,8 @@ AngelSlim write the configuration of a Llama and the layer as ``midlayer``. The 
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -179,9 +181,6 @@ def read_torch_file(content: bytes) -> Stored:
             'weights in pytorch_model.bin are read by torch, which is not installed: pip install "moa-edge[torch]"',
             code="needs_torch",
         ) from error
-    import io
-    import pickle
-
     names = {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL", torch.bfloat16: "BF16"}
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -59,14 +60,15 @@ def checkpoint_of(given: str | Path | None) -> Path:
 
 def _from_hub(hub_id: str) -> Path:
     from moa_decoder.errors import TargetError  # late: a program's --help needs none of this
-    from moa_drafter.target_source import fetch_hub_files, is_hub_id
+    from moa_drafter.target_source import fetch_hub_files, hub_answers, is_hub_id
 
     if not is_hub_id(hub_id):
         return Path(hub_id)
     try:
-        folder = fetch_hub_files(hub_id, (CONFIG_FILE, WEIGHTS_FILE))
+        reachable = functools.cache(hub_answers)
+        folder = fetch_hub_files(hub_id, (CONFIG_FILE, WEIGHTS_FILE), reachable=reachable)
         if not (folder / WEIGHTS_FILE).is_file():
-            folder = fetch_hub_files(hub_id, (TORCH_WEIGHTS_FILE,), revision=folder.name)
+            folder = fetch_hub_files(hub_id, (TORCH_WEIGHTS_FILE,), revision=folder.name, reachable=reachable)
     except TargetError as error:
         raise CheckpointError(f"there is no folder {hub_id}, and {error}", code=error.code) from error
     return folder

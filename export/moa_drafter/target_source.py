@@ -6,6 +6,7 @@ Needs neither torch nor transformers, but for GGUF files with an architecture or
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -190,7 +191,7 @@ def _make_builtin(builtin: BuiltinTarget, made: Path) -> None:
         ) from error
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Whether the Hub, or its proxy, accepts a connection within ``HUB_TIMEOUT_S``, name resolution included."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}:
         return False
@@ -224,22 +225,33 @@ def _hub_proxy() -> str:
 
 def _from_hub(hub_id: str) -> Path:
     """Fetch a model's texts, and the weights that its index names: some repositories have the same in other files."""
-    folder = fetch_hub_texts(hub_id)
+    reachable = functools.cache(hub_answers)
+    folder = fetch_hub_files(hub_id, _HUB_TEXTS, reachable=reachable)
     names = weight_names(folder)
-    folder = fetch_hub_files(hub_id, names, revision=folder.name)
+    folder = fetch_hub_files(hub_id, names, revision=folder.name, reachable=reachable)
     if (folder / WEIGHT_INDEX).is_file() or (folder / names[0]).is_file():
         return folder
-    return fetch_hub_files(hub_id, ("*.safetensors",), revision=folder.name)
+    return fetch_hub_files(hub_id, ("*.safetensors",), revision=folder.name, reachable=reachable)
 
 
 def fetch_hub_texts(hub_id: str) -> Path:
     """Return the folder of a model on the Hub with its configuration and tokenizer. Raises TargetError."""
-    return fetch_hub_files(hub_id, _HUB_TEXTS)
+    return fetch_hub_files(hub_id, _HUB_TEXTS, reachable=hub_answers)
 
 
-def fetch_hub_files(hub_id: str, patterns: Sequence[str], *, revision: str | None = None) -> Path:
+def fetch_hub_files(
+    hub_id: str, patterns: Sequence[str], *, reachable: Callable[[], bool], revision: str | None = None
+) -> Path:
     """Return the folder of a model on the Hub with the files at its top that fit ``patterns``, fetched if necessary; a
-    fetch that was interrupted goes on. Without the Hub it is as it was cached. Raises TargetError (``hub_failed``)."""
+    fetch that was interrupted goes on.
+
+    Args:
+        reachable: :func:`hub_answers`, which waits for a Hub that is away; cached for several fetches. Without the Hub
+            the folder is as it was cached.
+
+    Raises:
+        TargetError: ``hub_failed``.
+    """
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
@@ -250,7 +262,7 @@ def fetch_hub_files(hub_id: str, patterns: Sequence[str], *, revision: str | Non
         ) from error
     try:
         wanted = {"allow_patterns": list(patterns), "ignore_patterns": ["*/*", "consolidated*"], "revision": revision}
-        return Path(snapshot_download(hub_id, **wanted, local_files_only=not _hub_answers()))
+        return Path(snapshot_download(hub_id, **wanted, local_files_only=not reachable()))
     except LocalEntryNotFoundError as error:
         way = " through the proxy that the environment names" if _hub_proxy() else ""
         raise TargetError(f"{hub_id} is not cached and the Hub cannot be reached{way}", code="hub_failed") from error

@@ -78,9 +78,8 @@ class Conversation:
         thinking: whether the target reasons before it answers; None for the template's default.
     """
 
-    thinking: bool | None = None
-
     def __init__(self, tokenizer: ChatTokenizer, system: str | None = None) -> None:
+        self.thinking: bool | None = None
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.unconfirmed: list[Unconfirmed] = []
         self._tokenizer = tokenizer

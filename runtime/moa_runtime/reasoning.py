@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from moa_runtime.tokens import open_length
+
 OPEN, CLOSE = "<think>", "</think>"
 #: The template's variable by which a user switches reasoning on or off.
 ENABLE_THINKING = "enable_thinking"
@@ -32,7 +34,7 @@ def split_reasoning(text: str, *, begun: bool = False, final: bool = True) -> Re
         return Reasoned("", text)
     reasoning, closed, answer = body.removeprefix(OPEN).partition(CLOSE)
     if not closed and not final:
-        reasoning = reasoning[: len(reasoning) - _open_length(reasoning)]
+        reasoning = reasoning[: len(reasoning) - open_length(reasoning, (CLOSE,))]
     return Reasoned(reasoning.strip(), answer.lstrip())
 
 
@@ -55,8 +57,3 @@ class ReasoningSplitter:
         self._text += text
         before, self._sent = self._sent, split_reasoning(self._text, begun=self._begun, final=final)
         return Reasoned(self._sent.reasoning[len(before.reasoning) :], self._sent.answer[len(before.answer) :])
-
-
-def _open_length(text: str) -> int:
-    """Return the length of the longest end of ``text`` that the closing mark begins with."""
-    return next((length for length in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:length])), 0)

@@ -7,6 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def open_length(text: str, marks: Sequence[str]) -> int:
+    """Return the length of the longest end of a text that one of the marks begins with, but is not whole: 2 of
+    ``"an EN"`` for ``"END"``."""
+    longest = max(map(len, marks), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
+            return length
+    return 0
+
+
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Return the number of leading items that two sequences share: 2 of ``"tea"`` and ``"ten"``.
 

@@ -207,9 +207,11 @@ class Connection:
             self._epoch = getattr(frame, "epoch", self._epoch)
             if stamp := getattr(frame, "stamp", 0):
                 self._stamped = stamp, self._reader.taken_at
-            grammars, grammar = self._verifier.grammars, parse_grammar(message.prompt.sampling.grammar)
-            if grammars is not None and grammar is not None:
-                await grammars.prepare(grammar)
+            grammars = self._verifier.grammars
+            if grammars is not None and event == "prompt":
+                grammar = parse_grammar(message.prompt.sampling.grammar)
+                if grammar is not None:
+                    await grammars.prepare(grammar)
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
                 # The verdict may be unwanted even before work on it begins.

@@ -25,6 +25,7 @@ from moa_runtime.events import (
     TokenOrigin,
 )
 from moa_runtime.options import Offline
+from moa_runtime.tokens import open_length
 
 
 class StopFilter:
@@ -48,7 +49,7 @@ class StopFilter:
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if not found:
-            return self._release(len(self._held) - self._open_length())
+            return self._release(len(self._held) - open_length(self._held, self._stops))
         end, at = min(found)
         self.end = self._passed_on + end
         return self._release(at)
@@ -56,14 +57,6 @@ class StopFilter:
     def finish(self) -> str:
         """Return the text that was held back, after the last piece; empty after a stop text."""
         return self._release(len(self._held)) if self.end is None else ""
-
-    def _open_length(self) -> int:
-        """Return the length of the longest end of the text that a stop text begins with."""
-        longest = max(map(len, self._stops), default=1) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
-                return length
-        return 0
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]

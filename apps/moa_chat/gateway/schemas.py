@@ -230,7 +230,7 @@ def _request(
 
 
 def _thinking(fields: Mapping[str, Any], defaults: Defaults) -> bool | None:
-    """Read vLLM's ``chat_template_kwargs``, of which one is known."""
+    """Read the only one of vLLM's ``chat_template_kwargs`` that is known."""
     given = field(fields, "chat_template_kwargs", dict, {})
     if others := [name for name in given if name != ENABLE_THINKING]:
         raise unsupported(f"chat_template_kwargs.{others[0]}")

@@ -16,6 +16,7 @@ from moa_drafter.config import (
     CONFIGS,
     ConfigError,
     DrafterConfig,
+    Eagle3Config,
     RivalConfig,
     check_architecture,
     check_copied_exactly,
@@ -101,7 +102,7 @@ def new_drafter(
         own["exit_layer"] = max(1, round(moa.target_num_layers / 6))  # EESD exits Llama-2 after about a sixth
     if architecture == "eagle3":
         count = moa.target_num_layers
-        read = tuple(min(max(1, layer), count - 1) for layer in (2, count // 2, count - 3))
+        read = tuple(min(max(1, layer), count - 1) for layer in Eagle3Config.usual_aux_layers(count))
         own = {"rope": {"rope_theta": moa.rope_theta}, "aux_layers": read}
     return drafter_of(moa if architecture == "moa" else CONFIGS[architecture].like(moa, **own))  # type: ignore[union-attr]
 

@@ -108,7 +108,7 @@ class Eagle3Backend(Backend):
             return result
 
     def passes(self, inputs: StepInputs) -> Passes:
-        """Do the same, but leave the passes to the caller, who may compute those of several steps at once."""
+        """Do the same, but leave the passes to the caller, which can compute those of several steps at once."""
         tokens, positions, queries = inputs.tokens, inputs.positions, inputs.queries
         held, count, rows = len(inputs.self_keys), len(tokens), len(inputs.memory_keys)
         cached = [self._split(entries[:, 0]) for entries in (inputs.self_keys, inputs.self_values)]
@@ -175,7 +175,7 @@ def parents_of(mask: Bool, held: int) -> Int64:
     """Return the index of each new token's parent, counting ``held`` cached tokens first; any for the first token.
 
     Args:
-        mask: ``[T, S + T]``, true for a token's ancestors, of which the parent is the last, and itself.
+        mask: ``[T, S + T]``, true for a token's ancestors, the last of them its parent, and for itself.
     """
     ancestors = mask.copy()
     ancestors[np.arange(len(mask)), held + np.arange(len(mask))] = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -31,16 +33,11 @@ class OnnxBackend(Backend):
 
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
         check_threads(threads)
-        try:
-            self._session, inputs, outputs = load_session(graph, threads)
-            _, heads, size = inputs["self_keys"]
-            self.kv_shape, self.top_k = (int(heads), int(size)), int(outputs["top_tokens"][1])
+        with refusing(graph, "a device half"):
+            self._session, inputs, self.kv_shape, self.top_k = _load_half(graph, threads)
             self.needs_a_row = "memory_keys" in inputs
             if self.needs_a_row and inputs["memory_keys"][1:] != inputs["self_keys"][1:]:
                 raise ValueError("it begins with layers of the target, which is no longer supported")
-        except Exception as error:  # onnxruntime's errors share no public base class
-            text = f"onnxruntime cannot load {graph} as a device half: {error}"
-            raise MoaError(text, code="cannot_load") from error
 
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
@@ -60,18 +57,29 @@ class OnnxEagle3Pass:
 
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
         check_threads(threads)
-        try:
-            self._session, inputs, outputs = load_session(graph, threads)
-            _, heads, size = inputs["self_keys"]
-            self.kv_shape, self.top_k = (int(heads), int(size)), int(outputs["top_tokens"][1])
+        with refusing(graph, "an EAGLE-3 head"):
+            self._session, inputs, self.kv_shape, self.top_k = _load_half(graph, threads)
             self.hidden_size = int(inputs["features"][1])
-        except Exception as error:  # onnxruntime's errors share no public base class
-            text = f"onnxruntime cannot load {graph} as an EAGLE-3 head: {error}"
-            raise MoaError(text, code="cannot_load") from error
 
     def __call__(self, inputs: Eagle3Inputs) -> Eagle3Result:
         """See :class:`moa_runtime.backends.eagle3.Eagle3Pass`."""
         return Eagle3Result(*self._session.run(_EAGLE3_OUTPUTS, vars(inputs)))
+
+
+def _load_half(graph: Path, threads: int) -> tuple[ort.InferenceSession, dict[str, Any], tuple[int, int], int]:
+    """Load a device half; return its session, the shapes of its inputs, the shape of a cache entry, and ``top_k``."""
+    session, inputs, outputs = load_session(graph, threads)
+    _, heads, size = inputs["self_keys"]
+    return session, inputs, (int(heads), int(size)), int(outputs["top_tokens"][1])
+
+
+@contextmanager
+def refusing(graph: Path, kind: str) -> Iterator[None]:
+    """Turn what onnxruntime raises, whose errors share no public base class, into a MoaError."""
+    try:
+        yield
+    except Exception as error:
+        raise MoaError(f"onnxruntime cannot load {graph} as {kind}: {error}", code="cannot_load") from error
 
 
 def load_session(graph: Path, threads: int) -> tuple[ort.InferenceSession, dict[str, Any], dict[str, Any]]:

@@ -12,8 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult, check_threads
-from moa_runtime.backends.onnx import load_session
-from moa_runtime.errors import MoaError
+from moa_runtime.backends.onnx import load_session, refusing
 
 _CPU = "cpu", 0
 
@@ -34,15 +33,13 @@ class OnnxWriter(Backend):
 
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
         check_threads(threads)
-        try:
+        with refusing(graph, "a writer"):
             self._session, inputs, outputs = load_session(graph, threads)
             layers = sum(name.startswith("self_keys.") for name in inputs)
             #: Heads of each layer.
             self._heads = [int(inputs[f"self_keys.{number}"][1]) for number in range(layers)]
             self.kv_shape = sum(self._heads), int(inputs["self_keys.0"][3])
             self.top_k = int(outputs["top_tokens"][1])
-        except Exception as error:  # onnxruntime's errors share no public base class
-            raise MoaError(f"onnxruntime cannot load {graph} as a writer: {error}", code="cannot_load") from error
         self._lock = threading.Lock()
         self._bound: tuple[ref[Float32], ref[Float32], ort.IOBinding] | None = None
 

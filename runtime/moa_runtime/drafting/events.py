@@ -62,7 +62,7 @@ class RoundEnded:
         waited_s: time from sending to the verdict, seconds.
         compute_s: time of the target's pass as reported by the server, seconds; None if the draft was not awaited.
         scores: the drafter's log-probability (nats) of its likeliest path up to each token.
-        sent: number of tokens of the draft as it was sent, of which the server may have verified a part.
+        sent: number of tokens of the draft as it was sent; the server may have verified only a part of it.
     """
 
     supplied: int

@@ -51,7 +51,7 @@ class GrammarState(Protocol):
         """Return of each token of a tree after the answer whether the grammar allows the path to it."""
 
     def forced(self, answer: Sequence[int]) -> list[int]:
-        """Return the next tokens of which each is the only one that may follow."""
+        """Return the next tokens, as long as only one may follow."""
 
 
 class GrammarCompiler(Protocol):
@@ -598,7 +598,7 @@ class ServerSession:
             token: the target's own choice after them.
             compute_us, draft_us: time of the target, and of the server's own draft, microseconds.
             draft_stamp: stamp of the client's Draft if it was unsolicited, or if only a part of it was verified.
-            forced: tokens after that one, of which each is the only one that the grammar allows: committed without the
+            forced: tokens after that one, each the only one that the grammar allows: committed without the
                 target, which computes them with the next piece of work.
             sent: whether the client is sent the verdict.
         """
@@ -623,11 +623,11 @@ class ServerSession:
             drafted=len(work.draft) if work.pushed or draft_stamp else 0,
             draft_stamp=draft_stamp,
         )
+        rows_end = min(len(self.committed) - 1, self._computed)
         if self.makes_rows and not self.pushes:
-            verdict.rows_until = min(len(self.committed) - 1, self._computed)
+            verdict.rows_until = rows_end
         elif self.pushes and work.rows_from is not None and self._rows_with_verdicts:
-            most = min(len(self.committed) - 1, self._computed)
-            verdict.rows_until = min(most, self._rows.sent + _ROWS_FOR_DRAFTS)
+            verdict.rows_until = min(rows_end, self._rows.sent + _ROWS_FOR_DRAFTS)
         return wire.ServerMessage(verdict=verdict)
 
     def engine_failed(self) -> bool:

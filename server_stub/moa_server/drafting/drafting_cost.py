@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-Float64 = NDArray[np.float64]
-#: Seconds of the coming step by the number of its drafted tokens, ``[n]`` -> ``[n]``.
-StepSeconds = Callable[[NDArray[np.int64]], Float64]
+from moa_server.scheduling.step_cost import Float64, StepSeconds, showing_price
 
 #: Most levels that the model drafts.
 LEVELS = 8
 #: Weight that a draft has lost after one more.
 _FORGETTING = 1 / 50
-#: Drafted tokens that show what one costs: few of them may be free, for engines round their number up.
-_MANY = 8
 #: Tokens a second with the model's drafts by those without, from which on it drafts. Predictions are better than what
 #: comes true: 1.08 of 8 sessions in float32 was 0.95.
 LEAST_GAIN = 1.12
@@ -87,7 +83,7 @@ def drafts_that_pay(
     likeliest = np.array(sorted((one for each in known for one in each), reverse=True))
     tokens = len(paths) + np.concatenate(([0.0], np.cumsum(likeliest)))
     drafted = int(np.argmax(tokens / seconds(np.arange(len(tokens)))))
-    many = max(_MANY, len(paths))
+    many = showing_price(len(paths))
     now, more, most_s = seconds(np.array([drafted, drafted + len(paths), drafted + many])).tolist()
     rate = float(tokens[drafted]) / now
     price = rate * (more - now) / len(paths)

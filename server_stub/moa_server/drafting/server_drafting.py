@@ -22,22 +22,21 @@ from moa_server.drafting.batched_backend import BatchedBackend, draft_together
 from moa_server.drafting.drafting_cost import (
     LEVELS,
     DraftingCost,
-    Float64,
     ModelDrafts,
-    StepSeconds,
     drafts_that_pay,
 )
 from moa_server.drafting.own_draft import NOTHING, OwnDraft, copied
 from moa_server.engine.base import Rows
 from moa_server.logging import log_unexpected
+from moa_server.scheduling.step_cost import Float64, StepSeconds
 
 #: Seconds without a draft after which a conversation may be evicted for another. With less, active conversations would
 #: evict each other and recompute their memory rows in turns.
 _IDLE_S = 2.0
 #: Drafts that a conversation remembers; what is expected of the first one, by level.
 _REMEMBERED, _FIRST = 16, 0.7
-#: Steps in a row without the model's drafts after which a conversation asks for no more memory rows; after as many for
-#: none, the model is considered in every so many steps, or if a step has fewer conversations.
+#: Steps in a row without the model's drafts after which a conversation asks for no more memory rows. After as many
+#: without any, the model is considered in one step of this many, and in steps of fewer conversations.
 _PATIENCE = 8
 #: Share of the time that drafts may take that are made to see whether they pay, and their levels.
 _TRIALS, _TRIAL_LEVELS = 0.005, 2
@@ -259,7 +258,7 @@ class ServerDrafting:
         return True
 
     def _considers(self, rounds: int) -> bool:
-        """Whether drafts of the model are considered for a step of so many conversations."""
+        """Whether drafts of the model are considered for a step of ``rounds`` conversations."""
         return self._vain % _PATIENCE == 0 or self._vain < _PATIENCE or self._trying or rounds < self._rounds
 
     def _paying(

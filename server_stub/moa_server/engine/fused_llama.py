@@ -20,9 +20,9 @@ from moa_drafter.config import longest_context, unknown_fields
 from moa_drafter.target import Target
 from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, Tile, TileAttention, memory_needed, tiles
-from moa_server.engine.kv_cache import KVCacheShape, fetched, keep_features
+from moa_server.engine.kv_cache import KVCacheShape, fetched
 from moa_server.engine.packed_linear import product_of
-from moa_server.engine.target_pass import Fusion, LogitRows, Piece, rounded_up
+from moa_server.engine.target_pass import Fusion, LogitRows, Piece, keep_features, rounded_up
 
 #: Rows of a pass are padded to a multiple of this. A product of a single row is computed in another way.
 _ROWS = 4

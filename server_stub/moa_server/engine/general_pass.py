@@ -17,9 +17,9 @@ from moa_drafter.target import Target
 from moa_drafter.target_features import full_cache
 from moa_runtime.session.tree import chain, depths
 from moa_server.engine.attention import tree_mask
-from moa_server.engine.kv_cache import fetched, keep_features
+from moa_server.engine.kv_cache import fetched
 from moa_server.engine.layer_cache import LayerCache, LayerCacheShape, RecurrentState
-from moa_server.engine.target_pass import BLOCK, Fusion, LogitRows, Piece
+from moa_server.engine.target_pass import BLOCK, Fusion, LogitRows, Piece, keep_features
 
 
 class GeneralPass:

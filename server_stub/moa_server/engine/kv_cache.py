@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moa_server.engine.base import Float32
-from moa_server.engine.target_pass import BLOCK, LogitRows, Piece, rounded_up
+from moa_server.engine.target_pass import BLOCK, LogitRows, rounded_up
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,6 @@ def zeros(like: Layout, *size: int) -> Tensor:
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=like.dtype).view(size)
-
-
-def keep_features(pieces: Sequence[Piece], features: Tensor) -> None:
-    """Store the features ``[tokens of all pieces, feature_size]`` in the caches."""
-    first = 0
-    for piece in pieces:
-        piece.cache.features[piece.cached : piece.cached + len(piece)] = features[first : first + len(piece)]
-        first += len(piece)
 
 
 def fetched(logits: Tensor) -> LogitRows:

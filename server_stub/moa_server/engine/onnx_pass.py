@@ -27,7 +27,7 @@ from moa_server.engine.base import Float32
 from moa_server.engine.onnx_attention import AttentionKind, BoundAttention, OnnxAttention, Tile, tiles
 from moa_server.engine.onnx_cache import OnnxCacheShape, handle
 from moa_server.engine.onnx_sessions import session_options
-from moa_server.engine.target_pass import Fusion, Piece, rounded_up
+from moa_server.engine.target_pass import Fusion, Piece, keep_features, rounded_up
 
 #: Rows that the buffers of a pass hold at first.
 _FIRST_ROWS = 64
@@ -133,10 +133,7 @@ class OnnxPass:
         hidden = buffers.hidden[:count].copy()
         if self.cache_shape.feature_size:
             features = hidden if self._fusion is None else self._fusion([inner[layer] for layer in wanted])
-            row = 0
-            for piece in pieces:
-                piece.cache.features[piece.cached : piece.cached + len(piece)] = features[row : row + len(piece)]
-                row += len(piece)
+            keep_features(pieces, features)
         return hidden, 1
 
     def logits(self, parts: Sequence[Float32]) -> Float32:

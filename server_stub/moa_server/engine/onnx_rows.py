@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, rotation_tables
 from moa_decoder.matrix import Matrix
-from moa_drafter.config import DrafterConfig, Eagle3Config, EagleConfig, Reads
+from moa_drafter.config import DrafterConfig, FeatureConfig, Reads
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_server.engine.base import Float32, Rows, Span, chunks
 from moa_server.engine.drafter_layers import DrafterLayer, layer_spec
@@ -75,7 +75,7 @@ def onnx_rows(weights: DrafterWeights, threads: int | None = None) -> OnnxRows |
     config = weights.config
     if isinstance(config, DrafterConfig):
         return OnnxRows(ServerHalf(weights, threads), config.row_reads)
-    if isinstance(config, EagleConfig | Eagle3Config):
+    if isinstance(config, FeatureConfig):
         shape = config.row_shape
         return OnnxRows(lambda states, positions: _features(states, shape), config.row_reads)
     return None

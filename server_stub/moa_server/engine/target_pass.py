@@ -86,6 +86,14 @@ class Piece:
         return len(self.chain) + len(self.tree)
 
 
+def keep_features(pieces: Sequence[Piece], features: Any) -> None:
+    """Store the features ``[tokens of all pieces, size]``, an array of the pass's library, in the pieces' caches."""
+    first = 0
+    for piece in pieces:
+        piece.cache.features[piece.cached : piece.cached + len(piece)] = features[first : first + len(piece)]
+        first += len(piece)
+
+
 class LogitRows(Protocol):
     """Logits of several tokens, such as an array ``[n, vocab_size]``; a pass on a GPU fetches rows when asked."""
 

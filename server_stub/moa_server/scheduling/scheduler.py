@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moa_server.engine.base import StepRequest
 from moa_server.scheduling.draft_choice import choose_nodes
-from moa_server.scheduling.step_cost import Float64, StepCost
+from moa_server.scheduling.step_cost import Float64, StepCost, showing_price
 from moa_server.scheduling.verify_job import Job
 
 #: While others are being served, the longest step without drafts, as a multiple of a step with one token for each of
@@ -25,11 +25,6 @@ LONGEST_S = 0.25
 ATTENTIVE_S = 2.0
 #: Sequences in one step at most.
 MOST_SEQUENCES = 64
-#: Drafted tokens that show what one costs: few of them may be free, for engines round their number up.
-_SOME = 8
-
-#: Seconds of a step with each of some numbers of drafted tokens in all, ``[n]`` -> ``[n]``.
-StepSeconds = Callable[[NDArray[np.int64]], Float64]
 #: Number of tokens at a prefix's beginning that a sequence holds: ``held(sequence, prefix)``.
 Held = Callable[[int, Sequence[int]], int]
 
@@ -216,9 +211,10 @@ class Scheduler:
 
         chosen = choose_nodes([job.paths for job, _ in jobs], seconds, most=most)
         if jobs:
-            without, some = seconds(np.array([0, max(_SOME, len(jobs))])).tolist()
+            some = showing_price(len(jobs))
+            without, with_some = seconds(np.array([0, some])).tolist()
             self.rate = len(jobs) / without
-            self.price = self.rate * (some - without) / max(_SOME, len(jobs))
+            self.price = self.rate * (with_some - without) / some
         for (waiting, held), nodes in zip(rounds, chosen, strict=True):
             lacking = max(1, len(waiting.job.prefix) - held)
             step.pieces.append(Piece(waiting, waiting.job.request(held, lacking + len(nodes), nodes), held))

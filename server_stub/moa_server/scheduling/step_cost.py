@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,15 @@ _LOG2 = np.log2(np.maximum(np.arange(_CORRECTED + 1), 1))
 _KERNEL = _SIMILAR ** np.abs(_LOG2[:, None] - _LOG2)
 
 Float64 = NDArray[np.float64]
+#: Seconds of a step by the number of its drafted tokens, ``[n]`` -> ``[n]``.
+StepSeconds = Callable[[NDArray[np.int64]], Float64]
+#: Drafted tokens that show what one costs: few of them may be free, for engines round their number up.
+_SHOWING = 8
+
+
+def showing_price(rounds: int) -> int:
+    """Return a number of drafted tokens that shows what one costs in a step of ``rounds`` rounds."""
+    return max(_SHOWING, rounds)
 
 
 class StepCost:

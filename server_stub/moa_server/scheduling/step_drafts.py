@@ -11,7 +11,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.own_draft import OwnDraft
 from moa_server.drafting.server_drafting import Round, ServerDrafting
 from moa_server.scheduling.calibration import Calibration
-from moa_server.scheduling.scheduler import StepSeconds
+from moa_server.scheduling.step_cost import StepSeconds
 from moa_server.scheduling.verify_job import Job, PricedDraft
 
 #: Most microseconds that a message can tell.
@@ -25,6 +25,10 @@ class Calibrations:
     device: Calibration = field(default_factory=Calibration)
     copies: Calibration = field(default_factory=Calibration)
     model: Calibration = field(default_factory=Calibration)
+
+    def of_own(self, draft: OwnDraft) -> Calibration:
+        """Return that of a draft of the verifier."""
+        return self.model if draft.modelled else self.copies
 
 
 class StepDrafts:
@@ -73,8 +77,7 @@ class StepDrafts:
             offers.append((sent, self._calibrations.device.paths(sent.parents, sent.confidences)))
         if self._own is not None:
             made = self._own.offered(self._sequence, work.prefix, work.sampling, self._session.room)
-            calibration = self._calibrations.model if made.modelled else self._calibrations.copies
-            self.own_paths = calibration.paths(made.parents, made.probabilities)
+            self.own_paths = self._calibrations.of_own(made).paths(made.parents, made.probabilities)
             offers.append((made, self.own_paths))
         offers = [(one, self._permitted(one.tokens, one.parents, paths)) for one, paths in offers]
         self._taken, self.paths = max(offers, key=lambda offer: sum(offer[1]), default=(None, []))
@@ -110,8 +113,8 @@ class StepDrafts:
         if work.pushed:
             whole = (taken.tokens, taken.parents) if taken is not None else ((), ())
             if isinstance(taken, OwnDraft):
-                calibration = self._calibrations.model if taken.modelled else self._calibrations.copies
-                calibration.learn(taken.parents, taken.probabilities, job.verified, job.path)
+                own_calibration = self._calibrations.of_own(taken)
+                own_calibration.learn(taken.parents, taken.probabilities, job.verified, job.path)
             elif taken is not None:
                 device.learn(taken.parents, taken.confidences, job.verified, job.path)
                 stamp = taken.stamp

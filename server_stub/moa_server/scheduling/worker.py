@@ -15,8 +15,8 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine
 from moa_server.logging import log_unexpected
 from moa_server.metrics import Metrics
-from moa_server.scheduling.scheduler import MOST_SEQUENCES, Piece, Scheduler, Step, StepSeconds, Waiting
-from moa_server.scheduling.step_cost import Load, StepCost
+from moa_server.scheduling.scheduler import MOST_SEQUENCES, Piece, Scheduler, Step, Waiting
+from moa_server.scheduling.step_cost import Load, StepCost, StepSeconds
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
 
 _log = logging.getLogger(__name__)

@@ -28,9 +28,9 @@ def test_a_hub_that_only_a_proxy_leads_to_answers(monkeypatch):
         for name, value in {"https_proxy": address, "ALL_PROXY": f"socks5h://{address}"}.items():
             with monkeypatch.context() as patch:
                 patch.setenv(name, value)
-                assert target_source._hub_answers()
+                assert target_source.hub_answers()
                 patch.setenv("no_proxy", "127.0.0.1")
-                assert not target_source._hub_answers()
+                assert not target_source.hub_answers()
 
 
 @pytest.mark.parametrize("answers", [False, True])
@@ -40,7 +40,7 @@ def test_an_unusable_proxy_is_refused(proxy, answers, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", proxy)
     if answers:
-        monkeypatch.setattr(target_source, "_hub_answers", lambda: True)
+        monkeypatch.setattr(target_source, "hub_answers", lambda: True)
     with refused("hub_failed", TargetError) as caught:
         resolve_target("owner/model")
     assert "\n" not in str(caught.value)

@@ -52,7 +52,7 @@ export interface RoundEnded {
   readonly waitedS: number;
   /** Seconds of the target's pass, as the server reports them; null if the draft was not awaited. */
   readonly computeS: number | null;
-  /** Tokens of the draft as it was sent, of which the server may have verified a part. */
+  /** Tokens of the draft as it was sent; the server may have verified only a part of it. */
   readonly sent: number;
 }
 
