@@ -169,6 +169,8 @@ class RunSettings(TrainSettings, GenerateSettings):
 RECORD_FILE = "training.yaml"
 _EXAMPLE = "steps: 3000"
 _LARGEST_FILE = 1 << 20
+#: Most lists and mappings inside of each other in a YAML file; settings have one.
+_DEEPEST = 50
 #: Settings whose ``auto`` a run replaces.
 _RESOLVED = ("dtype", "curriculum", "features", "writer")
 FIELDS = {field.name: field for field in dataclasses.fields(RunSettings)}
@@ -271,8 +273,14 @@ def read_mapping(path: Path, name: str, *, example: str, error: type[MoaError] =
 
     try:
         text = read_checked_text(path, _LARGEST_FILE)
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise error(f"{name} has aliases (*name), which can stand for any size: write them out", code="not_yaml")
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                text = f"{name} has aliases (*name), which can stand for any size: write them out"
+                raise error(text, code="not_yaml")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:  # the parser takes the square of it
+                raise error(f"{name} is nested too deeply", code="not_yaml")
         raw = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
