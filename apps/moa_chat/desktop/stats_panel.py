@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWi
 from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, lines
 from moa_chat.desktop.widgets import add, label, pad
-from moa_runtime.events import FinishReason, Statistics
+from moa_runtime.events import FinishReason, Origin, Statistics, TextSpan
 
 _RECENT_TRIPS = 8
 _ROUNDS = 80
@@ -74,13 +74,17 @@ def new_round(before: Statistics, after: Statistics) -> Round | None:
     return Round(after.round_trips[-1], (after.tokens - before.tokens) / rounds)
 
 
-def summary(statistics: Statistics, reason: FinishReason | None) -> str:
-    """Return the remarks below an answer; ``reason`` is None if it was stopped."""
+def summary(statistics: Statistics, reason: FinishReason | None, spans: Iterable[TextSpan]) -> str:
+    """Return the remarks below an answer; ``reason`` is None if it was stopped.
+
+    Tokens without text, such as half a character that the server completed, are in the statistics, but on no screen:
+    ``spans`` tell whether any of the text was written offline.
+    """
     kept, offline = statistics.kept, statistics.offline
     parts = [strings.STOPPED if reason is None else strings.FINISH[reason]]
     if kept:
         parts.append(strings.AS_WRITTEN if kept == statistics.tokens else strings.PARTLY_AS_WRITTEN)
-    if offline > kept:
+    if any(span.origin is Origin.OFFLINE for span in spans):
         parts.append(strings.PARTLY_OFFLINE)
     if offline and statistics.rolled_back and not kept:
         parts.append(strings.CORRECTED)

@@ -102,7 +102,8 @@ class StreamingAnswer:
     def finish(self, event: AnswerFinished) -> None:
         self.statistics = event.statistics
         self.tokens = len(event.tokens)
-        figures, spans = summary(event.statistics, event.reason), self._with_known(event.spans)
+        spans = self._with_known(event.spans)
+        figures = summary(event.statistics, event.reason, spans)
         cut_off = self.sampling if event.reason is FinishReason.LENGTH else None
         dropped = self._marks(event.text, spans)
         self.message = Message(
@@ -131,7 +132,7 @@ class StreamingAnswer:
                 spans.append(dataclasses.replace(span, text=span.text[:left]))
                 left -= len(span.text)
         dropped = tuple(one for one in self.message.dropped if one.offset <= len(text))
-        figures = summary(self.statistics, None)
+        figures = summary(self.statistics, None, spans)
         self.message = Message("assistant", text, tuple(spans), dropped, figures=figures, cut_off=self.sampling)
 
     def _marks(self, text: str, spans: Sequence[TextSpan], dropped: str = "") -> tuple[Dropped, ...]:

@@ -92,7 +92,7 @@ export class StreamingAnswer {
       spans,
       dropped: this.marks(event.text, spans, ""),
       finished: true,
-      remarks: remarksOf(event.statistics, event.reason),
+      remarks: remarksOf(event.statistics, event.reason, spans),
       figures: this.figures(event.text),
       cutOff: event.reason === "length" ? this.place.sampling : null,
     };
@@ -137,7 +137,7 @@ export class StreamingAnswer {
       spans: kept,
       dropped: this.message.dropped.filter((one) => one.offset <= text.length),
       finished: true,
-      remarks: this.statistics === null ? "stopped" : remarksOf(this.statistics, null),
+      remarks: this.statistics === null ? "stopped" : remarksOf(this.statistics, null, kept),
       figures: this.figures(text),
       cutOff: this.place.sampling,
     };

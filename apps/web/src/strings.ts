@@ -2,8 +2,7 @@
  * User-facing strings: origins, the link, answers and their statistics. The window says the same: `apps/moa_chat/strings.py`.
  */
 
-import type { LinkChanged, Origin, PauseReason } from "@moa-edge/runtime";
-import type { FinishReason, Statistics } from "@moa-edge/runtime";
+import type { FinishReason, LinkChanged, Origin, PauseReason, Statistics, TextSpan } from "@moa-edge/runtime";
 
 /** Short names, for the legend. */
 export const ORIGINS: { readonly [origin in Origin]: string } = {
@@ -126,13 +125,16 @@ export function figuresOf(statistics: Statistics, wordsAToken: number): string[]
   return shown;
 }
 
-/** Return the line beneath an answer; `reason` is null if it was stopped. */
-export function remarksOf(statistics: Statistics, reason: FinishReason | null): string {
+/**
+ * Return the line beneath an answer; `reason` is null if it was stopped. Tokens without text, such as half a character that the
+ * server completed, are in the statistics, but on no screen: `spans` tell whether any of the text was written offline.
+ */
+export function remarksOf(statistics: Statistics, reason: FinishReason | null, spans: readonly TextSpan[]): string {
   const { kept, offline } = statistics;
   const parts = [
     reason === null ? "stopped" : FINISH[reason],
     kept > 0 ? (kept === statistics.tokens ? "" : "partly ") + AS_WRITTEN : "",
-    offline > kept ? "partly written offline" : "",
+    spans.some(({ origin }) => origin === "offline") ? "partly written offline" : "",
     offline > 0 && statistics.rolledBack > 0 && kept === 0 ? "corrected by the server" : "",
   ];
   return parts.filter((part) => part !== "").join(" · ");

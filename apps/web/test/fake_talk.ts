@@ -14,7 +14,7 @@ import type {
 import { holds, summaryOf, type Chats, type StoredChat, type Summary } from "../src/chats.js";
 import type { Host, Notice, Talk } from "../src/conversations.js";
 
-const STATISTICS: Statistics = {
+export const STATISTICS: Statistics = {
   rounds: 3,
   tokens: 9,
   drafted: 8,

@@ -5,7 +5,8 @@ import { test } from "node:test";
 
 import { message, titleOf } from "../src/message.js";
 import { withConfirmedOrigins } from "../src/streaming_answer.js";
-import { asSentence, correctedSentence, linkWords, megabytes, unconfirmedWords } from "../src/strings.js";
+import { asSentence, correctedSentence, linkWords, megabytes, remarksOf, unconfirmedWords } from "../src/strings.js";
+import { STATISTICS } from "./fake_talk.js";
 
 test("the link in words", () => {
   const link = { event: "LinkChanged", detail: "", retryInS: null } as const;
@@ -53,4 +54,12 @@ test("text that the target had confirmed keeps its origin in a check", () => {
     checked[1],
   ]);
   assert.deepEqual(withConfirmedOrigins(checked, { ...written, spans: [] }), checked);
+});
+
+test("a remark tells of text that was written offline, not of tokens without any", () => {
+  const statistics = { ...STATISTICS, offline: 1 };
+  const red = { text: "red ", origin: "corrected", committed: true } as const;
+  const blue = { text: "blue", origin: "offline", committed: true } as const;
+  assert.equal(remarksOf(statistics, "length", [red, blue]).includes("partly written offline"), true);
+  assert.equal(remarksOf(statistics, "length", [red]).includes("offline"), false);
 });

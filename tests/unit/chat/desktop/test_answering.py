@@ -85,7 +85,9 @@ def test_text_that_was_taken_back_is_marked_at_its_place(answering, updates, mar
 )
 def test_kept_text_is_not_called_corrected(kept, offline, says):
     statistics = Statistics(tokens=8, kept=kept, offline=offline, rolled_back=3)
-    assert summary(statistics, FinishReason.STOP) == " · ".join(says)
+    spans = [TextSpan("red", KEPT, True)] * kept + [TextSpan("blue", OFFLINE, True)] * (offline - kept)
+    assert summary(statistics, FinishReason.STOP, spans) == " · ".join(says)
+    assert strings.PARTLY_OFFLINE not in summary(statistics, FinishReason.STOP, [TextSpan("blue", CORRECTED, True)])
 
 
 def test_a_stopped_answer_keeps_its_confirmed_text(answering):
@@ -101,7 +103,7 @@ def test_a_finished_answer_has_text_and_figures(answering):
     statistics = Statistics(rounds=4, tokens=10, offline=3, rolled_back=2, seconds=3.0, first_token_seconds=1.0)
     answering.finish(AnswerFinished("Red", (), FinishReason.LENGTH, statistics, spans))
     assert answering.message.content == "Red" and answering.message.spans == spans
-    words = (strings.FINISH[FinishReason.LENGTH], strings.PARTLY_OFFLINE, strings.CORRECTED)
+    words = (strings.FINISH[FinishReason.LENGTH], strings.CORRECTED)
     assert answering.message.figures == " · ".join(words)
     assert answering.message.cut_off == answering.message.sampling == SAMPLING and answering.message.can_go_on
     answering.finish(AnswerFinished("Red", (), FinishReason.STOP, Statistics(rounds=4, rolled_back=698), spans))
