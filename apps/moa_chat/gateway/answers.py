@@ -8,8 +8,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import accumulate
 
+from moa_chat.gateway.errors import ApiError, as_api_error, verifier_away
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.schemas import AnswerRequest, ApiError, Ending, as_api_error, verifier_away
+from moa_chat.gateway.replies import Ending
+from moa_chat.gateway.requests import AnswerRequest
 from moa_runtime.chat import Chat
 from moa_runtime.errors import MoaError
 from moa_runtime.events import (

@@ -21,20 +21,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moa_chat.gateway.answers import AnswerWriter
+from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.schemas import (
-    AnswerRequest,
-    ApiError,
-    Defaults,
-    Ending,
-    Reply,
-    TextReply,
-    as_api_error,
-    event,
-    no_model,
-    parse_chat,
-    parse_completion,
-)
+from moa_chat.gateway.replies import Ending, Reply, TextReply, event
+from moa_chat.gateway.requests import AnswerRequest, Defaults, no_model, parse_chat, parse_completion
 from moa_chat.terminal.answer_state import figures
 from moa_runtime.errors import MoaError
 from moa_runtime.sockets import bearer_matches, origin_allowed

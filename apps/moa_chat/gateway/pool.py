@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from moa_chat.gateway.schemas import RETRY_SECONDS, ApiError
+from moa_chat.gateway.errors import RETRY_SECONDS, ApiError
 from moa_runtime.chat import Chat
 from moa_runtime.tokenizer import Message
 from moa_runtime.tokens import common_length

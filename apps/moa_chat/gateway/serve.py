@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from moa_chat.chat_config import ChatConfig, open_datastore
 from moa_chat.gateway.app import LOOPBACK_NAMES, Access, create_app
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.schemas import Defaults
+from moa_chat.gateway.requests import Defaults
 from moa_chat.local_verifier import LocalVerifier
 from moa_chat.options import DEFAULT_GATEWAY
 from moa_runtime.backends.load import SharedBackend, load_writer

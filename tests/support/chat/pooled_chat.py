@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from moa_chat.gateway.schemas import AnswerRequest, Defaults, parse_chat, parse_completion
+from moa_chat.gateway.requests import AnswerRequest, Defaults, parse_chat, parse_completion
 from support.chat.fake_chat import FakeChat
 
 DEFAULTS = Defaults("tiny", max_new_tokens=64, temperature=0.0, top_p=1.0, seed=None, system=None)

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("starlette")
 
 from moa_chat.gateway.answers import answer
-from moa_chat.gateway.schemas import ApiError, Ending, usage_of
+from moa_chat.gateway.errors import ApiError
+from moa_chat.gateway.replies import Ending, usage_of
 from moa_runtime.events import (
     AnswerUpdate,
     FinishReason,

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.schemas import ApiError
 from moa_runtime.transport import ConnectError
 from support.chat.pooled_chat import PooledChat
 from support.refusals import refused

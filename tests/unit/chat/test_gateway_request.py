@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from moa_chat.gateway.schemas import ApiError, Defaults, as_api_error
+from moa_chat.gateway.errors import ApiError, as_api_error
+from moa_chat.gateway.requests import Defaults
 from moa_runtime.errors import ContextFullError
 from moa_runtime.session.events import Grammar, Sampling
 from support.chat.pooled_chat import ASSISTANT, USER, parse, parse_text
