@@ -24,8 +24,8 @@ MODULES = {
     "vllm": (*_SERVER, *_TORCH, "vllm"),
     "web": (*_SERVER, "cryptography", "segno"),
     "ray": (*_SERVER, "ray", "fastapi"),
-    "gateway": ("uvicorn", "starlette"),
-    "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
+    "gateway": ("uvicorn", "starlette", "pydantic"),
+    "desktop": ("uvicorn", "starlette", "pydantic", "PySide6", "markdown_it", "pygments"),
     "bench": (*_SERVER, *_TORCH, "matplotlib", "psutil", "httpx", "simpy"),
     "llamacpp": ("llama_cpp",),
 }

@@ -1,16 +1,28 @@
-"""The bodies of requests: OpenAI's chat completions and completions."""
+"""The bodies of requests: OpenAI's chat completions and completions, validated by pydantic."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from moa_chat.gateway.errors import ApiError, unsupported
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.options import OFFLINES, Offline
-from moa_runtime.reasoning import ENABLE_THINKING
 from moa_runtime.session.events import MOST_BIASED, Grammar, Sampling
 
 #: Fields that would change the answer and that a verifier does not support, by the values that are accepted.
@@ -25,64 +37,24 @@ _UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
     (("none", "auto"), "tool_choice function_call"),
     ((["text"],), "modalities"),
 )
-_KINDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-_KINDS |= {dict: "an object", list: "a list", type(None): "null"}
 _MOST_CHOICES = 8
 _MOST_STOPS = 4
-_HIGHEST_TEMPERATURE = 2
 _SEEDS = 1 << 64
 _MOST = (1 << 32) - 1  # the largest id of a token, and the largest ``top_k``
 #: Texts of more characters for each token of the context are not even counted in tokens: that takes its time.
 _MOST_PER_TOKEN = 32
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-
-def fields_of(data: bytes) -> dict[str, Any]:
-    """Return the fields of a JSON body that are not null. Raises ApiError if one of them is not supported."""
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {kind_of(body)}", code="invalid_type")
-    fields = {name: value for name, value in body.items() if value is not None}
-    for accepted, names in _UNSUPPORTED:
-        for name in names.split():
-            if name in fields and not any(_same(fields[name], one) for one in accepted):
-                raise unsupported(name)
-    return fields
-
-
-def field(fields: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any) -> Any:
-    """Return a field of one of these types. Raises ApiError if it has another type."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    # bool is a kind of int in Python, but not in JSON.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        expected = " or ".join(_KINDS[one] for one in kinds if one is not int or float not in kinds)
-        raise ApiError(400, f"{name} must be {expected}, not {kind_of(value)}", param=name, code="invalid_type")
-    return value
-
-
-def text_at(text: str, where: str) -> str:
-    """Return the text. Raises ApiError if it holds half of a character, which JSON can spell."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ApiError(400, f"{where} holds half of a surrogate pair", param=where, code="invalid_value") from error
-    return text
-
-
-def kind_of(value: object) -> str:
-    """Return the kind of a JSON value in words."""
-    return _KINDS[type(value)]
-
-
-def _same(value: Any, one: Any) -> bool:
-    """Return whether two values are equal in JSON, where 0 is not false."""
-    return value == one and isinstance(value, bool) is isinstance(one, bool)
+_SHOWN = 80  # characters of a wrong value in a sentence
+#: Kinds of JSON values in words, by their types and by pydantic's names of them.
+_KINDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+_KINDS |= {dict: "an object", list: "a list", type(None): "null"}
+_EXPECTED = {"string": str, "bool": bool, "int": int, "float": float, "dict": dict, "model": dict, "list": list}
+#: The codes and sentences of pydantic's errors, in which the field's name comes first.
+_BOUNDS = {
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "greater_than": "must be above {gt}",
+    "finite_number": "must be finite",
+}
 
 
 @dataclass(frozen=True)
@@ -126,238 +98,409 @@ class AnswerRequest:
         return replace(self.sampling, seed=(self.sampling.seed + index) % _SEEDS)
 
 
+# -- what fields may hold -------------------------------------------------------------------------------------
+
+
+def _invalid(text: str, code: str = "invalid_value") -> PydanticCustomError:
+    """Return the error of a field; ``text`` follows the field's name."""
+    return PydanticCustomError(code, "{text}", {"text": text})  # type: ignore[arg-type]
+
+
+def _whole_text(text: str) -> str:
+    """Return a text, unless it holds half of a character, which JSON can spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _invalid("holds half of a surrogate pair") from error
+    return text
+
+
+def _content(content: Any) -> str:
+    """Return the text of a message, which may come in parts."""
+    if isinstance(content, str):
+        return _whole_text(content)
+    if not isinstance(content, list):
+        raise _invalid(f"must be a text or a list of parts, not {kind_of(content)}", "invalid_type")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise _invalid('may only hold parts of the form {"type": "text", "text": ...}')
+    return _whole_text("".join(part["text"] for part in content))
+
+
+def _one_text(prompt: Any) -> str:
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(texts, list):
+        raise _invalid(f"must be a text or a list, not {kind_of(prompt)}", "invalid_type")
+    if len(texts) != 1 or not isinstance(texts[0], str):
+        raise _invalid("must be a text, or a list of one: token ids, or several texts, are not understood here")
+    if not texts[0]:
+        raise _invalid("is empty: the text that the target is to continue", "missing_required_parameter")
+    return _whole_text(texts[0])
+
+
+def _stop_texts(stop: Any) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list):
+        raise _invalid(f"must be a text or a list, not {kind_of(stop)}", "invalid_type")
+    if len(stops) > _MOST_STOPS or not all(isinstance(text, str) and text for text in stops):
+        raise _invalid(f"must be a text or up to {_MOST_STOPS} of them, none empty")
+    return [_whole_text(text) for text in stops]
+
+
+def _schema_text(schema: Any) -> str:
+    if isinstance(schema, dict):
+        return json.dumps(schema)
+    if not isinstance(schema, str):
+        raise _invalid(f"must be an object or a text, not {kind_of(schema)}", "invalid_type")
+    return _whole_text(schema)
+
+
+def _offline(asked: str) -> Offline:
+    for known in OFFLINES:
+        if asked == known:
+            return known
+    raise _invalid(f"must be one of {', '.join(OFFLINES)}, not {_short(asked)}")
+
+
+def _biases(given: dict[str, Any]) -> dict[str, Any]:
+    """Return biases by tokens, which JSON names as texts."""
+    if len(given) > MOST_BIASED:
+        raise _invalid(f"may have {MOST_BIASED} tokens, not {len(given)}", "out_of_range")
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) <= _MOST):
+            raise _invalid(f"has {_short(token)}, which is no id of a token")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise _invalid(f"must give token {token} a number between -100 and 100", "out_of_range")
+    return given
+
+
+Text = Annotated[str, AfterValidator(_whole_text)]
+
+
+class Part(BaseModel):
+    """An object in a request. Numbers and texts are not converted into each other; unknown fields are ignored, and one
+    that is null is as one left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        given = fields.items() if isinstance(fields, dict) else ()
+        return {name: value for name, value in given if value is not None} if given else fields
+
+
+class StreamOptions(Part):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool = False
+
+
+class TemplateOptions(Part):
+    """vLLM's ``chat_template_kwargs``, as far as they are known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enable_thinking: bool | None = None
+
+
+class JsonSchema(Part):
+    """The ``json_schema`` of a response format."""
+
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(Part):
+    """OpenAI's ``response_format``."""
+
+    type: Any = None
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        if self.type not in ("text", "json_object", "json_schema"):
+            raise _invalid(f".type must be text, json_object or json_schema, not {_short(self.type)}")
+        if self.type == "json_schema" and self.schema_text is None:
+            raise _invalid(".json_schema.schema is missing", "missing_required_parameter")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema as a text; None without one."""
+        schema = self.json_schema.json_schema if self.json_schema else None
+        return None if schema is None else json.dumps(schema)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer conforms to."""
+        if self.type == "json_schema":
+            return Grammar("json_schema", self.schema_text or "")
+        return Grammar("json_object") if self.type == "json_object" else None
+
+
+class Message(Part):
+    """A turn of the conversation."""
+
+    # Without a default a missing role would be no wrong one.
+    role: Literal["system", "developer", "user", "assistant"] = Field(None, validate_default=True)  # type: ignore[assignment]
+    tool_calls: list[Any] = []
+    content: Annotated[str, BeforeValidator(_content)] = Field(None, validate_default=True)  # type: ignore[assignment]
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _no_calls(cls, calls: list[Any]) -> list[Any]:
+        if calls:
+            raise _invalid("is not supported here: leave it out", "unsupported_parameter")
+        return calls
+
+    def turn(self) -> dict[str, str]:
+        """Return the message as the runtime has it."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
+
+# -- bodies ---------------------------------------------------------------------------------------------------
+
+
+class CompletionBody(Part):
+    """What the bodies of chat completions and completions have in common.
+
+    The validation context is the :class:`Defaults`.
+    """
+
+    asked_in: ClassVar[str]  # the field that holds what is asked
+
+    model: str | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None  # the older name, which most clients still send
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: int | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MOST)] = -1  # vLLM's for all tokens
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1
+    logit_bias: Annotated[dict[str, Any], AfterValidator(_biases)] = {}
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    response_format: ResponseFormat | None = None
+    guided_json: Annotated[str, BeforeValidator(_schema_text)] | None = None
+    guided_regex: Text | None = None
+    guided_grammar: Text | None = None
+    stop: Annotated[list[str], BeforeValidator(_stop_texts)] = []
+    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
+    best_of: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    offline: Annotated[str, AfterValidator(_offline)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, fields: Any) -> Any:
+        for accepted, names in _UNSUPPORTED:
+            for name in names.split():
+                value = fields.get(name) if isinstance(fields, dict) else None
+                if value is not None and not any(_same(value, one) for one in accepted):
+                    raise unsupported(name)
+        return fields
+
+    @field_validator("model")
+    @classmethod
+    def _served(cls, name: str, info: ValidationInfo) -> str:
+        if name != info.context.model:
+            raise no_model(name, info.context)
+        return name
+
+    @model_validator(mode="after")
+    def _consistent(self, info: ValidationInfo) -> CompletionBody:
+        if self.min_tokens > (most := self.most_tokens(info.context)):
+            text = f"min_tokens must be at most {most}, not {self.min_tokens}"
+            raise ApiError(400, text, param="min_tokens", code="out_of_range")
+        if self.best_of not in (None, self.n):  # as many as n means all of them
+            raise unsupported("best_of")
+        grammars = ("response_format", "guided_json", "guided_regex", "guided_grammar")
+        if len(asked := [name for name in grammars if getattr(self, name) is not None]) > 1:
+            text = f"{asked[0]} and {asked[1]} exclude each other"
+            raise ApiError(400, text, param=asked[1], code="invalid_value")
+        return self
+
+    def most_tokens(self, defaults: Defaults) -> int:
+        """Return the most tokens of an answer."""
+        return self.max_completion_tokens or self.max_tokens or defaults.max_new_tokens
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer conforms to, as OpenAI or vLLM names it."""
+        if self.guided_json is not None:
+            return Grammar("json_schema", self.guided_json)
+        if self.guided_regex is not None:
+            return Grammar("regex", self.guided_regex)
+        if self.guided_grammar is not None:
+            return Grammar("lark", self.guided_grammar)
+        return self.response_format.grammar if self.response_format else None
+
+    def sampling(self, defaults: Defaults) -> Sampling:
+        """Return how the target chooses tokens."""
+        temperature = defaults.temperature if self.temperature is None else self.temperature
+        top_p = defaults.top_p if self.top_p is None else self.top_p
+        seed = defaults.seed if self.seed is None else self.seed
+        return replace(
+            # OpenAI's seeds may be negative; the verifier's have 64 bits.
+            sampling_for(temperature, top_p, None if seed is None else seed % _SEEDS),
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple(sorted({int(token): float(bias) for token, bias in self.logit_bias.items()}.items())),
+            min_tokens=self.min_tokens,
+            grammar=self.grammar,
+        )
+
+    def request(self, defaults: Defaults, **asked: Any) -> AnswerRequest:
+        """Return the request, with the fields that are not common."""
+        return AnswerRequest(
+            sampling=self.sampling(defaults),
+            max_new_tokens=self.most_tokens(defaults),
+            stops=tuple(self.stop),
+            count=self.n,
+            stream=self.stream,
+            include_usage=self.stream_options.include_usage,
+            offline=self.offline or defaults.offline,
+            **asked,
+        )
+
+
+class ChatBody(CompletionBody):
+    """The body of a chat completion."""
+
+    messages: Annotated[list[Message], FailFast()]
+    chat_template_kwargs: TemplateOptions = TemplateOptions()
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _some(cls, messages: Any, info: ValidationInfo) -> Any:
+        if messages == []:
+            raise _invalid("is empty: the turns so far, the last one the user's", "missing_required_parameter")
+        if isinstance(messages, list) and len(messages) > info.context.max_context:
+            text = f"are {len(messages)}; the target's context holds {info.context.max_context} tokens"
+            raise _invalid(text, "context_length_exceeded")
+        return messages
+
+    @field_validator("messages")
+    @classmethod
+    def _answerable(cls, messages: list[Message], info: ValidationInfo) -> list[Message]:
+        if messages[-1].role != "user":
+            text = f"the last message must be the user's, not of the role {messages[-1].role!r}"
+            raise ApiError(400, text, param=f"messages[{len(messages) - 1}].role", code="invalid_value")
+        _check_length(sum(len(message.content) for message in messages), info.context)
+        return messages
+
+
+class TextBody(CompletionBody):
+    """The body of a completion, which continues a raw text."""
+
+    prompt: Annotated[str, BeforeValidator(_one_text)]
+
+    @field_validator("prompt")
+    @classmethod
+    def _short(cls, prompt: str, info: ValidationInfo) -> str:
+        _check_length(len(prompt), info.context)
+        return prompt
+
+
 def parse_chat(data: bytes, defaults: Defaults) -> AnswerRequest:
     """Read the body of a chat completion; unknown fields are ignored. Raises ApiError, which names the field."""
-    fields = _checked(data, defaults)
-    messages = _messages(fields, defaults)
-    if defaults.system and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": defaults.system})
-    return _request(fields, defaults, messages[:-1], messages[-1]["content"], raw=False)
+    body = read_body(ChatBody, data, defaults)
+    turns = [message.turn() for message in body.messages]
+    if defaults.system and turns[0]["role"] != "system":
+        turns.insert(0, {"role": "system", "content": defaults.system})
+    thinking = body.chat_template_kwargs.enable_thinking
+    return body.request(
+        defaults,
+        history=turns[:-1],
+        question=turns[-1]["content"],
+        raw=False,
+        thinking=defaults.thinking if thinking is None else thinking,
+    )
 
 
 def parse_completion(data: bytes, defaults: Defaults) -> AnswerRequest:
     """Read the body of a completion, which continues a raw text; see :func:`parse_chat`."""
-    fields = _checked(data, defaults)
-    return _request(fields, defaults, [], _prompt(fields, defaults), raw=True)
+    body = read_body(TextBody, data, defaults)
+    return body.request(defaults, history=[], question=body.prompt, raw=True)
 
 
-def _checked(data: bytes, defaults: Defaults) -> dict[str, Any]:
-    fields = fields_of(data)
-    model = field(fields, "model", str, defaults.model)
-    if model != defaults.model:
-        raise no_model(model, defaults)
-    return fields
+# -- reading --------------------------------------------------------------------------------------------------
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def read_body(kind: type[Body], data: bytes, defaults: Defaults) -> Body:
+    """Read a JSON body. Raises ApiError, which names the field that is at fault."""
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(fields, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {kind_of(fields)}", code="invalid_type")
+    try:
+        return kind.model_validate(fields, context=defaults)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0]) from error
+
+
+def _refusal(error: ErrorDetails) -> ApiError:
+    """Return the error of the API for one of pydantic's."""
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    param, code = _param(error["loc"]), "invalid_value"
+    expected = _EXPECTED.get(kind.removesuffix("_type"))
+    if kind in _BOUNDS:
+        text, code = f"{param} {_BOUNDS[kind].format(**context)}, not {_short(given)}", "out_of_range"
+    elif kind == "missing":
+        text, code = f"{param} is missing", "missing_required_parameter"
+    elif kind == "extra_forbidden":
+        return unsupported(".".join(map(str, error["loc"])))
+    elif expected is not None:
+        text, code = f"{param} must be {_KINDS[expected]}, not {kind_of(given)}", "invalid_type"
+    elif "text" in context:  # of _invalid
+        text, code = f"{param}{'' if context['text'].startswith('.') else ' '}{context['text']}", kind
+    elif kind == "literal_error":
+        text = f"{param} must be {context['expected']}, not {_short(given)}"
+    else:
+        text = f"{param}: {error['msg']}"
+    return ApiError(400, text, param=param, code=code)
+
+
+def _short(value: object) -> str:
+    """Return a value for a sentence."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _param(path: tuple[int | str, ...]) -> str:
+    """Return the name of a field: the path to it in a list, ``messages[0].role``, else its own name."""
+    if not any(isinstance(step, int) for step in path):
+        return str(path[-1])
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
 
 
 def no_model(name: str, defaults: Defaults) -> ApiError:
     """Return the error for a model that is not served."""
-    text = f"there is no model {name!r} here, only {defaults.model!r}"
+    text = f"there is no model {_short(name)} here, only {defaults.model!r}"
     return ApiError(404, text, param="model", code="model_not_found")
 
 
-def _request(
-    fields: Mapping[str, Any], defaults: Defaults, history: list[dict[str, str]], question: str, *, raw: bool
-) -> AnswerRequest:
-    stream_options = field(fields, "stream_options", dict, {})
-    return AnswerRequest(
-        history=history,
-        question=question,
-        sampling=_sampling(fields, defaults),
-        max_new_tokens=_max_new_tokens(fields, defaults),
-        stops=_stops(fields),
-        count=_count(fields),
-        stream=field(fields, "stream", bool, False),
-        include_usage=field(stream_options, "include_usage", bool, False),
-        offline=_offline(fields, defaults),
-        raw=raw,
-        thinking=None if raw else _thinking(fields, defaults),
-    )
+def kind_of(value: object) -> str:
+    """Return the kind of a JSON value in words."""
+    return _KINDS[type(value)]
 
 
-def _thinking(fields: Mapping[str, Any], defaults: Defaults) -> bool | None:
-    """Read the only one of vLLM's ``chat_template_kwargs`` that is known."""
-    given = field(fields, "chat_template_kwargs", dict, {})
-    if others := [name for name in given if name != ENABLE_THINKING]:
-        raise unsupported(f"chat_template_kwargs.{others[0]}")
-    thinking: bool | None = field(given, ENABLE_THINKING, bool, defaults.thinking)
-    return thinking
-
-
-def _prompt(fields: Mapping[str, Any], defaults: Defaults) -> str:
-    given = field(fields, "prompt", (str, list), "")
-    texts = [given] if isinstance(given, str) else given
-    if len(texts) != 1 or not isinstance(texts[0], str):
-        text = "prompt must be a text, or a list of one: token ids, or several texts, are not understood here"
-        raise ApiError(400, text, param="prompt", code="invalid_value")
-    if not texts[0]:
-        wrong = "empty" if "prompt" in fields else "missing"
-        text = f"prompt is {wrong}: the text that the target is to continue"
-        raise ApiError(400, text, param="prompt", code="missing_required_parameter")
-    _check_length("prompt", len(texts[0]), defaults)
-    return text_at(texts[0], "prompt")
-
-
-def _messages(fields: Mapping[str, Any], defaults: Defaults) -> list[dict[str, str]]:
-    given = field(fields, "messages", list, [])
-    if not given:
-        wrong = "empty" if "messages" in fields else "missing"
-        text = f"messages is {wrong}: the turns so far, the last one the user's"
-        raise ApiError(400, text, param="messages", code="missing_required_parameter")
-    if len(given) > defaults.max_context:
-        text = f"messages are {len(given)}; the target's context holds {defaults.max_context} tokens"
-        raise ApiError(400, text, param="messages", code="context_length_exceeded")
-    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(given)]
-    if messages[-1]["role"] != "user":
-        text = f"the last message must be the user's, not of the role {messages[-1]['role']!r}"
-        raise ApiError(400, text, param=f"messages[{len(messages) - 1}].role", code="invalid_value")
-    _check_length("messages", sum(len(message["content"]) for message in messages), defaults)
-    return messages
-
-
-def _check_length(name: str, characters: int, defaults: Defaults) -> None:
+def _check_length(characters: int, defaults: Defaults) -> None:
     if characters > _MOST_PER_TOKEN * defaults.max_context:
-        text = f"{name}: {characters} characters; the target's context holds {defaults.max_context} tokens"
-        raise ApiError(400, text, param=name, code="context_length_exceeded")
+        text = f"has {characters} characters; the target's context holds {defaults.max_context} tokens"
+        raise _invalid(text, "context_length_exceeded")
 
 
-def _message(message: Any, where: str) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise ApiError(400, f"{where} must be an object, not {kind_of(message)}", param=where, code="invalid_type")
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        text = f"{where}.role must be one of {', '.join(_ROLES)}, not {role!r}"
-        raise ApiError(400, text, param=f"{where}.role", code="invalid_value")
-    if message.get("tool_calls"):
-        raise unsupported(f"{where}.tool_calls")
-    return {"role": _ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
-
-
-def _content(content: Any, where: str) -> str:
-    """The text of a message, which may come in parts."""
-    if isinstance(content, str):
-        return text_at(content, where)
-    if not isinstance(content, list):
-        text = f"{where} must be a text or a list of parts, not {kind_of(content)}"
-        raise ApiError(400, text, param=where, code="invalid_type")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            text = f'{where} may only hold parts of the form {{"type": "text", "text": ...}}'
-            raise ApiError(400, text, param=where, code="invalid_value")
-    return text_at("".join(part["text"] for part in content), where)
-
-
-def _sampling(fields: Mapping[str, Any], defaults: Defaults) -> Sampling:
-    temperature = field(fields, "temperature", (int, float), defaults.temperature)
-    if not 0 <= temperature <= _HIGHEST_TEMPERATURE:
-        text = f"temperature must be between 0 and {_HIGHEST_TEMPERATURE}, not {temperature}"
-        raise ApiError(400, text, param="temperature", code="out_of_range")
-    top_p = field(fields, "top_p", (int, float), defaults.top_p)
-    if not 0 < top_p <= 1:
-        text = f"top_p must be above 0 and at most 1, not {top_p}"
-        raise ApiError(400, text, param="top_p", code="out_of_range")
-    seed = field(fields, "seed", int, defaults.seed)
-    # OpenAI's seeds may be negative; the verifier's have 64 bits.
-    chosen = sampling_for(temperature, top_p, None if seed is None else seed % _SEEDS)
-    return replace(
-        chosen,
-        top_k=max(0, int(_number(fields, "top_k", int, -1, _MOST))),  # -1 is vLLM's for all tokens
-        min_p=_number(fields, "min_p", float, 0, 1),
-        presence_penalty=_number(fields, "presence_penalty", float, -2, 2),
-        frequency_penalty=_number(fields, "frequency_penalty", float, -2, 2),
-        repetition_penalty=_number(fields, "repetition_penalty", float, 0.01, 10, usual=1),
-        logit_bias=_logit_bias(fields),
-        min_tokens=int(_number(fields, "min_tokens", int, 0, _max_new_tokens(fields, defaults))),
-        grammar=_grammar(fields),
-    )
-
-
-def _grammar(fields: Mapping[str, Any]) -> Grammar | None:
-    """Return what the answer conforms to, as OpenAI or vLLM names it."""
-    asked = [name for name in ("response_format", "guided_json", "guided_regex", "guided_grammar") if name in fields]
-    if len(asked) > 1:
-        text = f"{asked[0]} and {asked[1]} exclude each other"
-        raise ApiError(400, text, param=asked[1], code="invalid_value")
-    if not asked:
-        return None
-    if asked == ["guided_json"]:
-        schema = field(fields, "guided_json", (dict, str), {})
-        return Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
-    if asked == ["guided_regex"]:
-        return Grammar("regex", text_at(field(fields, "guided_regex", str, ""), "guided_regex"))
-    if asked == ["guided_grammar"]:
-        return Grammar("lark", text_at(field(fields, "guided_grammar", str, ""), "guided_grammar"))
-    wanted = field(fields, "response_format", dict, {})
-    match wanted.get("type"):
-        case "text":
-            return None
-        case "json_object":
-            return Grammar("json_object")
-        case "json_schema":
-            schema = field(field(wanted, "json_schema", dict, {}), "schema", dict, None)
-            if schema is None:
-                text, param = "response_format.json_schema.schema is missing", "response_format"
-                raise ApiError(400, text, param=param, code="missing_required_parameter")
-            return Grammar("json_schema", json.dumps(schema))
-    text = f"response_format.type must be text, json_object or json_schema, not {wanted.get('type')!r}"
-    raise ApiError(400, text, param="response_format", code="invalid_value")
-
-
-def _number(fields: Mapping[str, Any], name: str, kind: type, least: float, most: float, *, usual: float = 0) -> float:
-    value: float = field(fields, name, (int, float) if kind is float else kind, usual)
-    if not least <= value <= most:
-        text = f"{name} must be between {least} and {most}, not {value}"
-        raise ApiError(400, text, param=name, code="out_of_range")
-    return value
-
-
-def _logit_bias(fields: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
-    """Return pairs of a token, which JSON names as a text, and its bias."""
-    given = field(fields, "logit_bias", dict, {})
-    if len(given) > MOST_BIASED:
-        text = f"logit_bias may have {MOST_BIASED} tokens, not {len(given)}"
-        raise ApiError(400, text, param="logit_bias", code="out_of_range")
-    for token, bias in given.items():
-        if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) <= _MOST):
-            text = f"logit_bias: {token!r} is no id of a token"
-            raise ApiError(400, text, param="logit_bias", code="invalid_value")
-        if kind_of(bias) not in (_KINDS[int], _KINDS[float]) or not -100 <= bias <= 100:
-            text = f"logit_bias: token {token} must have a number between -100 and 100"
-            raise ApiError(400, text, param="logit_bias", code="out_of_range")
-    return tuple(sorted({int(token): float(bias) for token, bias in given.items()}.items()))
-
-
-def _max_new_tokens(fields: Mapping[str, Any], defaults: Defaults) -> int:
-    # max_tokens is the older name, which most clients still send.
-    name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
-    limit: int = field(fields, name, int, defaults.max_new_tokens)
-    if limit < 1:
-        raise ApiError(400, f"{name} must be at least 1, not {limit}", param=name, code="out_of_range")
-    return limit
-
-
-def _count(fields: Mapping[str, Any]) -> int:
-    count: int = field(fields, "n", int, 1)
-    if not 1 <= count <= _MOST_CHOICES:
-        text = f"n must be between 1 and {_MOST_CHOICES}, not {count}"
-        raise ApiError(400, text, param="n", code="out_of_range")
-    if field(fields, "best_of", int, count) != count:  # as many as n means all of them
-        raise unsupported("best_of")
-    return count
-
-
-def _offline(fields: Mapping[str, Any], defaults: Defaults) -> Offline:
-    asked = field(fields, "offline", str, defaults.offline)
-    for known in OFFLINES:
-        if asked == known:
-            return known
-    text = f"offline must be one of {', '.join(OFFLINES)}, not {asked!r}"
-    raise ApiError(400, text, param="offline", code="invalid_value")
-
-
-def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = field(fields, "stop", (str, list), [])
-    stops = [stop] if isinstance(stop, str) else stop
-    if len(stops) > _MOST_STOPS or not all(isinstance(text, str) and text for text in stops):
-        text = f"stop must be a text or up to {_MOST_STOPS} of them, none empty"
-        raise ApiError(400, text, param="stop", code="invalid_value")
-    return tuple(stops)
+def _same(value: Any, one: Any) -> bool:
+    """Return whether two values are equal in JSON, where 0 is not false."""
+    return value == one and isinstance(value, bool) is isinstance(one, bool)
