@@ -9,6 +9,8 @@ from moa_runtime.tokens import open_length
 OPEN, CLOSE = "<think>", "</think>"
 #: The template's variable by which a user switches reasoning on or off.
 ENABLE_THINKING = "enable_thinking"
+#: White space around the parts; the same in other languages, whose own ideas of it differ.
+_SPACE = " \t\n\r"
 
 
 class Reasoned(NamedTuple):
@@ -27,7 +29,7 @@ def split_reasoning(text: str, *, begun: bool = False, final: bool = True) -> Re
         begun: whether the prompt ends with the opening mark, so that the text begins inside.
         final: whether the text is whole; else an end that may become a mark is left out of both parts.
     """
-    body = text.lstrip()
+    body = text.lstrip(_SPACE)
     if not final and body != OPEN and OPEN.startswith(body):
         return Reasoned("", "")
     if not (begun or body.startswith(OPEN)):
@@ -35,12 +37,12 @@ def split_reasoning(text: str, *, begun: bool = False, final: bool = True) -> Re
     reasoning, closed, answer = body.removeprefix(OPEN).partition(CLOSE)
     if not closed and not final:
         reasoning = reasoning[: len(reasoning) - open_length(reasoning, (CLOSE,))]
-    return Reasoned(reasoning.strip(), answer.lstrip())
+    return Reasoned(reasoning.strip(_SPACE), answer.lstrip(_SPACE))
 
 
 def reasoning_end(text: str, *, begun: bool = False) -> int:
     """Return the number of characters of an answer's text that are reasoning, its marks included."""
-    if not (begun or text.lstrip().startswith(OPEN)):
+    if not (begun or text.lstrip(_SPACE).startswith(OPEN)):
         return 0
     end = text.find(CLOSE)
     return len(text) if end < 0 else end + len(CLOSE)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from moa_runtime.address import Address
 from moa_runtime.chat_template import ChatTemplateError
+from moa_runtime.reasoning import split_reasoning
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError, TextStream
 from support.tiny import CHAT_TEMPLATE, _train_tokenizer
 from vectors.fixtures_draws import Draws
@@ -47,6 +48,18 @@ TEMPLATES = {
         "{% for m in messages %}{% if m.role == 'user' %}"
         "<|im_start|>{% if loop.last %}{{ system }}{% endif %}{{ m.content }}<|im_start|>"
         "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    ),
+    # As Qwen 3's: reasoning can be switched off, and earlier answers lose theirs.
+    "reasons": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    ),
+    # As that of its models that always reason: an answer begins inside.
+    "begins": (
+        "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt and enable_thinking | default(true) %}<think>\n{% endif %}"
     ),
     "rewrites": "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
 }
@@ -159,6 +172,35 @@ def turns() -> Iterator[Case]:
                 yield given | _said("tokens", lambda t=tokenizer, c=committed, h=history: t.continue_turns(c, h, asked))
 
 
+def thinking() -> Iterator[Case]:
+    """Templates and answers with reasoning, which is switched on or off or left to the template (null)."""
+    history = [*MESSAGES[0], {"role": "assistant", "content": "<think>\nWarm ones.\n</think>\n\nRed."}]
+    asked = MESSAGES[2][2:]
+    for name in ("chatml", "reasons", "begins"):
+        tokenizer = tokenizer_of(TEMPLATES[name])
+        for switch in (None, True, False):
+            given = {"template": TEMPLATES[name], "thinking": switch, "history": history, "turns": asked}
+            given |= {"knows": tokenizer.knows_thinking, "begins": tokenizer.begins_reasoning(switch)}
+            given["text"] = tokenizer.render_chat([*history, *asked], thinking=switch)
+            yield given | _said(
+                "tokens", lambda t=tokenizer, s=switch: t.continue_turns([40], history, asked, thinking=s)
+            )
+
+
+def reasoning() -> Iterator[Case]:
+    """Answers, whole and as they grow, with the parts that they are split into."""
+    pieces, draws = ["<think>", "</think>", "<", "</thi", "nk>", " ", "\n", "\u00a0", "a", "🦊"], Draws(300_003)
+    for _ in range(120):
+        text = "".join(draws.several(0, 9, lambda: draws.one_of(pieces)))
+        begun, final = draws.share() < 0.5, draws.share() < 0.5
+        yield {
+            "text": text,
+            "begun": begun,
+            "final": final,
+            **split_reasoning(text, begun=begun, final=final)._asdict(),
+        }
+
+
 def streams() -> Iterator[Case]:
     """Texts that grow token by token, and are taken back at times."""
     tokenizer, draws = tokenizer_of(CHAT_TEMPLATE), Draws(300_001)
@@ -232,6 +274,8 @@ _PARTS: tuple[Callable[[], Iterator[Case]], ...] = (
     templates,
     chats,
     turns,
+    thinking,
+    reasoning,
     streams,
     specials,
     addresses,

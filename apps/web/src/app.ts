@@ -8,6 +8,7 @@ import type { Chats } from "./chats.js";
 import { Connection } from "./connection.js";
 import { Conversations } from "./conversations.js";
 import { loadSettings, saveSettings, usualSettings } from "./settings.js";
+import { parted } from "./message.js";
 import { asSentence } from "./strings.js";
 import { ChatsView } from "./views/chats_view.js";
 import { Composer } from "./views/composer.js";
@@ -91,6 +92,7 @@ export class App {
     this.settingsView = new SettingsView(
       () => ({ settings: this.settings, chat: conversations.chat.settings, token: this.token }),
       () => this.connection.talk?.recommended ?? null,
+      () => this.connection.chat?.tokenizer.knowsThinking ?? false,
       (chosen) => this.choose(chosen),
       () => this.settings.address !== "" || this.connection.bundle === null,
     );
@@ -226,7 +228,9 @@ export class App {
   private sayAnswer(): void {
     const { busy, messages } = this.conversations;
     const last = messages.at(-1);
-    if (this.answering && !busy && last?.role === "assistant") speak(`Answer: ${last.content} ${last.remarks}`);
+    if (this.answering && !busy && last?.role === "assistant") {
+      speak(`Answer: ${parted(last).answer.content} ${last.remarks}`);
+    }
     this.answering = busy;
   }
 }

@@ -17,6 +17,9 @@ export interface BannerActions {
   forget(): void;
 }
 
+const COPYING =
+  "This server's model has no drafter: this device copies what was said before, and without a network it writes nothing.";
+
 /** Return the most important banner; null for none. */
 export function bannerOf(
   problem: string,
@@ -34,7 +37,7 @@ export function bannerOf(
   if (device.kind === "unable" && !postponed) {
     return { text: device.why, progress: null, actions: [{ label: "Understood", run: actions.later }] };
   }
-  if (device.kind === "ready" || (postponed && device.kind !== "downloading")) return null;
+  if (device.kind === "ready" || device.kind === "copying" || (postponed && device.kind !== "downloading")) return null;
   const { actions: offered, text } = deviceNotice(device, actions);
   if (offered.length === 0) return null;
   const later = device.kind === "downloading" ? [] : [{ label: "Not now", run: actions.later }];
@@ -48,6 +51,8 @@ export function deviceNotice(device: DeviceState, actions: BannerActions): Notic
       return { text: "Checking for models on this device…", actions: [] };
     case "loading":
       return { text: "Loading the model…", actions: [] };
+    case "copying":
+      return { text: COPYING, actions: [] };
     case "unable":
       return { text: device.why, actions: [] };
     case "absent": {

@@ -5,7 +5,7 @@ import type { AnswerStream, Chat, ChatEvent, Disagreement } from "@moa-edge/runt
 import { newChat, type Chats, type StoredChat } from "./chats.js";
 import { correctedWords } from "./corrections.js";
 import { canGoOn, settled, titleOf, turnsOf, type Message } from "./message.js";
-import { newSeed, samplingOf, type ChatSettings, type Recommended, type Settings } from "./settings.js";
+import { newSeed, samplingOf, thinkingOf, type ChatSettings, type Recommended, type Settings } from "./settings.js";
 import { CheckedAnswer, StreamingAnswer } from "./streaming_answer.js";
 import { AS_WRITTEN, PAUSES, asSentence, correctedSentence, countWords, readingWords } from "./strings.js";
 
@@ -15,7 +15,19 @@ const SAVE_MS = 700; // a crash loses at most the text of this time
 export interface Talk {
   readonly chat: Pick<
     Chat,
-    "send" | "continueAnswer" | "keepMine" | "pending" | "check" | "restore" | "messages" | "unconfirmed" | "question" | "link" | "newTokens"
+    | "send"
+    | "continueAnswer"
+    | "keepMine"
+    | "pending"
+    | "check"
+    | "restore"
+    | "messages"
+    | "unconfirmed"
+    | "question"
+    | "link"
+    | "newTokens"
+    | "thinking"
+    | "tokenizer"
   >;
   /** Fingerprint of the target. */
   readonly target: string;
@@ -230,6 +242,7 @@ export class Conversations {
       const before = chat.settings.system === "" ? 0 : 1;
       await this.begin(checking, chat, () => {
         const mark = { ...checking.mark, turn: checking.place.position + before };
+        talk.chat.thinking = thinkingOf(chat.settings, talk.chat.tokenizer.knowsThinking);
         talk.chat.restore(turnsOf(chat.settings.system, chat.messages), [mark]);
         return talk.chat.check() ?? nothing();
       });
@@ -247,9 +260,12 @@ export class Conversations {
     const { settings } = chat;
     const sampling = samplingOf(settings, talk.recommended, newSeed());
     const turns = turnsOf(settings.system, chat.messages.slice(0, position));
-    const place = { chat: chat.id, position: position + 1, question: text, sampling };
+    const thinking = thinkingOf(settings, talk.chat.tokenizer.knowsThinking);
+    const begun = talk.chat.tokenizer.beginsReasoning(thinking);
+    const place = { chat: chat.id, position: position + 1, question: text, sampling, begun };
     const answering = new StreamingAnswer(place, position < chat.messages.length);
     await this.begin(answering, chat, () => {
+      talk.chat.thinking = thinking;
       talk.chat.restore(turns);
       return talk.chat.send(text, { maxNewTokens: settings.maxNewTokens, sampling });
     });
@@ -265,9 +281,11 @@ export class Conversations {
       return;
     }
     const sampling = last.cutOff!;
-    const place = { chat: chat.id, position: chat.messages.length - 1, question: question.content, sampling };
+    const { begun } = last;
+    const place = { chat: chat.id, position: chat.messages.length - 1, question: question.content, sampling, begun };
     const turns = turnsOf(chat.settings.system, chat.messages);
     await this.begin(new StreamingAnswer(place, false, last), chat, () => {
+      talk.chat.thinking = thinkingOf(chat.settings, talk.chat.tokenizer.knowsThinking);
       if (!sameTurns(talk.chat.messages, turns)) talk.chat.restore(turns);
       return talk.chat.continueAnswer({ maxNewTokens: chat.settings.maxNewTokens, sampling });
     });
@@ -284,7 +302,8 @@ export class Conversations {
       const [question, answer] = chat?.messages.slice(known) ?? [];
       if (answer === undefined || answer.finished || question?.content !== talk.chat.question) continue;
       if (!(await this.open(id))) return;
-      const place = { chat: id, position: known + 1, question: question.content, sampling: answer.cutOff };
+      const { begun, cutOff: sampling } = answer;
+      const place = { chat: id, position: known + 1, question: question.content, sampling, begun };
       await this.begin(new StreamingAnswer(place), this.chat, () => events);
       return;
     }
@@ -461,7 +480,8 @@ export class Conversations {
         const known = written.target === "" || written.target === target;
         const question = chat!.messages[position - 1];
         if (mark !== null && known && question?.role === "user") {
-          const place = { chat: id, position, question: question.content, sampling: mark.sampling };
+          const { begun } = written;
+          const place = { chat: id, position, question: question.content, sampling: mark.sampling, begun };
           return { chat: chat!, checking: new CheckedAnswer(place, written, mark) };
         }
       }

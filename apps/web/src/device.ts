@@ -1,6 +1,6 @@
 /** The bundle in this browser, and the models that are loaded from it. */
 
-import { Bundle, loadModels, MemoryStore, type BundleStore, type Drafters, type Models } from "@moa-edge/runtime";
+import { Bundle, copyingDrafter, hasGraph, loadModels, MemoryStore, type BundleStore, type Drafters, type Models } from "@moa-edge/runtime";
 import { browserStore } from "@moa-edge/runtime/browser";
 
 declare const MODELS: string; // set by the build: a file beside this one
@@ -8,6 +8,8 @@ declare const MODELS: string; // set by the build: a file beside this one
 /** State of the device's models. */
 export type DeviceState =
   | { readonly kind: "looking" | "loading" }
+  /** The bundle has no graph: there is nothing to download. */
+  | { readonly kind: "copying" }
   /** `why` is a sentence that says what to do. */
   | { readonly kind: "unable"; readonly why: string }
   | { readonly kind: "absent" | "ready"; readonly bytes: number; readonly writes: boolean }
@@ -47,7 +49,11 @@ export class Device {
 
   /** Return loaded drafters if the models are here; else none, and the state tells why. */
   async load(url: string, bundle: Bundle): Promise<Partial<Drafters>> {
-    const { web } = bundle.manifest;
+    const { architecture, web } = bundle.manifest;
+    if (!hasGraph(architecture)) {
+      this.become({ kind: "copying" });
+      return { drafter: copyingDrafter(bundle.manifest) };
+    }
     if (!isSecureContext) this.become({ kind: "unable", why: INSECURE });
     else if (web === undefined) this.become({ kind: "unable", why: "This server's bundle has no drafter for browsers: export it with --target web." });
     else if (!(await this.holds(url, bundle))) this.become({ kind: "absent", ...this.needs(bundle) });

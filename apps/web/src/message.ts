@@ -1,6 +1,6 @@
 /** A stored message of a conversation. */
 
-import type { Message as Turn, Origin, Sampling, TextSpan, Unconfirmed } from "@moa-edge/runtime";
+import { splitReasoning, type Message as Turn, type Origin, type Sampling, type TextSpan, type Unconfirmed } from "@moa-edge/runtime";
 
 const TITLE_LENGTH = 48;
 
@@ -30,16 +30,46 @@ export interface Message {
   readonly cutOff: Sampling | null;
   /** Fingerprint of the answer's target; empty if it is not known. */
   readonly target: string;
+  /** Whether the prompt ended with the mark that opens reasoning, so that the content begins inside. */
+  readonly begun: boolean;
 }
 
 export function message(role: Message["role"], content: string, more: Partial<Message> = {}): Message {
   const plain = { spans: [], dropped: [], finished: true, remarks: "", figures: [], unconfirmed: null, cutOff: null };
-  return { role, content, ...plain, target: "", ...more };
+  return { role, content, ...plain, target: "", begun: false, ...more };
 }
 
 /** Return the message of an answer that is no longer written. */
 export function settled(one: Message): Message {
   return one.finished ? one : { ...one, finished: true, remarks: "interrupted" };
+}
+
+/** Return the reasoning of an answer, and what follows it, each with its spans and texts that were taken back. */
+export function parted(one: Message): { reasoning: Message | null; answer: Message } {
+  const { begun, content, finished } = one;
+  const { answer, reasoning } = splitReasoning(content, begun, finished);
+  if (answer === content) return { reasoning: null, answer: one };
+  const start = content.length - answer.length;
+  const from = content.indexOf(reasoning, MARK.exec(content)![0].length);
+  const before = { ...one, dropped: one.dropped.filter(({ offset }) => offset < start) };
+  const after = { ...one, dropped: one.dropped.filter(({ offset }) => offset >= start) };
+  const thought = reasoning === "" ? null : cut(before, from, from + reasoning.length);
+  return { reasoning: thought, answer: cut(after, start, content.length) };
+}
+
+const MARK = /^[ \t\n\r]*(?:<think>)?/u;
+
+/** Return a part of a message: its content, with spans and texts that were taken back. */
+function cut(one: Message, from: number, to: number): Message {
+  const spans: TextSpan[] = [];
+  let at = 0;
+  for (const span of one.spans) {
+    const text = span.text.slice(Math.max(0, from - at), Math.max(0, to - at));
+    if (text !== "") spans.push({ ...span, text });
+    at += span.text.length;
+  }
+  const dropped = one.dropped.map(({ offset, text }) => ({ offset: Math.min(Math.max(offset, from), to) - from, text }));
+  return { ...one, content: one.content.slice(from, to), spans, dropped };
 }
 
 /** Return whether it is an answer that was cut off, and that the target has seen. */

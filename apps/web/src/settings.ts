@@ -14,6 +14,8 @@ export interface ChatSettings {
   readonly temperature: number;
   /** 1 is no limit. */
   readonly topP: number;
+  /** Whether the model reasons before it answers, if its chat template can switch that; `model` for the template's default. */
+  readonly thinking: "model" | "on" | "off";
 }
 
 /** What happens if the target's text differs from the text that the device wrote offline. */
@@ -35,7 +37,14 @@ export interface Settings {
   readonly chats: ChatSettings;
 }
 
-export const USUAL_CHAT: ChatSettings = { system: "", maxNewTokens: 512, recommended: true, temperature: 0, topP: 1 };
+export const USUAL_CHAT: ChatSettings = {
+  system: "",
+  maxNewTokens: 512,
+  recommended: true,
+  temperature: 0,
+  topP: 1,
+  thinking: "model",
+};
 export const USUAL_SETTINGS: Settings = {
   address: "",
   onDisagreement: "server",
@@ -57,6 +66,11 @@ export function samplingOf(settings: ChatSettings, recommended: Recommended | nu
   const { temperature, topP } = settings.recommended ? (recommended ?? { temperature: 0, topP: 1 }) : settings;
   const chosen = temperature === 0 ? { temperature: 0, topP: 1, seed: 0n } : { temperature, topP, seed };
   return { ...chosen, topK: 0, minP: 0 };
+}
+
+/** Return whether the model is to reason in a chat with these settings; undefined leaves it to the template. */
+export function thinkingOf({ thinking }: ChatSettings, canSwitch: boolean): boolean | undefined {
+  return canSwitch && (thinking === "on" || thinking === "off") ? thinking === "on" : undefined;
 }
 
 /** Return a random seed of 63 bits. */
@@ -92,6 +106,7 @@ export function saveSettings(storage: Pick<Storage, "setItem">, settings: Settin
 const WORDS: { readonly [name: string]: readonly string[] } = {
   onDisagreement: ["server", "mine", "ask"],
   drafting: ["auto", "device", "server"],
+  thinking: ["model", "on", "off"],
 };
 
 /** Return `usual` with the values of `stored` that have the same type. */

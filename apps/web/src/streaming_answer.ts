@@ -21,6 +21,8 @@ export interface Place {
   readonly question: string;
   /** Sampling of the answer; null if it is not known. */
   readonly sampling: Sampling | null;
+  /** Whether the prompt ends with the mark that opens reasoning. */
+  readonly begun: boolean;
 }
 
 /** The message of an answer while it is written. */
@@ -46,7 +48,7 @@ export class StreamingAnswer {
   ) {
     this.replaces = replaces;
     this.question = message("user", place.question);
-    const begun = before ?? message("assistant", "");
+    const begun = before ?? message("assistant", "", { begun: place.begun });
     this.message = { ...begun, finished: false, remarks: "", figures: [], cutOff: place.sampling };
     this.committed = begun.content;
   }

@@ -12,6 +12,8 @@ export const ORIGINS: { readonly [origin in Origin]: string } = {
   kept: "kept",
 };
 export const DROPPED = "taken back";
+/** Heading of an answer's reasoning, which is folded. */
+export const REASONING = "Reasoning";
 export const TENTATIVE = "not confirmed";
 
 const CONFIRMED: { readonly [origin in Origin]: string } = {

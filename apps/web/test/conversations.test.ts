@@ -52,6 +52,15 @@ test("a question and its answer are stored, under the question's title", async (
   assert.equal(answer.target, "target-1");
 });
 
+test("a chat's reasoning is switched, and its answers may begin inside", async () => {
+  const world = new World();
+  await world.asked("one", "1");
+  assert.deepEqual([world.talk.chat.thinking, world.conversations.messages[1]!.begun], [undefined, false]);
+  await world.conversations.changeSettings({ ...USUAL_SETTINGS.chats, thinking: "on" });
+  await world.asked("two", "a </think> 2");
+  assert.deepEqual([world.talk.chat.thinking, world.conversations.messages[3]!.begun], [true, true]);
+});
+
 test("instructions come before the turns", async () => {
   const world = new World();
   await world.conversations.changeSettings({ ...USUAL_SETTINGS.chats, system: "Be brief." });

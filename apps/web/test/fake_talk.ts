@@ -72,6 +72,8 @@ export class FakeTalk implements Talk {
     this.chat = {
       link: { event: "LinkChanged", status: "online", detail: "", retryInS: null },
       newTokens: 5,
+      thinking: undefined,
+      tokenizer: { knowsThinking: true, beginsReasoning: (thinking?: boolean) => thinking === true },
       question: "",
       get messages() {
         return messages;

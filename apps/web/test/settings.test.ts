@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { USUAL_CHAT, USUAL_SETTINGS, loadSettings, newSeed, samplingOf, saveSettings } from "../src/settings.js";
+import { USUAL_CHAT, USUAL_SETTINGS, loadSettings, newSeed, samplingOf, saveSettings, thinkingOf } from "../src/settings.js";
 
 function storage(text: string | null): { getItem(): string | null } {
   return { getItem: () => text };
@@ -34,6 +34,12 @@ test("words are chosen as the chat says, or as recommended, or greedily", () => 
   const own = { ...USUAL_CHAT, recommended: false, temperature: 0.7, topP: 0.8 };
   assert.deepEqual(samplingOf(own, recommended, 7n), { ...greedy, temperature: 0.7, topP: 0.8, seed: 7n });
   assert.deepEqual(samplingOf({ ...own, temperature: 0 }, recommended, 7n), greedy);
+});
+
+test("reasoning is switched if the template can", () => {
+  const switched = (["model", "on", "off"] as const).map((thinking) => thinkingOf({ ...USUAL_CHAT, thinking }, true));
+  assert.deepEqual(switched, [undefined, true, false]);
+  assert.equal(thinkingOf({ ...USUAL_CHAT, thinking: "on" }, false), undefined);
 });
 
 test("a seed has 63 bits", () => {

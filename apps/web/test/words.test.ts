@@ -3,10 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { message, titleOf } from "../src/message.js";
+import { message, parted, titleOf } from "../src/message.js";
 import { withConfirmedOrigins } from "../src/streaming_answer.js";
 import { asSentence, correctedSentence, linkWords, megabytes, remarksOf, unconfirmedWords } from "../src/strings.js";
 import { STATISTICS } from "./fake_talk.js";
+import { pieces } from "./spans.js";
 
 test("the link in words", () => {
   const link = { event: "LinkChanged", detail: "", retryInS: null } as const;
@@ -29,6 +30,25 @@ test("numbers in sentences", () => {
 test("a message of the runtime is a sentence", () => {
   assert.equal(asSentence(" no verifier answers; start one "), "No verifier answers; start one.");
   assert.equal(asSentence("Why?"), "Why?");
+});
+
+test("the reasoning of an answer is apart, with origins and texts that were taken back", () => {
+  const spans = pieces(["<think>\nTwo ", "drafted"], ["and two.\n</think>", "corrected"], ["\n\n4", "offline", false]);
+  const content = spans.map(({ text }) => text).join("");
+  const dropped = [{ offset: 12, text: "or" }, { offset: content.length, text: "5" }];
+  const { answer, reasoning } = parted(message("assistant", content, { spans, dropped }));
+  assert.equal(reasoning!.content, "Two and two.");
+  assert.deepEqual(reasoning!.spans, pieces(["Two ", "drafted"], ["and two.", "corrected"]));
+  assert.deepEqual(reasoning!.dropped, [{ offset: 4, text: "or" }]);
+  assert.deepEqual([answer.content, answer.spans], ["4", pieces(["4", "offline", false])]);
+  assert.deepEqual(answer.dropped, [{ offset: 1, text: "5" }]);
+
+  assert.equal(parted(message("assistant", "a </think> b")).reasoning, null);
+  const begun = parted(message("assistant", "a </think> b", { begun: true, finished: false }));
+  assert.deepEqual([begun.reasoning?.content, begun.answer.content], ["a", "b"]);
+  assert.equal(parted(message("assistant", "<think>\n\n</think>\n\nb")).reasoning, null);
+  const cutOff = parted(message("assistant", "<think>a </th", { finished: false }));
+  assert.deepEqual([cutOff.reasoning?.content, cutOff.answer.content], ["a", ""]);
 });
 
 test("a chat is called after its first question", () => {

@@ -20,7 +20,7 @@ import {
   type ChatStore,
 } from "./chat_store.js";
 import { hasGraph } from "./bundle/manifest.js";
-import type { ChatTokenizer, Message } from "./chat_tokenizer.js";
+import { ChatTemplateError, type ChatTokenizer, type Message } from "./chat_tokenizer.js";
 import { USUAL_TIMING, type Timing } from "./connection.js";
 import {
   Conversation,
@@ -245,6 +245,22 @@ export class Chat {
 
   set offline(offline: Offline) {
     this.loop.offline = offline;
+  }
+
+  /**
+   * Whether the target reasons before the next answers; undefined for its template's default. Set it between answers.
+   *
+   * @throws ChatTemplateError the template cannot switch it.
+   */
+  get thinking(): boolean | undefined {
+    return this.conversation.thinking;
+  }
+
+  set thinking(thinking: boolean | undefined) {
+    if (thinking !== undefined && !this.tokenizer.knowsThinking) {
+      throw new ChatTemplateError("this target's chat template cannot switch reasoning on or off: leave it out");
+    }
+    this.conversation.thinking = thinking;
   }
 
   // -- the store ---------------------------------------------------------------------------------

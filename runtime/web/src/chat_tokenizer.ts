@@ -3,6 +3,7 @@
 import { Template } from "@huggingface/jinja";
 
 import { MoaError } from "./errors.js";
+import { ENABLE_THINKING, OPEN } from "./reasoning.js";
 import { Tokenizer, escaped } from "./tokenizer.js";
 import { append } from "./tokens.js";
 
@@ -28,6 +29,8 @@ export class HistoryRewrittenError extends ChatTemplateError {
 /** A tokenizer with a chat template. */
 export class ChatTokenizer {
   readonly stopTokens: ReadonlySet<number>;
+  /** Whether the template can switch reasoning on and off. */
+  readonly knowsThinking: boolean;
   private readonly tokenizer: Tokenizer;
   private readonly template: Template;
   private readonly specials: string[]; // longest first, because one may be the beginning of another
@@ -49,6 +52,7 @@ export class ChatTokenizer {
   ) {
     this.tokenizer = new Tokenizer(tokenizer);
     this.stopTokens = new Set(stopTokens);
+    this.knowsThinking = template.includes(ENABLE_THINKING);
     try {
       this.template = new Template(template);
     } catch (error) {
@@ -73,18 +77,30 @@ export class ChatTokenizer {
     return this.tokenizer.decode(tokens, skipSpecialTokens);
   }
 
+  /** Return whether the prompt ends with the mark that opens reasoning, so that answers begin inside. */
+  beginsReasoning(thinking?: boolean): boolean {
+    try {
+      return this.renderChat([{ role: "user", content: "?" }], true, thinking).trimEnd().endsWith(OPEN);
+    } catch (error) {
+      if (error instanceof ChatTemplateError) return false;
+      throw error;
+    }
+  }
+
   /**
    * Return the conversation as the text that the target was trained on.
    *
+   * @param thinking whether the target reasons before it answers; undefined for the template's default.
    * @throws ChatTemplateError the template refuses these messages, or fails.
    */
-  renderChat(messages: readonly Message[], addGenerationPrompt = true): string {
+  renderChat(messages: readonly Message[], addGenerationPrompt = true, thinking?: boolean): string {
     const copies = messages.map((message) => ({ ...message }));
     try {
       return this.template.render({
         messages: copies,
         add_generation_prompt: addGenerationPrompt,
         ...this.specialTokens,
+        ...(thinking === undefined ? {} : { [ENABLE_THINKING]: thinking }),
       });
     } catch (error) {
       throw new ChatTemplateError(`the chat template refuses this conversation: ${(error as Error).message}`);
@@ -92,8 +108,8 @@ export class ChatTokenizer {
   }
 
   /** Return the tokens of a conversation. A special token that a message spells stays plain text. */
-  encodeChat(messages: readonly Message[], addGenerationPrompt = true): number[] {
-    return this.encodeGuarded(this.renderChat(this.guard(messages), addGenerationPrompt));
+  encodeChat(messages: readonly Message[], addGenerationPrompt = true, thinking?: boolean): number[] {
+    return this.encodeGuarded(this.renderChat(this.guard(messages), addGenerationPrompt, thinking));
   }
 
   /**
@@ -102,14 +118,20 @@ export class ChatTokenizer {
    * @param committed the conversation's tokens so far; empty for a new one.
    * @param history its messages; before the first question perhaps a system message.
    * @param turns the messages that follow, the last one the user's.
+   * @param thinking see {@link renderChat}.
    * @throws ChatTemplateError see {@link encodeTurns}.
    */
-  continueTurns(committed: readonly number[], history: readonly Message[], turns: readonly Message[]): number[] {
-    if (!committed.length) return this.encodeChat([...history, ...turns]);
-    const tokens = this.encodeTurns(history, turns);
+  continueTurns(
+    committed: readonly number[],
+    history: readonly Message[],
+    turns: readonly Message[],
+    thinking?: boolean,
+  ): number[] {
+    if (!committed.length) return this.encodeChat([...history, ...turns], true, thinking);
+    const tokens = this.encodeTurns(history, turns, thinking);
     if (this.stopTokens.has(committed.at(-1)!)) return tokens;
     // If there are several stop tokens (Llama 3 has two), add the one that the template writes.
-    const { piece } = this.lastStop(this.renderChat(this.guard(history), false));
+    const { piece } = this.lastStop(this.renderChat(this.guard(history), false, thinking));
     return [...this.encode(piece), ...tokens];
   }
 
@@ -119,13 +141,14 @@ export class ChatTokenizer {
    * tokens.
    *
    * @param history the messages so far; the last one is the assistant's.
+   * @param thinking see {@link renderChat}.
    * @throws HistoryRewrittenError the conversation cannot be continued token by token.
    * @throws ChatTemplateError the template refuses the messages.
    */
-  encodeTurns(history: readonly Message[], turns: readonly Message[]): number[] {
-    const asked = this.renderChat(this.guard(history.slice(0, -1))); // the committed tokens began as this
-    const before = this.renderChat(this.guard(history), false);
-    const after = this.renderChat(this.guard([...history, ...turns]));
+  encodeTurns(history: readonly Message[], turns: readonly Message[], thinking?: boolean): number[] {
+    const asked = this.renderChat(this.guard(history.slice(0, -1)), true, thinking); // the committed tokens began as this
+    const before = this.renderChat(this.guard(history), false, thinking);
+    const after = this.renderChat(this.guard([...history, ...turns]), true, thinking);
     const { piece, end } = this.lastStop(before);
     if (!after.startsWith(asked) || !after.startsWith(before.slice(0, end))) {
       throw new HistoryRewrittenError(

@@ -35,6 +35,8 @@ export class Conversation {
   messages: readonly Message[];
   /** Marks of the answers that the target has not confirmed, in order. */
   unconfirmed: readonly Unconfirmed[] = [];
+  /** Whether the target reasons before it answers; undefined for the template's default. */
+  thinking: boolean | undefined;
   private turnsEnds: TurnsEnd[] = [[0, 0]];
 
   constructor(
@@ -142,10 +144,11 @@ export class Conversation {
     const known = committed.slice(0, length);
     let whole: number[];
     try {
-      whole = [...known, ...this.tokenizer.continueTurns(known, messages.slice(0, turns), messages.slice(turns))];
+      const [before, after] = [messages.slice(0, turns), messages.slice(turns)];
+      whole = [...known, ...this.tokenizer.continueTurns(known, before, after, this.thinking)];
     } catch (error) {
       if (!(error instanceof HistoryRewrittenError)) throw error;
-      whole = this.tokenizer.encodeChat(messages);
+      whole = this.tokenizer.encodeChat(messages, true, this.thinking);
     }
     if (!whole.length) throw new MoaError("there is no text to go on with: it is empty");
     return this.question(messages, whole, Math.min(commonLength(committed, whole), whole.length - 1));

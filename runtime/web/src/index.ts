@@ -5,7 +5,7 @@ export { EngineError, type Backend, type KvShape, type StepInputs, type StepResu
 export { OnnxBackend, type Ort } from "./backends/onnx.js";
 export { Bundle, type OpenOptions, type ReadOptions } from "./bundle/bundle.js";
 export type { Fetch } from "./bundle/download.js";
-export { BundleError, type Manifest, type RecommendedSampling } from "./bundle/manifest.js";
+export { BundleError, hasGraph, type Manifest, type RecommendedSampling } from "./bundle/manifest.js";
 export { MemoryStore, type BundleStore } from "./bundle/store.js";
 export { Chat } from "./chat.js";
 export type { ChatBundle, ChatOptions, ConnectOptions, SendOptions, Where } from "./chat_options.js";
@@ -14,7 +14,7 @@ export { ChatTemplateError, ChatTokenizer, HistoryRewrittenError, type Message }
 export { USUAL_TIMING, type Timing } from "./connection.js";
 export { markFromJson, markToJson, type Unconfirmed } from "./conversation.js";
 export { RowsMismatchError, budgetOf, type Budget, type DraftToken, type Drafter, type Prices } from "./drafters/base.js";
-export { drafterOf, drafterPlan, writerPlan, type DrafterPlan } from "./drafters/factory.js";
+export { copyingDrafter, drafterOf, drafterPlan, writerPlan, type DrafterPlan } from "./drafters/factory.js";
 export { GumbelCoupling, GumbelCoupling as Luck } from "./drafters/gumbel_coupling.js";
 export { MoaDrafter, type MoaOptions } from "./drafters/moa.js";
 export { NgramDrafter, NgramIndex, NgramMixture, type Match } from "./drafters/ngram.js";
@@ -34,6 +34,7 @@ export { loadModels } from "./models/models.js";
 export { serveModels } from "./models/serve.js";
 export type { Drafters, InThisThread, InWorker, LoadOptions, Models } from "./models/types.js";
 export type { StoppingRule, StoppingRule as Manners } from "./offline_stopping.js";
+export { splitReasoning, type Reasoned } from "./reasoning.js";
 export { ClientSession, LocalProtocolError, type ClientOptions, type LinkState } from "./session/client.js";
 export type * from "./session/events.js";
 export { digest, type Fingerprints, type Limits } from "./session/handshake.js";

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ChatTemplateError, ChatTokenizer, TextStream, type Message } from "../src/index.js";
+import { ChatTemplateError, ChatTokenizer, TextStream, splitReasoning, type Message } from "../src/index.js";
 import { read, readJson } from "./vectors.js";
 
 interface Case {
@@ -18,6 +18,13 @@ interface Case {
   readonly turns: Message[];
   readonly told: [string, number, string][];
   readonly pre_tokenizer: object;
+  readonly thinking: boolean | null;
+  readonly knows: boolean;
+  readonly begins: boolean;
+  readonly begun: boolean;
+  readonly final: boolean;
+  readonly reasoning: string;
+  readonly answer: string;
   readonly raises?: string;
 }
 
@@ -82,6 +89,21 @@ part("turns", (given, where) => {
   const tokenizer = tokenizerOf(given.template);
   const tokens = outcome(() => tokenizer.continueTurns(given.committed, given.history, given.turns));
   assert.deepEqual(tokens, expected(given, given.tokens), where);
+});
+
+part("thinking", (given, where) => {
+  const { begins, history, knows, text, turns } = given;
+  const tokenizer = tokenizerOf(given.template);
+  const thinking = given.thinking ?? undefined;
+  assert.equal(tokenizer.knowsThinking, knows, where);
+  assert.equal(tokenizer.beginsReasoning(thinking), begins, where);
+  assert.equal(tokenizer.renderChat([...history, ...turns], true, thinking), text, where);
+  const tokens = outcome(() => tokenizer.continueTurns([40], history, turns, thinking));
+  assert.deepEqual(tokens, expected(given, given.tokens), where);
+});
+
+part("reasoning", ({ answer, begun, final, reasoning, text }, where) => {
+  assert.deepEqual(splitReasoning(text, begun, final), { reasoning, answer }, where);
 });
 
 part("streams", (given, where) => {

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moa_drafter.catalogue import CATALOGUE
 from moa_page import page_folder
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
@@ -23,7 +24,7 @@ from moa_runtime.bundle import (
 )
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
-from moa_runtime.options import DEFAULT_DRAFTER
+from moa_runtime.options import DEFAULT_DRAFTER, WITHOUT_GRAPH
 from moa_runtime.paths import cache_dir, data_dir, default_bundle, expanded
 from moa_runtime.sockets import is_loopback
 from moa_server.settings import ServeError, Settings
@@ -105,13 +106,14 @@ BUNDLE_PATH = "/bundle/"
 _TARGET = "web"
 
 
-def find_bundle(named: Path | None, *, default_target: bool) -> Path:
-    """Return the folder of a bundle with a graph for browsers, making it if necessary.
+def find_bundle(named: Path | None, *, default_target: bool, plain: str | None = None) -> Path:
+    """Return the folder of a bundle for browsers, with a graph for them or without any, making it if necessary.
 
     Args:
         named: by the user; None for the default bundle if it has such a graph, otherwise one beside it.
         default_target: whether the verifier serves the built-in target with its drafter: for those, and where none was
             named, a bundle that is missing is exported, some minutes' work whose progress goes to stderr.
+        plain: the target, if it is served without a drafter: where none was named its bundle has no graph.
 
     Raises:
         MoaError: there is none; the message says which command makes one.
@@ -121,6 +123,10 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
             text = f"the bundle {named} has no graph for browsers: export it with --target {_TARGET} or onnx,{_TARGET}"
             raise MoaError(text, code="no_web_graph")
         return expanded(named)
+    if plain is not None:
+        from moa_export.plain_bundle import cached_plain_bundle  # late: the page alone needs it
+
+        return cached_plain_bundle(plain)
     for folder in (default_bundle(), _made_here()):
         if (folder / MANIFEST_FILE).exists() and _for_browsers(folder):
             return folder
@@ -155,7 +161,7 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
     try:
         for name in (MANIFEST_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE):
             files[BUNDLE_PATH + name] = small_file(folder / name, {"cache-control": REVALIDATE})
-        for entry in (manifest.targets[_TARGET], manifest.web_writer):
+        for entry in (manifest.targets.get(_TARGET), manifest.web_writer):
             if entry is not None:
                 # The page keeps them in a store of its own: a browser's cache would hold the same once more.
                 digest, headers = manifest.files[entry.file].sha256, {"cache-control": NO_STORE}
@@ -173,7 +179,8 @@ def _made_here() -> Path:
 
 
 def _for_browsers(bundle: Path) -> bool:
-    return _TARGET in read_manifest(bundle).targets
+    manifest = read_manifest(bundle)
+    return _TARGET in manifest.targets or manifest.architecture in WITHOUT_GRAPH
 
 
 #: Value of ``--tls-cert``: make a certificate.
@@ -227,8 +234,10 @@ class WebSetup:
             MoaError: there is no bundle, and none can be made.
         """
         options = self._options
-        built_in = options.model is None and options.drafter in (None, DEFAULT_DRAFTER)
-        self._bundle = find_bundle(options.bundle, default_target=built_in)
+        model, drafter = options.model, options.drafter
+        built_in = model is None and drafter in (None, DEFAULT_DRAFTER)
+        without = drafter is None and not (model in CATALOGUE and CATALOGUE[model].drafters)
+        self._bundle = find_bundle(options.bundle, default_target=built_in, plain=model if without else None)
 
     def files(self, served: Fingerprints) -> Mapping[str, WebFile]:
         """Return all served files by URL path; call :meth:`find_bundle` before.

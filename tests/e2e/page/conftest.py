@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,13 +40,32 @@ def page_built() -> None:
 @pytest.fixture(scope="session")
 def site(page_built: None, tiny_target: Path, tiny_drafter: Path, web_bundle: Path) -> Iterator[Site]:
     """On all of this machine's addresses."""
-    command = [*SERVE, "--web", "--json", "--host", "0.0.0.0", "--port", "0", "--threads", "1"]
-    command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--bundle", str(web_bundle)]
-    environment = {**os.environ, "MOA_TOKEN": TOKEN}
+    options = ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--bundle", str(web_bundle)]
+    with _serving(options) as port:
+        yield Site(port, Bundle.open(web_bundle))
+
+
+@pytest.fixture
+def reasoning_site(page_built: None, tiny_target: Path, tmp_path: Path) -> Iterator[Site]:
+    """Of a target without a drafter, for which a bundle is made. Its answers begin inside their reasoning, unless that
+    is switched off."""
+    model = shutil.copytree(tiny_target, tmp_path / "model")
+    with (model / "chat_template.jinja").open("a") as template:
+        template.write("{% if add_generation_prompt and enable_thinking | default(true) %}<think>{% endif %}")
+    with _serving(["--model", str(model)], MOA_EDGE_CACHE=str(tmp_path / "cache")) as port:
+        [made] = (tmp_path / "cache" / "bundles").glob("plain-*")
+        yield Site(port, Bundle.open(made))
+
+
+@contextmanager
+def _serving(options: list[str], **environment: str) -> Iterator[int]:
+    """Yield the port of a verifier with the page."""
+    command = [*SERVE, "--web", "--json", "--host", "0.0.0.0", "--port", "0", "--threads", "1", *options]
+    environment = {**os.environ, "MOA_TOKEN": TOKEN, **environment}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
-            yield Site(json.loads(process.stdout.readline())["port"], Bundle.open(web_bundle))
+            yield json.loads(process.stdout.readline())["port"]
         finally:
             process.terminate()
 

@@ -65,6 +65,21 @@ def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
     assert page.do("evaluate", "document.querySelector('#question').value") == ""
 
 
+def test_reasoning_is_folded_and_switched_off(reasoning_site: Site, person: Person) -> None:
+    page = person.online(reasoning_site.url(), 8)
+    page.answer()
+    page.wait(".reasoning summary", "Reasoning")
+    assert page.count(".reasoning[open]") == 0 and page.messages[1].startswith("Reasoning")
+    assert page.do("texts", "#spoken")[0].startswith("Answer:  cut off")  # the answer has not begun
+    page.do("click", ".reasoning summary")
+    page.wait(".reasoning[open]")
+    page.reason("off")
+    page.answer("And why?")
+    assert page.count(".reasoning") == 1 and page.messages[3]
+    page.do("click", "#show-settings")
+    page.hidden_text("#device-words", "has no drafter")
+
+
 def test_the_list_of_chats(site: Site, person: Person) -> None:
     page = person.online(site.url(), 4)
     for question in ("One apple", "Two pears"):

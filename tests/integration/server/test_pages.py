@@ -11,7 +11,7 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from moa_runtime.bundle import MANIFEST_FILE, Fingerprints, sha256_of
+from moa_runtime.bundle import MANIFEST_FILE, Bundle, Fingerprints, sha256_of
 from moa_runtime.errors import MoaError
 from moa_runtime.session.handshake import PROTOCOL_VERSION
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -282,7 +282,7 @@ def test_a_page_or_bundle_that_does_not_fit_is_refused(tmp_path):
     assert GRAPH in str(changed.value)
 
 
-def test_which_bundle_is_served(tmp_path, monkeypatch):
+def test_which_bundle_is_served(tmp_path, monkeypatch, tiny_target):
     made = []
     monkeypatch.setattr(web_setup, "make_bundle", lambda folder, *said: made.append((folder, *said)))
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
@@ -303,6 +303,10 @@ def test_which_bundle_is_served(tmp_path, monkeypatch):
     assert find_bundle(None, default_target=True) == both
     with pytest.raises(MoaError):
         find_bundle(tmp_path / "none", default_target=True)
+    plain = find_bundle(None, default_target=False, plain=str(tiny_target))
+    assert find_bundle(plain, default_target=False) == plain
+    served = bundle_files(plain, Bundle.open(plain).manifest.fingerprints)
+    assert set(served) == {f"/bundle/{name}" for name in ("manifest.json", "tokenizer.json", "chat_template.jinja")}
     assert len(made) == 1
 
 

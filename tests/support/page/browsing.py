@@ -140,6 +140,13 @@ class Page:
         """Until an element, seen or not, has this text in it."""
         self.do("wait_hidden", selector, text)
 
+    def reason(self, thinking: str) -> None:
+        """Switch reasoning of the open chat: "model", "on" or "off"."""
+        self.do("click", "#show-settings")
+        self.do("select", "#thinking", thinking)
+        self.do("click", "#settings-form button[type=submit]")
+        self.wait("#send:enabled")
+
     def set_up(self, most: int, drafting: str = "auto") -> None:
         """Limit answers to ``most`` tokens, here and in new chats."""
         self.do("click", "#show-settings")

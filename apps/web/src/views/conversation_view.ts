@@ -2,8 +2,8 @@
 
 import type { Origin } from "@moa-edge/runtime";
 
-import { canGoOn, type Dropped, type Message } from "../message.js";
-import { DROPPED, ORIGINS, TENTATIVE, droppedSentence, originSentence } from "../strings.js";
+import { canGoOn, parted, type Dropped, type Message } from "../message.js";
+import { DROPPED, ORIGINS, REASONING, TENTATIVE, droppedSentence, originSentence } from "../strings.js";
 import { wholeDropped, wholeWords } from "../whole_words.js";
 import { button, byId, make } from "./dom.js";
 
@@ -53,6 +53,7 @@ export class ConversationView {
       const before = this.rows[position];
       if (before !== undefined && sameMessage(before.message, message) && before.look === key) return before;
       const node = messageNode(message, position, look, this.actions);
+      if (before?.node.querySelector("details")?.open) node.querySelector("details")?.setAttribute("open", "");
       if (before === undefined) this.list.append(node);
       else before.node.replaceWith(node);
       return { message, look: key, node };
@@ -96,7 +97,12 @@ export interface Look {
 /** Return the element of a message. */
 export function messageNode(message: Message, position: number, look: Look, actions: MessageActions): HTMLLIElement {
   const who = make("span", "hidden", message.role === "user" ? "You: " : "Answer: ");
-  const text = make("div", "text", who, ...textNodes(message, look.origins));
+  const { answer, reasoning } = parted(message);
+  const text = make("div", "text", who);
+  if (reasoning !== null) {
+    text.append(make("details", "reasoning", make("summary", "", REASONING), ...textNodes(reasoning, look.origins)));
+  }
+  text.append(...textNodes(answer, look.origins));
   const item = make("li", message.role, text);
   if (look.waiting !== "") item.append(make("p", "waiting", look.waiting));
   const tools = make("div", "tools", ...toolNodes(message, position, look, actions));
@@ -128,7 +134,7 @@ function toolNodes(message: Message, position: number, look: Look, actions: Mess
     return look.asked ? [button("Edit", () => actions.edit(position), "Edit this question")] : [];
   }
   if (!message.finished) return [];
-  const copy = button("Copy", () => void copyText(message.content, copy), "Copy the answer");
+  const copy = button("Copy", () => void copyText(parted(message).answer.content, copy), "Copy the answer");
   const nodes: Node[] = navigator.clipboard === undefined ? [] : [copy]; // only secure contexts have one
   if (look.offers) nodes.push(button("Again", actions.again, "Write the answer again"));
   if (look.offers && canGoOn(message)) {

@@ -1,7 +1,7 @@
 /** The settings of the open chat, of new ones, and of the page. */
 
 import type { Notice } from "../conversations.js";
-import type { ChatSettings, OnDisagreement, Recommended, Settings } from "../settings.js";
+import { USUAL_CHAT, type ChatSettings, type OnDisagreement, type Recommended, type Settings } from "../settings.js";
 import { Sheet, button, byId, setText } from "./dom.js";
 
 /** The values of the form. */
@@ -20,12 +20,14 @@ export class SettingsView {
   /**
    * @param current returns the present values.
    * @param recommended returns the bundle's recommended sampling; null if there is none.
+   * @param switchesThinking returns whether the model's chat template can switch reasoning.
    * @param choose takes the changed values.
    * @param needsAddress returns whether to ask for the verifier's address: the page in an app is not served by a verifier.
    */
   constructor(
     private readonly current: () => Chosen,
     private readonly recommended: () => Recommended | null,
+    private readonly switchesThinking: () => boolean,
     private readonly choose: (chosen: Chosen) => void,
     private readonly needsAddress: () => boolean,
   ) {
@@ -42,6 +44,7 @@ export class SettingsView {
     this.field("temperature").value = String(chat.temperature);
     this.field("topP").value = String(chat.topP);
     this.box("recommended").checked = chat.recommended;
+    this.field("thinking").value = chat.thinking ?? USUAL_CHAT.thinking; // chats of older pages have none
     this.box("forNew").checked = false;
     this.box("origins").checked = settings.origins;
     this.box("savePower").checked = settings.savePower;
@@ -51,6 +54,7 @@ export class SettingsView {
     this.field("address").value = settings.address;
     this.field("token").value = token;
     setText(byId("recommended-words"), recommendedWords(this.recommended()));
+    byId("thinking-field").hidden = !this.switchesThinking();
     byId("address-field").hidden = !this.needsAddress();
     this.showOwn();
     this.sheet.open();
@@ -76,6 +80,7 @@ export class SettingsView {
       recommended: this.box("recommended").checked,
       temperature: this.number("temperature", before.chat.temperature),
       topP: this.number("topP", before.chat.topP),
+      thinking: this.field("thinking").value as ChatSettings["thinking"],
     };
     const settings: Settings = {
       address: this.field("address").value.trim(),
