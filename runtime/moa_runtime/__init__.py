@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PauseReason,
         Statistics,
         TextSpan,
+        TokenLogprobs,
         TokenOrigin,
     )
     from moa_runtime.options import Conditions, LoopSettings
@@ -56,6 +57,7 @@ __all__ = [
     "Statistics",
     "SyncChat",
     "TextSpan",
+    "TokenLogprobs",
     "TokenOrigin",
     "default_bundle",
 ]

@@ -57,13 +57,18 @@ class AnswerRecord:
         self._asked_at = time.monotonic()
         self._ended_at = self._asked_at
 
-    def resume(self, tokens: Sequence[int], origins: Sequence[Origin], statistics: Statistics) -> None:
-        """Continue the answer of an earlier program. The time between the programs does not count."""
-        self._tokens = [TokenOrigin(t, o, True) for t, o in zip(tokens, origins, strict=True)]
+    def resume(self, tokens: Sequence[TokenOrigin], statistics: Statistics) -> None:
+        """Continue an answer with these committed tokens. The time before does not count."""
+        self._tokens = list(tokens)
         self.statistics = statistics
         up, down = self._bytes_before
         self._bytes_before = up - statistics.bytes_up, down - statistics.bytes_down
         self._asked_at -= statistics.seconds
+
+    @property
+    def tokens(self) -> tuple[TokenOrigin, ...]:
+        """The committed tokens."""
+        return tuple(self._tokens)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -119,7 +124,9 @@ class AnswerRecord:
         statistics.fetched += len(event.tokens) - kept if self._cause is Cause.FETCHED else 0
         statistics.pushed += len(event.tokens) - kept if self._cause is Cause.PUSHED else 0
         statistics.offline += kept + sum(origin is Origin.OFFLINE for origin in event.origins)
-        self._tokens += [TokenOrigin(t, o, True) for t, o in zip(event.tokens, event.origins, strict=True)]
+        logprobs = event.logprobs or (None,) * len(event.tokens)
+        each = zip(event.tokens, event.origins, logprobs, strict=True)
+        self._tokens += [TokenOrigin(token, origin, True, known) for token, origin, known in each]
 
     def update(self, unconfirmed: Sequence[tuple[int, Origin]]) -> AnswerUpdate:
         """Return the present answer, with unconfirmed tokens and their origins."""

@@ -41,6 +41,7 @@ from moa_runtime.events import (
     Origin,
     Paused,
     Statistics,
+    TokenOrigin,
 )
 from moa_runtime.options import DRAFTERS, Conditions, DrafterName, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession
@@ -368,14 +369,14 @@ class Chat:
                 raise ChatError(text, code="nothing_to_continue")
             whole = [*committed[: question.kept], *question.supplied, *tokens]
             self._check_room(len(whole))
-            same = record.question.messages == question.messages and len(record.origins) == len(tokens)
-            origins = record.origins if same else (Origin.CORRECTED,) * len(tokens)
+            same = record.question.messages == question.messages and len(record.tokens) == len(tokens)
+            known = record.tokens if same else [TokenOrigin(token, Origin.CORRECTED, True) for token in tokens]
             kept = common_length(committed, whole)
             chosen, most = sampling or self._session.sampling, min(max_new_tokens, self.manifest.max_context)
             self._conversation.restore(question.messages[:-1], self._conversation.unconfirmed)
             span = kept, whole[kept:], question.length
             ask = partial(self._loop.continue_answer, *span, chosen, most, while_away=while_away)
-            return self._ask(question, ask, (tokens, origins))
+            return self._ask(question, ask, known)
 
         return self._follow(begin)
 
@@ -538,6 +539,9 @@ class Chat:
         if able is not None and sampling.grammar is not None and wire.CAPABILITY_GRAMMAR not in able:
             text = "this verifier has no grammars: its extra grammar is not installed"
             raise ChatError(text, code="unsupported_grammar")
+        if able is not None and sampling.logprobs is not None and wire.CAPABILITY_LOGPROBS not in able:
+            text = "this verifier has no logprobs: it is older than this program"
+            raise ChatError(text, code="unsupported_logprobs")
 
     # -- encoding -------------------------------------------------------------------------------------
 
@@ -559,13 +563,11 @@ class Chat:
     def _new_record(self, question: Question) -> AnswerRecord:
         return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
 
-    def _ask(
-        self, question: Question, ask: Callable[[], None], known: tuple[Sequence[int], Sequence[Origin]] = ((), ())
-    ) -> _Asked:
+    def _ask(self, question: Question, ask: Callable[[], None], known: Sequence[TokenOrigin] = ()) -> _Asked:
         """Have the loop ask; return None if the chat is not stored.
 
         Args:
-            known: tokens and origins of the answer's beginning, if it is continued.
+            known: the answer's beginning, if it is continued.
         """
         asked = asyncio.get_running_loop().create_future()
         self._events.clear()
@@ -574,7 +576,7 @@ class Chat:
         def begin() -> None:
             self._events.begin_edition(edition)
             self._record, self._unheard = self._new_record(question), True
-            self._record.resume(*known, Statistics())
+            self._record.resume(known, Statistics())
             ask()
             asked.set_result(self._saver.save())
 
@@ -768,7 +770,8 @@ class Chat:
         messages = [*saved.messages, {"role": "user", "content": answer.question}]
         question = self._conversation.question(messages, session.tokens[: answer.start], answer.kept)
         record = self._record = self._new_record(question)
-        record.resume(session.committed[answer.start :], answer.origins, answer.statistics)
+        written = zip(session.committed[answer.start :], answer.origins, strict=True)
+        record.resume([TokenOrigin(token, origin, True) for token, origin in written], answer.statistics)
         if not session.answering and answer.ended is None:  # the user stopped it
             if committed >= answer.start:
                 self._conversation.answered(question, record.confirmed_text(), committed)

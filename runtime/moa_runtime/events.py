@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from moa_runtime.errors import ChatError
 from moa_runtime.session.events import FinishReason as FinishReason
 from moa_runtime.session.events import Origin as Origin
+from moa_runtime.session.events import TokenLogprobs as TokenLogprobs
 
 
 class LinkStatus(enum.Enum):
@@ -21,11 +22,17 @@ class LinkStatus(enum.Enum):
 
 @dataclass(frozen=True)
 class TokenOrigin:
-    """One token of the answer, its origin, and whether the target has confirmed it."""
+    """One token of the answer, its origin, and whether the target has confirmed it.
+
+    Attributes:
+        logprobs: if the question's sampling asks for them, and the target has computed the token for this program; None
+            otherwise, also for tokens that were kept unconfirmed, and for those of an earlier program.
+    """
 
     token: int
     origin: Origin
     committed: bool
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,7 @@ class Connection:
                         wire.CAPABILITY_UNSOLICITED_DRAFTS,
                         wire.CAPABILITY_PENALTIES,
                         wire.CAPABILITY_LOGIT_BIAS,
+                        wire.CAPABILITY_LOGPROBS,
                         *([] if self._verifier.grammars is None else [wire.CAPABILITY_GRAMMAR]),
                         *([] if self._verifier.drafts is None else [wire.CAPABILITY_DRAFTS]),
                     ],

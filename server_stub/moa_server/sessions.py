@@ -326,7 +326,7 @@ class BackgroundAnswers:
                     job = Job(conversation.sequence, work.prefix, work.sampling)
                     await self._verifier.worker.run(job, left, background=True)
                     assert job.token is not None
-                    conversation.session.decide(work, job.path, job.token, sent=False)
+                    conversation.session.decide(work, job.path, job.token, logprobs=job.logprobs, sent=False)
                 written += 1
                 self._verifier.metrics.decided(drafted=0, accepted=0, committed=1)
         except (EngineFailedError, ExpiredError, GivenUpError):

@@ -17,6 +17,7 @@ from moa_runtime.session.client_frames import (
     parse_echo,
     parse_fault,
     parse_limits,
+    parse_logprobs,
     parse_rows,
     parse_server_message,
     sampling_message,
@@ -35,6 +36,7 @@ from moa_runtime.session.events import (
     RolledBack,
     Sampling,
     SessionEvent,
+    TokenLogprobs,
     Welcomed,
 )
 from moa_runtime.session.handshake import Limits, digest
@@ -586,6 +588,7 @@ class ClientSession:
     def _commit_verdict(self, verdict: wire.Verdict) -> list[SessionEvent]:
         flight, known = self._outgoing.in_flight, self._known
         check_verdict(verdict, self._vocab_size)
+        logprobs = [] if self.sampling.logprobs is None else parse_logprobs(verdict, self._vocab_size)
         overlap = known - verdict.base_len
         if overlap < 0:
             raise BrokenFrameError(f"the server left out tokens from {known} to {verdict.base_len}")
@@ -609,7 +612,8 @@ class ClientSession:
             counts = flight.supplied, drafted, accepted
             decided = Decided(cause, *counts, compute_s, draft_stamp=stamp, sent=flight.drafted)
             accepted_here = accepted
-        events: list[SessionEvent] = [decided, *self._commit_supplied(), *self._commit(new, accepted_here)]
+        events: list[SessionEvent] = [decided, *self._commit_supplied()]
+        events += self._commit(new, accepted_here, logprobs[overlap:])
         self._rows_until = min(verdict.rows_until, len(self.committed))
         self._server_length = len(self.committed)
         if self._supplied:  # the policy KEEP overruled the target's choice
@@ -689,12 +693,13 @@ class ClientSession:
             return []
         return [Committed(len(self.committed) - len(kept), tuple(kept), (Origin.KEPT,) * len(kept))]
 
-    def _commit(self, tokens: list[int], accepted: int) -> list[SessionEvent]:
+    def _commit(self, tokens: list[int], accepted: int, logprobs: Sequence[TokenLogprobs | None]) -> list[SessionEvent]:
         """Append a verdict's tokens to the prefix; the suffix stays as far as it agrees.
 
         Args:
             tokens: the verdict's new tokens.
             accepted: number of tokens that were drafted here, possibly on a branch of the tree beside the suffix.
+            logprobs: of each token; empty without any.
         """
         start = len(self.committed)
         agreed = common_length(tokens, self._tentative)
@@ -711,7 +716,7 @@ class ClientSession:
         ]
         self.committed += tokens
         self._tentative, self._origins = rest, rest_origins
-        committed = Committed(start, tuple(tokens), tuple(origins))
+        committed = Committed(start, tuple(tokens), tuple(origins), tuple(logprobs[: len(tokens)]))
         if keeps:
             self._keep_tentative()
         elif disagrees:

@@ -13,7 +13,16 @@ from google.protobuf.message import DecodeError
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client_table import Event
-from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, Sampling, SessionEvent
+from moa_runtime.session.events import (
+    MOST_LOGPROBS,
+    Echoed,
+    Faulted,
+    FinishReason,
+    RowsReceived,
+    Sampling,
+    SessionEvent,
+    TokenLogprobs,
+)
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits
 from moa_runtime.session.memory_rows import RowsError, decode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -125,6 +134,25 @@ def check_verdict(verdict: wire.Verdict, vocab_size: int) -> None:
         raise BrokenFrameError("the server sent a verdict without tokens")
     if max(verdict.tokens) >= vocab_size:
         raise BrokenFrameError(f"the server chose token {max(verdict.tokens)} of a vocabulary of {vocab_size}")
+
+
+def parse_logprobs(verdict: wire.Verdict, vocab_size: int) -> list[TokenLogprobs | None]:
+    """Return the log probabilities of a verdict: of each token, None if it is unknown; empty without any.
+
+    Raises:
+        BrokenFrameError: if they do not belong to the tokens, or are no logarithms of probabilities.
+    """
+    if len(verdict.logprobs) not in (0, len(verdict.tokens)):
+        raise BrokenFrameError(f"the server sent {len(verdict.logprobs)} logprobs with {len(verdict.tokens)} tokens")
+    found: list[TokenLogprobs | None] = []
+    for each in verdict.logprobs:
+        top, values = tuple(each.top_tokens), tuple(each.top_logprobs)
+        if not len(top) == len(values) <= MOST_LOGPROBS or max(top, default=0) >= vocab_size:
+            raise BrokenFrameError("the server sent logprobs that are not of tokens")
+        if not all(value <= 0 for value in (each.logprob, *values)):
+            raise BrokenFrameError("the server sent logprobs that are no logarithms of probabilities")
+        found.append(TokenLogprobs(each.logprob, top, values) if each.HasField("logprob") else None)
+    return found
 
 
 def parse_rows(rows: wire.MemoryRows, held: int, end: int) -> RowsReceived | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 LARGEST_REAL = 3e38  # largest number in the wire's float fields
 MOST_BIASED = 1024  # tokens of a logit_bias
+MOST_LOGPROBS = 20  # tokens of each place of an answer whose log probabilities can be asked for
 
 
 #: Kinds of grammars, as the wire names them.
@@ -48,6 +49,8 @@ class Sampling:
         logit_bias: pairs of a token and what is added to its logit, -100 to 100; at most :data:`MOST_BIASED`.
         min_tokens: tokens of the answer before which it cannot stop.
         grammar: what the answer conforms to; None for any text.
+        logprobs: number of likeliest tokens whose log probabilities are wanted beside each token's own, at most
+            :data:`MOST_LOGPROBS`; None for none at all. Changes no choice.
     """
 
     temperature: float = 0.0
@@ -61,6 +64,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     grammar: Grammar | None = None
+    logprobs: int | None = None
 
     @property
     def penalised(self) -> bool:
@@ -99,7 +103,24 @@ class Sampling:
         for token, bias in self.logit_bias:
             if not (0 <= token < 1 << 32 and -100 <= bias <= 100):
                 return f"a logit_bias gives a token a number from -100 to 100, not {token}, {bias}"
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            return f"logprobs are of 0 to {MOST_LOGPROBS} tokens, not {self.logprobs}"
         return ""
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities in one place of an answer, by the target's logits as they are before grammar,
+    biases, penalties, temperature and masks.
+
+    Attributes:
+        logprob: of the token that was chosen.
+        top_tokens, top_logprobs: the likeliest tokens, likeliest first, and theirs.
+    """
+
+    logprob: float
+    top_tokens: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 class Origin(enum.Enum):
@@ -195,12 +216,14 @@ class Decided:
 class Committed:
     """Answer tokens became final, in order, from absolute position ``start`` on.
 
-    There are none if the policy ``KEEP`` overrules all tokens of a late verdict.
+    There are none if the policy ``KEEP`` overrules all tokens of a late verdict. ``logprobs`` has an item for each
+    token, None if it is unknown; it is empty if none were asked for, or none are known.
     """
 
     start: int
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
@@ -11,7 +12,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import GRAMMAR_KINDS, Grammar, Sampling
+from moa_runtime.session.events import GRAMMAR_KINDS, Grammar, Sampling, TokenLogprobs
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, digest, fault
 from moa_runtime.session.memory_rows import Float32, RowQueue
 from moa_runtime.session.server_table import CHECKED, FRAMES, Action, Event, State
@@ -34,6 +35,8 @@ _MAX_ROWS = 64
 _ROWS_AFTER_PUSHED = 4
 #: The same for rows of the prompt, and while unsolicited drafts arrive: the client cannot draft without them.
 _ROWS_FOR_DRAFTS = 16
+#: Tokens at the end of an answer whose log probabilities are kept: a verdict may have to be sent again.
+_LOGPROBS_KEPT = 1024
 #: An unsolicited draft that begins this many tokens back shows that the client drafts.
 _DRAFTS_ARE_RECENT = 32
 
@@ -185,6 +188,7 @@ class ServerSession:
         self._epoch = self.round_trip_us = 0
         self._answer_start: int | None = None  # committed length right after the last Prompt
         self._computed = 0  # tokens that the engine need not be asked for rows of alone: the rest is forced
+        self._logprobs: deque[TokenLogprobs | None] = deque(maxlen=_LOGPROBS_KEPT)  # of the answer's last tokens
         self._finish: int | None = None  # Finish of the answer that ended, if one did
         self._max_length = 0
         self._sampling = AnswerSampling()
@@ -396,6 +400,7 @@ class ServerSession:
         if self._sampling.grammar is not None and self._grammars is not None:
             self._sampling = replace(self._sampling, state=self._grammars.compile(self._sampling.grammar))
         self._computed = end
+        self._logprobs.clear()
         return self._work(supplied=len(prompt.tokens))
 
     def _verify(self, draft: wire.Draft) -> Verify:
@@ -425,6 +430,9 @@ class ServerSession:
         path, _ = walk(draft, parents, lambda node: tokens[levels[node]] if levels[node] < len(tokens) else -1)
         finish = wire.Finish.Name(wire.FINISH_UNSPECIFIED if self._finish is None else self._finish)
         verdict = wire.Verdict(epoch=self._epoch, base_len=base_len, tokens=tokens, accepted=len(path), finish=finish)
+        if self._sampling.logprobs is not None:
+            known = list(self._logprobs)[-len(tokens) :] if tokens else []
+            verdict.logprobs.extend(_logprobs_message(each) for each in [None] * (len(tokens) - len(known)) + known)
         return wire.ServerMessage(verdict=verdict)
 
     def _truncate(self, length: int) -> None:
@@ -588,6 +596,7 @@ class ServerSession:
         *,
         draft_stamp: int = 0,
         forced: Sequence[int] = (),
+        logprobs: Sequence[TokenLogprobs] = (),
         sent: bool = True,
     ) -> wire.ServerMessage:
         """Commit what the target chose and return the verdict.
@@ -600,6 +609,7 @@ class ServerSession:
             draft_stamp: stamp of the client's Draft if it was unsolicited, or if only a part of it was verified.
             forced: tokens after that one, each the only one that the grammar allows: committed without the
                 target, which computes them with the next piece of work.
+            logprobs: of the tokens up to ``token``, if the sampling asks for them.
             sent: whether the client is sent the verdict.
         """
         base_len = len(work.prefix)
@@ -623,6 +633,10 @@ class ServerSession:
             drafted=len(work.draft) if work.pushed or draft_stamp else 0,
             draft_stamp=draft_stamp,
         )
+        if work.sampling.logprobs is not None:
+            known = [*logprobs, *[None] * (len(tokens) - len(logprobs))][: len(tokens)]
+            self._logprobs.extend(known)
+            verdict.logprobs.extend(map(_logprobs_message, known))
         rows_end = min(len(self.committed) - 1, self._computed)
         if self.makes_rows and not self.pushes:
             verdict.rows_until = rows_end
@@ -693,10 +707,16 @@ def parse_grammar(message: wire.Grammar) -> Grammar | None:
     return Grammar(GRAMMAR_KINDS[wire.GrammarKind.values().index(message.kind) - 1], message.text)
 
 
+def _logprobs_message(logprobs: TokenLogprobs | None) -> wire.TokenLogprobs:
+    return wire.TokenLogprobs() if logprobs is None else wire.TokenLogprobs(**vars(logprobs))
+
+
 def _parse_sampling(message: wire.Sampling, answer_from: int = 0) -> AnswerSampling:
     values = {each.name: getattr(message, each.name) for each in fields(Sampling)}
     values |= {"top_p": message.top_p or 1.0, "repetition_penalty": message.repetition_penalty or 1.0}
-    values["grammar"] = parse_grammar(message.grammar)
+    values |= {"grammar": parse_grammar(message.grammar), "logprobs": None}
+    if message.HasField("logprobs"):
+        values["logprobs"] = message.logprobs
     return AnswerSampling(**values | {"logit_bias": tuple(sorted(message.logit_bias.items()))}, answer_from=answer_from)
 
 

@@ -9,7 +9,16 @@ from typing import Any, TypeVar, cast
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import GRAMMAR_KINDS, LARGEST_REAL, Grammar, GrammarKind, Origin, Policy, Sampling
+from moa_runtime.session.events import (
+    GRAMMAR_KINDS,
+    LARGEST_REAL,
+    MOST_LOGPROBS,
+    Grammar,
+    GrammarKind,
+    Origin,
+    Policy,
+    Sampling,
+)
 from moa_runtime.session.handshake import NUMERIC_LIMITS, Limits
 
 SNAPSHOT_VERSION = 3
@@ -135,6 +144,8 @@ def sampling_from_json(data: object) -> Sampling:
         kind = grammar.text("kind")
         _valid("kind", kind, f"one of {', '.join(GRAMMAR_KINDS)}", kind in GRAMMAR_KINDS)
         values["grammar"] = Grammar(cast(GrammarKind, kind), grammar.text("text"))
+    if sampling.has("logprobs") and sampling.get("logprobs") is not None:
+        values["logprobs"] = sampling.number("logprobs", MOST_LOGPROBS)
     return Sampling(**values)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from moa_drafter.config import check_fit, longest_context
 from moa_runtime.bundle import TOKENIZER_FILE, Fingerprints, tokenizer_fingerprint
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
     import torch
@@ -162,12 +162,14 @@ class Outcome:
         rows: from the request's ``rows_from`` to the end of prefix and path; None if none were requested or the drafter
             takes none.
         done: False if the engine could not do the work in this step, for example because it was preempted: retry.
+        logprobs: of the path and the token, if the request's sampling asks for them.
     """
 
     path: tuple[int, ...] = ()
     token: int | None = None
     rows: Rows | None = None
     done: bool = True
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from moa_decoder.weights import DecoderWeights
+from moa_runtime.session.events import TokenLogprobs
 from moa_runtime.session.tree import chain, path_to, walk
 from moa_server.engine.base import (
     Capabilities,
@@ -46,6 +47,11 @@ class RequestState:
     def choosing(self) -> bool:
         """Whether the target chooses a token after the prefix."""
         return self.request.sampling is not None
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the chosen tokens, if they are asked for."""
+        return () if self.chooser is None else tuple(self.chooser.logprobs)
 
     @property
     def rows_wanted(self) -> Span | None:
@@ -175,7 +181,8 @@ class LocalEngine(TargetEngine):
         self._sequences.keep_blocks(request.sequence for request in requests)
         rows = [None] * len(work) if self._rows is None else self._rows.of([each.rows_wanted for each in work])
         choices = [chosen.get(each.request.sequence, ((), None)) for each in work]
-        return [Outcome(path, token, own) for (path, token), own in zip(choices, rows, strict=True)]
+        parts = zip(work, choices, rows, strict=True)
+        return [Outcome(path, token, own, logprobs=each.logprobs) for each, (path, token), own in parts]
 
     def _begun(self, request: StepRequest) -> RequestState:
         self._sequences.reuse(request.sequence, request.prefix)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_runtime.drafters.gumbel import MOST, gumbel
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import Sampling, TokenLogprobs
 from moa_runtime.session.server import AnswerSampling
 from moa_runtime.session.tree import path_to
 
@@ -41,6 +41,9 @@ class Chooser:
             ``answer_from`` on, those of another from the end of the prefix on.
         prefix: all tokens before the first choice.
         stop_tokens: those that end an answer.
+
+    Attributes:
+        logprobs: of each choice so far, by the logits as they are given; none if the sampling asks for none.
     """
 
     def __init__(self, sampling: Sampling, prefix: Sequence[int], stop_tokens: Sequence[int]) -> None:
@@ -49,6 +52,7 @@ class Chooser:
         self._counts: Int64 | None = None  # of each token in the answer before the draft; [vocab_size]
         self._known: Mask | None = None  # whether a token is in the conversation before the draft; [vocab_size]
         self._state = sampling.state if isinstance(sampling, AnswerSampling) else None
+        self.logprobs: list[TokenLogprobs] = []
         self._masks: dict[tuple[int, ...], Mask] = {}  # what the grammar allows after a path, as far as it is known
 
     def prepare(self, draft: Sequence[int], parents: Sequence[int]) -> None:
@@ -70,9 +74,11 @@ class Chooser:
     def choose(self, logits: Float32, path: Sequence[int] = ()) -> int:
         """Choose the token after the prefix and the drafted tokens ``path``; logits as in :func:`choose`."""
         position, sampling = len(self._prefix) + len(path), self._sampling
-        if sampling.penalised or sampling.biased or self._state is not None:
-            return choose(self._adjusted(logits, path, position), sampling, position)
-        return choose(logits, sampling, position)
+        adjusts = sampling.penalised or sampling.biased or self._state is not None
+        token = choose(self._adjusted(logits, path, position) if adjusts else logits, sampling, position)
+        if sampling.logprobs is not None:
+            self.logprobs.append(logprobs_of(logits, token, sampling.logprobs))
+        return token
 
     def _adjusted(self, logits: Float32, path: Sequence[int], position: int) -> Float64:
         """Return the logits that the temperature divides: ``[vocab_size]``."""
@@ -108,6 +114,25 @@ class Chooser:
             self._known = np.zeros(vocab_size, np.bool_)
             self._known[np.asarray(self._prefix, np.int64)] = True
         return self._counts, self._known
+
+
+def logprobs_of(logits: Float32, token: int, count: int) -> TokenLogprobs:
+    """Return the log probability of a token, and the ``count`` largest ones; of equal ones those of lower ids.
+
+    Args:
+        logits: ``[vocab_size]``; NaN counts as minus infinity.
+    """
+    known = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
+    best = known.max()
+    if not np.isfinite(best):  # all of the probability is that of the infinite ones
+        known, best = np.where(known == best, 0.0, -np.inf), 0.0
+    logprobs = known - (best + np.log(np.exp(known - best).sum()))
+    logprobs = np.minimum(logprobs, 0.0)
+    if not count:
+        return TokenLogprobs(float(logprobs[token]))
+    tokens = np.flatnonzero(largest(logprobs, min(count, len(logprobs))))
+    tokens = tokens[np.argsort(-logprobs[tokens], kind="stable")]
+    return TokenLogprobs(float(logprobs[token]), tuple(tokens.tolist()), tuple(logprobs[tokens].tolist()))
 
 
 def choose(logits: Float32 | Float64, sampling: Sampling, position: int) -> int:

@@ -127,9 +127,9 @@ class StepDrafts:
         assert job.token is not None
         spent = (min(int(1e6 * each), MOST_US) for each in (job.seconds, job.drafting_s))
         decided, forced = [*work.prefix, *(tokens[index] for index in path), job.token], list[int]()
-        if (state := work.sampling.state) is not None:
+        if (state := work.sampling.state) is not None and work.sampling.logprobs is None:  # which a pass computes
             forced = state.forced(self._answer(decided))
-        message = session.decide(done, path, job.token, *spent, draft_stamp=stamp, forced=forced)
+        message = session.decide(done, path, job.token, *spent, draft_stamp=stamp, forced=forced, logprobs=job.logprobs)
         if work.rows_from is not None:
             take_rows(session, job)
         if work.pushed and own is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import Sampling, TokenLogprobs
 from moa_runtime.session.tree import parents_among
 from moa_server.engine.base import Outcome, Rows, StepRequest, joined
 
@@ -70,6 +70,7 @@ class Job:
         path: indices of the accepted draft tokens.
         verified: indices of the draft tokens that the target has verified.
         token: the target's choice after the path; None until it has chosen.
+        logprobs: of the path and the token, if the sampling asks for them.
         steps: number of steps that contained a piece of it.
         seconds: total time of those steps, whatever else they contained.
         drafting_s: time that the verifier's own drafting before these steps took.
@@ -90,6 +91,7 @@ class Job:
         self.path: tuple[int, ...] = ()
         self.verified: list[int] = []
         self.token: int | None = None
+        self.logprobs: tuple[TokenLogprobs, ...] = ()
         self.steps, self.seconds, self.drafting_s = 0, 0.0, 0.0
         self._prefix = list(prefix)  # grows by what pieces of the draft were accepted
         self._draft, self._parents = list(draft), list(parents)
@@ -165,6 +167,7 @@ class Job:
         if outcome.token is None:
             return
         self.path += tuple(self._nodes[self._asked[index]] for index in outcome.path)
+        self.logprobs += outcome.logprobs
         self.verified += [self._nodes[index] for index in self._asked]
         node = self._asked[outcome.path[-1]] + 1 if outcome.path else 0
         unseen = sorted(set(range(len(self._draft))).difference(self._asked))

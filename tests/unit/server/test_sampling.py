@@ -10,7 +10,7 @@ import pytest
 from moa_runtime.drafters.gumbel import gumbel
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.server import AnswerSampling
-from moa_server.engine.sampling import Chooser, choose, largest, nucleus
+from moa_server.engine.sampling import Chooser, choose, largest, logprobs_of, nucleus
 
 P = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
 LOGITS = np.log(P.astype(np.float32))
@@ -24,6 +24,32 @@ def chi_square(chosen: list[int], exact: np.ndarray) -> float:
     expected = exact[wanted] * len(chosen)
     freedom = int(wanted.sum()) - 1
     return float((((counts[wanted] - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * max(1, freedom)))
+
+
+def test_logprobs_are_those_of_the_logits_whatever_changes_the_choice():
+    sampling = Sampling(0.5, 0.5, 3, top_k=2, presence_penalty=2.0, logit_bias=((0, 99.0),), logprobs=2)
+    chooser = Chooser(sampling, [1, 3], [4])
+    assert chooser.choose(LOGITS) == 0
+    chooser.choose(LOGITS, (3,))
+    for each in chooser.logprobs:
+        assert each.top_tokens == (1, 3) and np.allclose((each.logprob, *each.top_logprobs), np.log(P[[0, 1, 3]]))
+    assert len(chooser.logprobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("logits", "top", "values"),
+    [
+        ([1, 1, 1, 1], (0, 1), [-np.log(4)] * 3),  # of equal ones the lower ids
+        ([np.nan, 0, -np.inf, 0], (1, 3), [-np.log(2)] * 3),
+        ([np.inf, 0, 0, np.inf], (0, 3), [-np.inf, *[-np.log(2)] * 2]),
+        ([1e9, 0, 0, 0], (0, 1), [-1e9, 0, -1e9]),
+    ],
+)
+def test_logprobs_of_any_logits_are_logarithms_of_probabilities(logits, top, values):
+    found = logprobs_of(np.array(logits, np.float32), 1, 2)
+    assert found.top_tokens == top
+    assert np.allclose((found.logprob, *found.top_logprobs), values)
+    assert logprobs_of(np.array(logits, np.float32), 1, 9).top_tokens[:2] == top
 
 
 SQUARED = P**2 / (P**2).sum()

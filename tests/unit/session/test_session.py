@@ -19,7 +19,16 @@ import pytest
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Cause, Decided, Faulted, Grammar, Origin, RowsReceived, Sampling
+from moa_runtime.session.events import (
+    Cause,
+    Decided,
+    Faulted,
+    Grammar,
+    Origin,
+    RowsReceived,
+    Sampling,
+    TokenLogprobs,
+)
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import AnswerSampling, RowsWork, ServerSession, Verify
@@ -151,6 +160,7 @@ def test_a_verifier_of_chains_refuses_trees() -> None:
         (wire.Sampling(logit_bias={3: 101}), "3, 101"),
         (wire.Sampling(logit_bias={1 << 31: 1}), str(1 << 31)),
         (wire.Sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "1025"),
+        (wire.Sampling(logprobs=21), "21"),
         (wire.Sampling(temperature=math.nan), "nan"),
         (wire.Sampling(temperature=-1), "-1.0"),
         (wire.Sampling(temperature=math.inf), "inf"),
@@ -166,7 +176,9 @@ def test_sampling_that_is_unsupported_or_out_of_range_is_refused(sampling: wire.
 
 
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.25}
-ALL_FIELDS = Sampling(0.5, 0.75, 7, 40, 0.125, **PENALTIES, logit_bias=((2, 1.5), (5, -100.0)), min_tokens=3)
+ALL_FIELDS = Sampling(
+    0.5, 0.75, 7, 40, 0.125, **PENALTIES, logit_bias=((2, 1.5), (5, -100.0)), min_tokens=3, logprobs=3
+)
 WITH_GRAMMAR = replace(ALL_FIELDS, grammar=Grammar("regex", "a+"))
 
 
@@ -232,6 +244,43 @@ def test_forced_tokens_are_committed_at_once_and_their_rows_follow_with_the_next
     work = session.receive(wire.ClientMessage(draft=draft))
     assert isinstance(work, Verify) and work.prefix == (*PROMPT, 8, 9, 10)
     assert session.decide(work, [0], 12).verdict.rows_until == 7
+
+
+def test_a_verdict_that_is_sent_again_has_the_logprobs_that_are_still_known() -> None:
+    session = ServerSession(replace(LIMITS, max_context=4000), VOCAB, [0])
+    prompt = wire.Prompt(epoch=1, tokens=PROMPT, sampling=wire.Sampling(logprobs=1))
+    work, sent = receive(session, prompt=prompt), []
+    for number in range(1100):
+        assert isinstance(work, Verify) and work.sampling.logprobs == 1
+        known = [TokenLogprobs(-float(number), (3,), (-0.5,))] if number else []  # an engine may give none
+        sent += session.decide(work, [], 1, logprobs=known, sent=number < 50).verdict.logprobs
+        work = receive(session, draft=wire.Draft(epoch=1, base_len=len(session.committed)))
+    again = receive(session, draft=wire.Draft(epoch=1, base_len=len(PROMPT)))
+    assert isinstance(again, wire.ServerMessage) and len(again.verdict.logprobs) == 1100
+    assert [each.HasField("logprob") for each in again.verdict.logprobs] == [False] * 76 + [True] * 1024
+    assert list(again.verdict.logprobs)[76:] == sent[76:] and not sent[0].HasField("logprob")
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        [{"logprob": -1}] * 2,
+        [{"logprob": 0.5}],
+        [{"logprob": math.nan}],
+        [{"logprob": -1, "top_tokens": [VOCAB], "top_logprobs": [-1]}],
+        [{"logprob": -1, "top_tokens": [1], "top_logprobs": []}],
+        [{"logprob": -1, "top_tokens": [1] * 21, "top_logprobs": [-1] * 21}],
+    ],
+)
+def test_a_verdict_with_broken_logprobs_is_a_fault(logprobs: list[dict[str, object]]) -> None:
+    for wanted, broken in ((1, True), (None, False)):
+        pair = connected()
+        pair.client._vocab_size = VOCAB
+        pair.client.prompt(PROMPT, Sampling(logprobs=wanted))
+        verdict = wire.Verdict(epoch=pair.client._outgoing.epoch, base_len=len(PROMPT), tokens=[1])
+        verdict.logprobs.extend(wire.TokenLogprobs(**each) for each in logprobs)  # type: ignore[arg-type]
+        events = pair.client.receive(wire.ServerMessage(verdict=verdict).SerializeToString())
+        assert isinstance(events[0], Faulted) == broken
 
 
 def test_a_snapshot_has_penalties_and_biases_only_if_there_are_any() -> None:

@@ -17,6 +17,7 @@ from moa_drafter.drafter import Drafter
 from moa_drafter.target import target_facts
 from moa_drafter.target_facts import TargetFacts
 from moa_drafter.target_folder import write_tensors
+from moa_runtime.session.events import TokenLogprobs
 from moa_runtime.session.tree import chain
 from moa_runtime.tokens import common_length
 from moa_server.engine.base import (
@@ -102,12 +103,15 @@ class RequestProgress:
         accepted: number of those that were accepted.
         token: the target's choice after them.
         done: whether nothing is left to do.
+        logprobs: of the accepted tokens and the choice, if they are asked for.
     """
 
     def __init__(self, request: StepRequest, held: HeldSequence, *, done: bool = False) -> None:
         self.request, self.held, self.done = request, held, done
         self.draft, self.accepted = list(request.draft), 0
         self.token: int | None = None
+        self.logprobs: tuple[TokenLogprobs, ...] = ()
+        self._chooser: Chooser | None = None
 
     @property
     def processed(self) -> list[int]:
@@ -117,13 +121,16 @@ class RequestProgress:
     def chooser(self, stop_tokens: Sequence[int]) -> Chooser | None:
         """Return what chooses after :attr:`processed` and along the draft; None if nothing is chosen."""
         sampling = self.request.sampling
-        return None if sampling is None else Chooser(sampling, self.processed, stop_tokens)
+        self._chooser = None if sampling is None else Chooser(sampling, self.processed, stop_tokens)
+        return self._chooser
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the result of one of vLLM's steps: the accepted tokens, and the choice after them."""
         if self.request.sampling is None:
             self.held.tokens, self.held.chosen, self.done = list(self.request.prefix), None, True
             return
+        if self._chooser is not None:  # vLLM also samples in the middle of a prefix
+            self.logprobs += tuple(self._chooser.logprobs[: len(tokens)])
         for token in tokens:
             if not self.draft or token != self.draft[0]:
                 self.token, self.done = token, True
@@ -297,7 +304,9 @@ class VllmEngine(TargetEngine):
             if not work.done:
                 self._drop(work.request.sequence)
         return [
-            Outcome(tuple(range(work.accepted)), work.token, own) if work.done else Outcome(done=False)
+            Outcome(tuple(range(work.accepted)), work.token, own, logprobs=work.logprobs)
+            if work.done
+            else Outcome(done=False)
             for work, own in zip(works, rows, strict=True)
         ]
 
