@@ -17,6 +17,7 @@ import { byId, setText } from "./views/dom.js";
 import { SettingsView, type Chosen } from "./views/settings_view.js";
 import { BannerView, LinkView, NoticeView, speak } from "./views/status_views.js";
 
+const OPEN_CHAT = "open chat";
 const LOOK_MS = 250; // interval of polling the link, whose waiting times are counted down
 
 /** The page's state, and its reactions to the user. */
@@ -51,9 +52,11 @@ export class App {
     forget: () => void this.forget(),
   };
 
+  /** @param tab stores which chat is open, until this tab is closed. */
   constructor(
     chats: Chats,
     private token: string,
+    private readonly tab: Pick<Storage, "getItem" | "setItem">,
   ) {
     const conversations = (this.conversations = new Conversations(chats, () => this.settings, {
       changed: () => this.changed(),
@@ -102,6 +105,12 @@ export class App {
     });
     setInterval(() => this.look(), LOOK_MS);
     document.addEventListener("visibilitychange", () => this.seenOrHidden());
+  }
+
+  /** Open the chat that this tab had open before it was loaded again. */
+  async reopen(): Promise<void> {
+    const id = this.tab.getItem(OPEN_CHAT);
+    if (id !== null) await this.conversations.open(id);
   }
 
   /**
@@ -215,12 +224,13 @@ export class App {
     const link = connection.chat?.link ?? null;
     const { messages } = conversations;
     const { state } = connection.device;
+    if (conversations.chat.id !== this.tab.getItem(OPEN_CHAT)) this.tab.setItem(OPEN_CHAT, conversations.chat.id);
     setText(byId("title"), conversations.chat.title || "New chat");
     this.link.show(link, connection.problem === "" ? "starting…" : "not connected");
     this.banner.show(bannerOf(connection.problem, this.link.wantedOffline ? null : link, state, this.postponed, this.bannerActions));
     this.settingsView.showDevice(deviceNotice(state, this.bannerActions));
     this.conversation.show(messages, conversations.busy, conversations.waiting, settings.origins);
-    this.composer.show(conversations.busy, connection.talk !== null);
+    this.composer.show(conversations.busy && !conversations.atLimit, connection.talk !== null);
     this.sayAnswer();
   }
 

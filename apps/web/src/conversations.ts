@@ -7,7 +7,7 @@ import { correctedWords } from "./corrections.js";
 import { canGoOn, settled, titleOf, turnsOf, type Message } from "./message.js";
 import { newSeed, samplingOf, thinkingOf, type ChatSettings, type Recommended, type Settings } from "./settings.js";
 import { CheckedAnswer, StreamingAnswer } from "./streaming_answer.js";
-import { AS_WRITTEN, PAUSES, asSentence, correctedSentence, countWords, readingWords } from "./strings.js";
+import { ALONE, AS_WRITTEN, PAUSES, asSentence, correctedSentence, countWords, readingWords } from "./strings.js";
 
 const SAVE_MS = 700; // a crash loses at most the text of this time
 
@@ -170,17 +170,26 @@ export class Conversations {
     return this.answering !== null && !(this.answering instanceof CheckedAnswer);
   }
 
+  /** Whether the answer waits for the server at the limit of what the device writes alone: the user may ask something else. */
+  get atLimit(): boolean {
+    return this.busy && this.answering!.pause === "limit" && !this.answering!.replaces;
+  }
+
   /** Why the answer does not go on, in a sentence; empty while it does. */
   get waiting(): string {
     const { answering, talk } = this;
     if (answering === null || talk === null) return "";
     if (answering.pause !== null) return PAUSES[answering.pause];
     if (answering.message.content !== "") return "";
-    return talk.chat.link.status === "online" ? readingWords(talk.chat.newTokens) : PAUSES.off;
+    return talk.chat.link.status === "online" ? readingWords(talk.chat.newTokens) : ALONE;
   }
 
   /** Ask in the open chat. */
   async send(text: string): Promise<void> {
+    if (this.atLimit) {
+      this.stop();
+      await this.following;
+    }
     await this.leaveCheck();
     await this.ask(text, this.chat.messages.length);
     await this.check();

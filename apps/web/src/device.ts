@@ -21,12 +21,17 @@ const INSECURE =
   "This page came over plain http, so browsers do not let it store data or draft here: it works while the server is reachable. " +
   "Open it by https (moa-serve --web with --tls-cert) to continue without a network.";
 
+const FULL =
+  "This browser's storage is full, so this device keeps no model: it works while the server is reachable. " +
+  "Free some space, or delete chats, and reload the page to continue without a network.";
+
 /** The bundle and the models of this device. */
 export class Device {
   state: DeviceState = { kind: "looking" };
   /** Whether to download the writer, too, if the bundle has one. */
   wantsWriter = true;
   private store: BundleStore = new MemoryStore();
+  private full = false; // nothing can be stored: the bundle's texts are in memory
   private models: Models | null = null;
   private download: AbortController | null = null;
   private forgetting: Promise<void> | null = null; // a second tap waits for the first
@@ -41,10 +46,18 @@ export class Device {
    * @throws BundleError they cannot be downloaded.
    */
   async open(url: string, anew: boolean): Promise<Bundle> {
+    this.full = false;
     this.store = await browserStore();
     const options = { store: this.store, drafter: false };
     if (anew) await Bundle.update(url, options).catch(() => undefined); // without the server, use the stored one
-    return Bundle.open(url, options);
+    try {
+      return await Bundle.open(url, options);
+    } catch (error) {
+      if (((error as Error).cause as Error | undefined)?.name !== "QuotaExceededError") throw error;
+      this.full = true;
+      this.store = new MemoryStore();
+      return Bundle.open(url, { store: this.store, drafter: false });
+    }
   }
 
   /** Return loaded drafters if the models are here; else none, and the state tells why. */
@@ -55,6 +68,7 @@ export class Device {
       return { drafter: copyingDrafter(bundle.manifest) };
     }
     if (!isSecureContext) this.become({ kind: "unable", why: INSECURE });
+    else if (this.full) this.become({ kind: "unable", why: FULL });
     else if (web === undefined) this.become({ kind: "unable", why: "This server's bundle has no drafter for browsers: export it with --target web." });
     else if (!(await this.holds(url, bundle))) this.become({ kind: "absent", ...this.needs(bundle) });
     else await this.start(bundle);

@@ -10,8 +10,9 @@ const BLOCKED = "This browser does not let the page store data: allow data (cook
 
 try {
   const token = takeToken(); // before anything that may fail, so that it does not stay in the address bar
-  const app = new App(await ChatDatabase.open(), token);
+  const app = new App(await ChatDatabase.open(), token, sessionStorage);
   void watchUpdates((takeOver) => app.offerUpdate(takeOver));
+  await app.reopen();
   await app.start();
 } catch (error) {
   byId("banner").hidden = false;

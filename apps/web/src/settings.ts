@@ -51,7 +51,7 @@ export const USUAL_SETTINGS: Settings = {
   drafting: "auto",
   savePower: false,
   writer: true,
-  origins: true,
+  origins: false,
   chats: USUAL_CHAT,
 };
 

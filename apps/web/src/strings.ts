@@ -41,6 +41,9 @@ export const PAUSES: { readonly [reason in PauseReason]: string } = {
   background: "Paused in the background; it continues when you are back…",
 };
 
+/** While the server is away, and this device has not begun to write. */
+export const ALONE = "The server is away: this device prepares to write on its own…";
+
 export function readingWords(tokens: number): string {
   return tokens > 0
     ? `The server reads your text (${tokens.toLocaleString("en")} tokens)…`

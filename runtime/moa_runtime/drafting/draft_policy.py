@@ -124,12 +124,14 @@ class DraftPolicy:
         if self.offline == "off" or session.sampling.grammar is not None:
             return PauseReason.OFF
         if not self._has_source:
-            return PauseReason.UNPREPARED
+            return None if self._writer_follows else PauseReason.UNPREPARED
         if self.conditions.low_power:
             return PauseReason.LOW_POWER
         finish = session.tentative_finish
+        if finish is None and self._unsure:
+            return None if self._writer_follows else PauseReason.UNSURE
         if finish is None:
-            return PauseReason.UNSURE if self._unsure else PauseReason.LIMIT
+            return PauseReason.LIMIT
         return PauseReason.END if finish is FinishReason.STOP else PauseReason.LENGTH
 
     # -- helpers -------------------------------------------------------------------------------
@@ -149,6 +151,11 @@ class DraftPolicy:
     def _writer_active(self) -> bool:
         """Whether the offline writer proposes: only during an outage, because it has to read the whole conversation."""
         return self._writer is not None and self.offline == "writer" and self._timeouts.outage
+
+    @property
+    def _writer_follows(self) -> bool:
+        """Whether the offline writer will continue the answer, as soon as the target's silence is an outage."""
+        return self._writer is not None and self.offline == "writer" and not self._timeouts.outage
 
     @property
     def _active(self) -> Drafter | None:

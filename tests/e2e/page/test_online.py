@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from support.page.browsing import QUESTION, TOKEN, Person, Site
+import json
+
+from support.page.browsing import QUESTION, TOKEN, Chromium, Person, Site
 
 COUNT = 24
 
@@ -21,7 +23,9 @@ def test_a_chat_with_the_token_of_the_address(site: Site, person: Person) -> Non
 
     page.do("reload")
     page.link("online")
-    assert page.count("#empty:visible") == 1  # a new chat; the other one is in the list
+    assert len(page.messages) == 4  # the tab's chat is open again
+    page.do("click", "#new-chat")
+    assert page.count("#empty:visible") == 1
     page.do("click", "#show-chats")
     page.do("click", "#rows .open")
     page.wait("#messages .assistant")
@@ -78,6 +82,70 @@ def test_reasoning_is_folded_and_switched_off(reasoning_site: Site, person: Pers
     assert page.count(".reasoning") == 1 and page.messages[3]
     page.do("click", "#show-settings")
     page.hidden_text("#device-words", "has no drafter")
+
+
+_MARKDOWN = """**Red** and `blue`:
+
+1. one <img src="x.png"> &amp; ![two](y.png)
+2. [bad](javascript:alert(1)), [good](https://example.org)
+
+| a | b |
+| - | - |
+| 1 | ~~2~~ |
+"""
+#: Store a chat with one answer, of which the last 9 characters are not confirmed.
+_STORE = """
+([content]) => new Promise((resolve, reject) => {
+  const request = indexedDB.open("moa-edge chats");
+  request.onsuccess = () => {
+    const at = content.length - 9;
+    const part = (text, committed) => ({ text, origin: committed ? "corrected" : "offline", committed });
+    const spans = [part(content.slice(0, at), true), part(content.slice(at), false)];
+    const usual = { spans: [], dropped: [], finished: true, remarks: "", figures: [] };
+    const common = { ...usual, cutOff: null, unconfirmed: null, target: "" };
+    const messages = [{ ...common, role: "user", content: "*Why?*" }, { ...common, role: "assistant", content, spans }];
+    const settings = { system: "", maxNewTokens: 8, recommended: true, temperature: 0, topP: 1 };
+    const row = { id: "one", title: "One", updated: 1, unconfirmed: false, unfinished: false };
+    const open = request.result.transaction(["summaries", "chats"], "readwrite");
+    open.objectStore("summaries").put(row);
+    open.objectStore("chats").put({ ...row, settings, messages });
+    open.oncomplete = resolve;
+    open.onabort = reject;
+  };
+})
+"""
+
+
+def test_an_answer_is_markdown_that_loads_nothing(site: Site, chromium: Chromium) -> None:
+    with chromium.person(origins=False) as person:
+        page = person.online(site.url())
+        page.do("evaluate", f"({_STORE})([{json.dumps(_MARKDOWN)}])")
+        person.requests()
+        page.do("click", "#show-chats")
+        page.do("click", "#rows .open")
+        page.wait(".markdown table")
+        found = [
+            page.count(f".markdown {name}") for name in ("strong", "code", "ol > li", "td", "s", "img", "a[href^=http]")
+        ]
+        assert found == [1, 1, 2, 2, 1, 0, 1] and page.count(".markdown a[href^=javascript]") == 0
+        assert page.do("texts", ".markdown .offline.tentative") == ["2"] and page.count(".user em") == 0
+        assert not [url for url in person.requests() if url.endswith("png")]
+        page.set_up(8, origins=True)
+        page.gone(".markdown")
+        assert page.messages == ["*Why?*", _MARKDOWN]
+
+
+def test_a_full_storage_is_said_and_the_chat_goes_on(site: Site, person: Person) -> None:
+    page = person.open(f"{site.url(token='')}icon.svg")
+    page.do("quota", site.url(token=""), 1)  # before the first use: Chromium asks for it then
+    page.do("goto", site.url())
+    page.link("online")
+    page.set_up(COUNT)
+    page.answer()
+    page.wait("#notice-text", "its storage is full")
+    assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)]
+    page.answer("And why?")
+    assert page.messages[3]
 
 
 def test_the_list_of_chats(site: Site, person: Person) -> None:
@@ -147,8 +215,7 @@ new Promise((resolve) => {{
 def test_a_chat_whose_stored_form_is_damaged_is_said_and_the_page_goes_on(site: Site, person: Person) -> None:
     page = person.online(site.url(), 4)
     page.answer()
-    page.do("reload")
-    page.link("online")
+    page.do("click", "#new-chat")
     page.do("evaluate", _STORED.format(version=""))
     page.do("click", "#show-chats")
     page.do("click", "#rows .open")

@@ -55,6 +55,17 @@ def test_what_was_written_offline_is_checked_and_can_be_had_back(site: Site, per
     assert page.messages == alone
 
 
+def test_at_the_limit_of_what_is_written_alone_another_question_can_be_asked(site: Site, person: Person) -> None:
+    page = person.open_with_model(site.url())
+    page.set_up(400)
+    page.do("click", "#offline")
+    page.ask()
+    page.wait(".waiting", "Offline limit")
+    page.ask("And why?")
+    page.wait(".remarks", "confirmed yet")
+    assert page.messages[2] == "And why?"
+
+
 def test_a_second_start_asks_for_nothing_and_works_without_a_network(site: Site, person: Person) -> None:
     page = person.open_with_model(site.url())
     page.set_up(COUNT)

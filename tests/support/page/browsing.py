@@ -56,10 +56,13 @@ class Chromium:
         assert "error" not in answer, answer["error"]
         return answer["value"]
 
-    def person(self, **options: Any) -> Person:
-        """A new one, whose browser has kept nothing yet; ``options`` are those of Playwright's contexts."""
+    def person(self, *, origins: bool = True, **options: Any) -> Person:
+        """A new one, whose browser has kept nothing yet; ``options`` are those of Playwright's contexts.
+
+        With ``origins`` answers are shown as they were written, else as Markdown, which is the page's default.
+        """
         name = next(self._names)
-        self.do("context", name, options)
+        self.do("context", name, {"origins": True} if origins else {}, options)
         return Person(self, name, lambda: next(self._names))
 
     def close(self) -> None:
@@ -147,12 +150,14 @@ class Page:
         self.do("click", "#settings-form button[type=submit]")
         self.wait("#send:enabled")
 
-    def set_up(self, most: int, drafting: str = "auto") -> None:
-        """Limit answers to ``most`` tokens, here and in new chats."""
+    def set_up(self, most: int, drafting: str = "auto", *, origins: bool = False) -> None:
+        """Limit answers to ``most`` tokens, here and in new chats; ``origins`` ticks that box."""
         self.do("click", "#show-settings")
         self.do("fill", "#most", str(most))
         self.do("click", "[name=forNew]")
         self.do("select", "#drafting", drafting)
+        if origins:
+            self.do("click", "[name=origins]")
         self.do("click", "#settings-form button[type=submit]")
         self.wait("#send:enabled")
 

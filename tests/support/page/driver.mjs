@@ -19,10 +19,11 @@ const contexts = new Map(); // by name: a person's browser, with what it keeps
 const pages = new Map(); // by name
 
 const COMMANDS = {
-  /** A browser with storage of its own; `options` are Playwright's. */
-  async context(name, options) {
+  /** A browser with storage of its own, in which pages have these settings at first; `options` are Playwright's. */
+  async context(name, settings, options) {
     const context = await browser.newContext({ viewport: { width: 390, height: 844 }, hasTouch: true, ...options });
     context.setDefaultTimeout(PATIENCE_MS);
+    await context.addInitScript((first) => (localStorage.settings ??= first), JSON.stringify(settings));
     contexts.set(name, { context, requests: [] });
     context.on("request", (request) => contexts.get(name).requests.push(request.url()));
   },
@@ -56,6 +57,11 @@ const COMMANDS = {
     await Promise.race([session.send("Page.crash").catch(() => undefined), crashed]);
     await crashed;
     await page.close();
+  },
+  /** Let the pages of an origin store this many bytes. */
+  async quota(name, url, quotaSize) {
+    const session = await pages.get(name).page.context().newCDPSession(pages.get(name).page);
+    await session.send("Storage.overrideQuotaForOrigin", { origin: new URL(url).origin, quotaSize });
   },
   async goto(name, url) {
     await pages.get(name).page.goto(url);

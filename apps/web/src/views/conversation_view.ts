@@ -6,8 +6,10 @@ import { canGoOn, parted, type Dropped, type Message } from "../message.js";
 import { DROPPED, ORIGINS, REASONING, TENTATIVE, droppedSentence, originSentence } from "../strings.js";
 import { wholeDropped, wholeWords } from "../whole_words.js";
 import { button, byId, make } from "./dom.js";
+import { markdownNodes } from "./markdown.js";
 
 const NEAR_PX = 80; // this close to the end, the view follows the answer
+const SHOWN_WORDS = 12; // of text that was taken back; a tap tells all of it
 
 interface Row {
   message: Message;
@@ -98,7 +100,8 @@ export interface Look {
 export function messageNode(message: Message, position: number, look: Look, actions: MessageActions): HTMLLIElement {
   const who = make("span", "hidden", message.role === "user" ? "You: " : "Answer: ");
   const { answer, reasoning } = parted(message);
-  const text = make("div", "text", who);
+  const plain = message.role === "user" || look.origins;
+  const text = make("div", plain ? "text" : "text markdown", who);
   if (reasoning !== null) {
     text.append(make("details", "reasoning", make("summary", "", REASONING), ...textNodes(reasoning, look.origins)));
   }
@@ -112,21 +115,14 @@ export function messageNode(message: Message, position: number, look: Look, acti
   return item;
 }
 
+/** Return the nodes of a text: with origins as it was written; without, as Markdown, in which only unconfirmed text is marked. */
 function textNodes(message: Message, origins: boolean): Node[] {
   if (message.role === "user") return [document.createTextNode(message.content)];
   if (origins) return originNodes(message);
-  // Confirmed text is plain then; the rest is marked, because it may still change.
-  const certain: Message = {
-    ...message,
-    dropped: [],
-    spans: message.spans.filter((span) => !span.committed),
-  };
-  const length = message.spans.reduce((sum, span) => sum + (span.committed ? span.text.length : 0), 0);
-  const rest = message.content.slice(length);
-  if (certain.spans.length === 0 || certain.spans.map(({ text }) => text).join("") !== rest) {
-    return [document.createTextNode(message.content)];
-  }
-  return [document.createTextNode(message.content.slice(0, length)), ...originNodes({ ...certain, content: rest })];
+  const certain = message.spans.reduce((sum, span) => sum + (span.committed ? span.text.length : 0), 0);
+  const from = message.spans.length > 0 ? certain : message.content.length;
+  const origin = message.spans.find((span) => !span.committed)?.origin ?? "drafted";
+  return markdownNodes(message.content, from, (text) => piece({ text, origin, committed: false }));
 }
 
 function toolNodes(message: Message, position: number, look: Look, actions: MessageActions): Node[] {
@@ -215,8 +211,11 @@ function piece(shown: Piece): DocumentFragment {
   return all;
 }
 
+/** Return text that was taken back, shortened to its first words: a whole outage's text would hide the answer. */
 function takenBack({ text }: Dropped): HTMLElement {
-  const made = make("del", "", text);
+  const words = text.split(/(?<=\S)(?=\s)/u);
+  const rest = words.length - SHOWN_WORDS;
+  const made = make("del", "", rest > 0 ? `${words.slice(0, SHOWN_WORDS).join("")}… (${rest} more)` : text);
   PIECES.set(made, { text, origin: null, committed: false });
   return made;
 }

@@ -107,10 +107,11 @@ export class DraftPolicy<D extends Drafter> {
     if (this.conditions.background && (this.alone || !session.awaitingVerdict)) return "background";
     if (!this.alone) return undefined;
     if (this.offline === "off") return "off";
-    if (!this.hasSource) return "unprepared";
+    if (!this.hasSource) return this.writerFollows ? undefined : "unprepared";
     if (this.conditions.lowPower) return "low power";
     const finish = session.tentativeFinish;
-    if (finish === null) return this.unsure ? "unsure" : "limit";
+    if (finish === null && this.unsure) return this.writerFollows ? undefined : "unsure";
+    if (finish === null) return "limit";
     return finish === "stop" ? "end" : "length";
   }
 
@@ -130,6 +131,11 @@ export class DraftPolicy<D extends Drafter> {
    */
   private get writerActive(): boolean {
     return this.writer !== undefined && this.offline === "writer" && this.timeouts.outage;
+  }
+
+  /** Whether the offline writer will continue the answer, as soon as the target's silence is an outage. */
+  private get writerFollows(): boolean {
+    return this.writer !== undefined && this.offline === "writer" && !this.timeouts.outage;
   }
 
   /** The drafter or writer that proposes now; undefined if there is none. */
