@@ -29,9 +29,13 @@ def parsed() -> dict[str, dict[Path, ast.Module]]:
     return sources()
 
 
+@pytest.fixture(scope="module")
+def classes(parsed) -> set[str]:
+    return error_classes(parsed)
+
+
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_error_has_a_code(parsed, package):
-    classes = error_classes(parsed)
+def test_every_error_has_a_code(parsed, classes, package):
     without = [
         f"{path.relative_to(REPOSITORY)}:{line}: {sentence}"
         for path, tree in parsed[package].items()
@@ -42,9 +46,9 @@ def test_every_error_has_a_code(parsed, package):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_sentences_are_those_of_the_golden_file(parsed, package):
+def test_sentences_are_those_of_the_golden_file(parsed, classes, package):
     """After a change: ``PYTHONPATH=tests python -m support.sentences``, then read its diff as a user would."""
-    assert (GOLDEN / f"{package}.txt").read_text("utf-8") == golden(parsed[package], error_classes(parsed))
+    assert (GOLDEN / f"{package}.txt").read_text("utf-8") == golden(parsed[package], classes)
 
 
 def test_an_error_crosses_processes_with_all_that_it_has():

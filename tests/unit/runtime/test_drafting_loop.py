@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moa_runtime.drafters.base import GREEDY, Budget, RowlessDrafter
@@ -187,6 +187,7 @@ def test_drafts_that_never_arrive_pause() -> None:
     assert 10 < _finish(streamed, lambda drafts: []) < 30
 
 
+@settings(max_examples=40)
 @given(data=st.data(), skill=st.sampled_from([0.3, 0.9]))
 def test_late_stale_lost_and_reordered_drafts_do_not_change_the_text(data: st.DataObject, skill: float) -> None:
     held: list[wire.ClientMessage] = []

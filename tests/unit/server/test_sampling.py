@@ -16,16 +16,6 @@ P = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
 LOGITS = np.log(P.astype(np.float32))
 
 
-def chi_square(chosen: list[int], exact: np.ndarray) -> float:
-    """Squared deviations from the exact distribution, in units of their standard deviation above what is expected."""
-    wanted = exact > 0
-    counts = np.bincount(chosen, minlength=len(exact))
-    assert not counts[~wanted].any()
-    expected = exact[wanted] * len(chosen)
-    freedom = int(wanted.sum()) - 1
-    return float((((counts[wanted] - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * max(1, freedom)))
-
-
 def test_logprobs_are_those_of_the_logits_whatever_changes_the_choice():
     sampling = Sampling(0.5, 0.5, 3, top_k=2, presence_penalty=2.0, logit_bias=((0, 99.0),), logprobs=2)
     chooser = Chooser(sampling, [1, 3], [4])
@@ -55,6 +45,12 @@ def test_logprobs_of_any_logits_are_logarithms_of_probabilities(logits, top, val
 SQUARED = P**2 / (P**2).sum()
 
 
+def drawn(shares, seed: int, position: int) -> int:
+    """The token that the noise of a position draws from a distribution."""
+    with np.errstate(divide="ignore"):
+        return int((np.log(shares) + gumbel(seed, position, np.arange(len(shares)))).argmax())
+
+
 @pytest.mark.parametrize(
     ("sampling", "exact"),
     [
@@ -70,13 +66,17 @@ SQUARED = P**2 / (P**2).sum()
         (Sampling(1.0, 0.45, 3, min_p=0.5), [0, 1, 0, 0, 0]),
     ],
 )
-def test_sampled_shares_are_the_exact_distribution(sampling, exact):
+def test_the_noise_draws_from_the_exact_distribution(sampling, exact):
     """Over positions, and over seeds at one position."""
-    over_positions = [choose(LOGITS, sampling, position) for position in range(3000)]
-    seeds = [replace(sampling, seed=n) for n in range(3000)]
-    over_seeds = [choose(LOGITS, each, 77) for each in seeds]
-    for chosen in (over_positions, over_seeds):
-        assert chi_square(chosen, np.array(exact)) < 4.5
+    for n in range(100):
+        assert choose(LOGITS, sampling, n) == drawn(exact, sampling.seed, n)
+        assert choose(LOGITS, replace(sampling, seed=n), 77) == drawn(exact, n, 77)
+
+
+def test_shares_are_the_exact_distribution():
+    counts = np.bincount([choose(LOGITS, Sampling(0.5, 1.0, 3), position) for position in range(1000)], minlength=5)
+    expected = 1000 * SQUARED
+    assert ((counts - expected) ** 2 / expected).sum() < 16.7  # chi-square with 4 degrees of freedom: 99.8 %
 
 
 PREFIX, ANSWER_FROM, STOPS = [0, 4, 4, 1, 3, 1], 3, (3,)  # the answer so far is 1, 3, 1
@@ -124,11 +124,10 @@ def exact_shares(sampling, path):
 )
 def test_shares_with_penalties_and_biases_are_the_exact_ones(asked, path):
     sampling = AnswerSampling(**{"temperature": 1.0, "answer_from": ANSWER_FROM} | asked)
-    chosen = [
-        Chooser(replace(sampling, seed=seed), PREFIX, STOPS).choose(LOGITS + np.float32(1.5), path)
-        for seed in range(2000)
-    ]
-    assert chi_square(chosen, exact_shares(sampling, path)) < 4.5
+    shares = exact_shares(sampling, path)
+    for seed in range(100):
+        chooser = Chooser(replace(sampling, seed=seed), PREFIX, STOPS)
+        assert chooser.choose(LOGITS + np.float32(1.5), path) == drawn(shares, seed, len(PREFIX) + len(path))
 
 
 def test_a_choice_after_a_drafted_path_is_that_after_the_same_tokens_in_the_prefix():
