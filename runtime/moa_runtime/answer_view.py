@@ -24,6 +24,8 @@ from moa_runtime.tokens import common_length
 
 #: Offline tokens below which a disagreement is not worth a question: a late verdict often overtakes a few.
 _WORTH_ASKING = 8
+#: Tokens of a draft in the figures, whatever a server says.
+_MOST_DRAFTED = 1024
 
 
 class AnswerRecord:
@@ -100,6 +102,9 @@ class AnswerRecord:
             statistics.round_trips.append(event.waited_s)
             statistics.wait_seconds += event.waited_s
             statistics.streamed = isinstance(event, Pushed)
+            if event.drafted:
+                drafted = min(event.drafted, _MOST_DRAFTED)
+                statistics.verified.append((drafted, min(event.accepted, drafted)))
             if isinstance(event, Pushed) and not event.draft_stamp:
                 statistics.server_drafted += event.drafted
                 statistics.server_accepted += event.accepted

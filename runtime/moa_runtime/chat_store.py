@@ -336,6 +336,8 @@ def _figure(name: str, data: Any) -> Any:
         if not re.fullmatch("[a-z0-9, ]{0,200}", dtype := data.get(name, "")):
             raise ValueError("dtype names no types of numbers")
         return dtype
+    if name == "verified":  # likewise
+        return [(checked_count(drafted), checked_count(accepted)) for drafted, accepted in data.get(name, [])]
     value, kind = data[name], type(getattr(Statistics(), name))
     if kind is list:
         return [_seconds(each) for each in value]

@@ -61,6 +61,8 @@ class Statistics:
         rolled_back: tentative tokens dropped.
         taken_back: tokens of verdicts that the user replaced with the device's own text.
         draft_seconds, wait_seconds: time spent drafting, and waiting for verdicts.
+        verified: of each draft that was verified, the device's or the server's, the numbers of its tokens and of those
+            that the target accepted.
         round_trips: seconds from sending to each verdict; of a pushed one, from the verdict before.
         first_token_seconds: from the question to the first committed token.
         dtype: type of the target's numbers, such as "int4"; several, as in "int4, float32", if a verifier of another
@@ -88,6 +90,7 @@ class Statistics:
     draft_seconds: float = 0.0
     wait_seconds: float = 0.0
     round_trips: list[float] = field(default_factory=list)
+    verified: list[tuple[int, int]] = field(default_factory=list)
     dtype: str = ""
 
     @property
@@ -106,12 +109,12 @@ class Statistics:
 
     def snapshot(self) -> Statistics:
         """Return a copy that later rounds do not change."""
-        return replace(self, round_trips=list(self.round_trips))
+        return replace(self, round_trips=list(self.round_trips), verified=list(self.verified))
 
     def as_dict(self) -> dict[str, float | int | str | None]:
         """Return plain figures for JSON."""
         trips = sorted(self.round_trips)
-        plain = [each.name for each in fields(self) if each.name not in ("streamed", "round_trips")]
+        plain = [each.name for each in fields(self) if each.name not in ("streamed", "round_trips", "verified")]
         figures = {name: getattr(self, name) for name in plain} | {
             "wasted": self.wasted,
             "tau": self.tau,

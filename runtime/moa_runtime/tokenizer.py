@@ -29,6 +29,12 @@ _RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
 #: Around the number of a special token that a user has typed. Unicode keeps these characters for internal use.
 _GUARD_OPEN, _GUARD_CLOSE = "\ufdd0", "\ufdd1"
 _GUARDED = re.compile(f"{_GUARD_OPEN}([0-9]+){_GUARD_CLOSE}")
+#: A byte that is a token of its own.
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")
+#: The bytes of GPT-2's letters: printable ones are themselves, the others follow from 256 on.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE}
+_BYTES |= {chr(256 + at): byte for at, byte in enumerate(sorted(set(range(256)).difference(_PRINTABLE)))}
 
 
 class HistoryRewrittenError(ChatTemplateError):
@@ -93,6 +99,17 @@ class ChatTokenizer:
         """Return the text of ``tokens``; bytes that are no UTF-8 become replacement characters."""
         with self._failures():
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token in the middle of a text, perhaps of a part of a character."""
+        written = str(self._tokenizer.id_to_token(token) or "")
+        if token in self._added:
+            return written.encode()
+        if fallback := _FALLBACK.fullmatch(written):
+            return bytes.fromhex(fallback[1])
+        if self._by_bytes and all(letter in _BYTES for letter in written):
+            return bytes(_BYTES[letter] for letter in written)
+        return self.decode([*self._letter, token])[len(self.decode(self._letter)) :].encode()
 
     @property
     def knows_thinking(self) -> bool:
@@ -173,6 +190,22 @@ class ChatTokenizer:
             encoded = self._tokenizer.encode("a", add_special_tokens=True)
         marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
         return [token for token, _ in takewhile(lambda each: each[1], marked)]
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _by_bytes(self) -> bool:
+        """Whether a token's letters are its bytes, as in GPT-2."""
+        decoder = self._tokenizer.decoder
+        parts = [] if decoder is None else _parts_of(json.loads(decoder.__getstate__()))
+        return any(part.get("type") == "ByteLevel" for part in parts)
+
+    @cached_property
+    def _letter(self) -> list[int]:
+        """A text before a token, whose space a decoder would drop at the beginning."""
+        return self.encode("a")
 
     # -- special tokens typed by a user --------------------------------------------------------
 

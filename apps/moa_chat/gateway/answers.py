@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from moa_chat.gateway.errors import ApiError, as_api_error, verifier_away
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.replies import Ending
+from moa_chat.gateway.replies import Ending, Part, ScoredToken
 from moa_chat.gateway.requests import AnswerRequest
 from moa_runtime.chat import Chat
 from moa_runtime.errors import MoaError
@@ -24,9 +24,11 @@ from moa_runtime.events import (
     Origin,
     Paused,
     PauseReason,
+    TokenLogprobs,
     TokenOrigin,
 )
 from moa_runtime.options import Offline
+from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.tokens import open_length
 
 
@@ -80,8 +82,9 @@ _WHY_NOTHING: dict[Offline, str] = {
 _OWN = (Origin.OFFLINE, Origin.KEPT)
 
 
-async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGenerator[str | Ending, None]:
-    """Ask for one of the request's answers; yields the text piece by piece, and at last how it ended.
+async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGenerator[Part, None]:
+    """Ask for one of the request's answers; yields the text piece by piece, before it tokens that are to have log
+    probabilities, and at last how it ended.
 
     While the verifier is there, only confirmed text is yielded. While it is away, the device's text is yielded too, if
     the request allows it; the chat's policy must be KEEP, so that this text stays when the verifier is back. Such an
@@ -93,7 +96,7 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
         ChatError: the conversation does not fit, or the verifier refused it.
     """
     stops = StopFilter(request.stops)
-    taken = 0  # characters given to the filter
+    taken = scored = 0  # characters given to the filter, and tokens with their log probabilities
     tokens: Sequence[TokenOrigin] = ()
     latest: AnswerUpdate | AnswerFinished | None = None
     chat.offline = request.offline
@@ -115,13 +118,16 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
             # Of a grammar's answer nothing is kept that the target has not confirmed.
             some = _confirmed if request.sampling.grammar is not None else _certain
             text, tokens = _whole(latest) if reason else some(latest)
-            if piece := stops.feed(text[taken:]):
-                yield piece
-            taken = max(taken, len(text))
+            piece, taken = stops.feed(text[taken:]), max(taken, len(text))
             if stops.end is not None:
                 # A verdict may bring more: what is counted depends on the tokens alone, as the text does.
                 reason = "stop"
                 tokens = tokens[: bisect_left(list(accumulate(map(len, latest.pieces))), stops.end) + 1]
+            if sampling.logprobs is not None and len(tokens) > scored:
+                yield _scored(chat.tokenizer, tokens, latest.pieces, scored)
+                scored = len(tokens)
+            if piece:
+                yield piece
             if reason:
                 if piece := stops.finish():
                     yield piece
@@ -150,6 +156,21 @@ async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[
             elif isinstance(event, Paused) and event.reason in _WAITING:
                 ends = loop.time() + _PATIENCE_S
             yield event
+
+
+def _scored(
+    tokenizer: ChatTokenizer, tokens: Sequence[TokenOrigin], pieces: Sequence[str], first: int
+) -> list[ScoredToken]:
+    """Return the tokens from index ``first`` on with their log probabilities, without one that ends the answer."""
+    found, start = [], sum(map(len, pieces[:first]))
+    for token, piece in zip(tokens[first:], pieces[first:], strict=False):
+        if token.token not in tokenizer.stop_tokens:
+            known = token.logprobs or TokenLogprobs(0)
+            top = zip(map(tokenizer.token_bytes, known.top_tokens), known.top_logprobs, strict=True)
+            logprob = None if token.logprobs is None else known.logprob
+            found.append(ScoredToken(tokenizer.token_bytes(token.token), start, logprob, tuple(top)))
+        start += len(piece)
+    return found
 
 
 def _reason(event: AnswerUpdate | AnswerFinished | Paused) -> str:
@@ -187,10 +208,10 @@ class AnswerWriter:
 
     def __init__(self, pool: ChatPool, request: AnswerRequest) -> None:
         self._request = request
-        self._pieces: asyncio.Queue[tuple[int, str | Ending] | ApiError] = asyncio.Queue()
+        self._pieces: asyncio.Queue[tuple[int, Part] | ApiError] = asyncio.Queue()
         self._task = asyncio.create_task(self._write(pool))
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, str | Ending], None]:
+    async def pieces(self) -> AsyncGenerator[tuple[int, Part], None]:
         """Yield pieces with the index of their answer; see :func:`answer`, also for what is raised."""
         left = self._request.count
         while left:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moa_chat.gateway.answers import AnswerWriter
 from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.replies import Ending, Reply, TextReply, event
+from moa_chat.gateway.replies import Ending, Part, Reply, TextReply, event
 from moa_chat.gateway.requests import AnswerRequest, Defaults, no_model, parse_chat, parse_completion
 from moa_chat.terminal.answer_state import figures
 from moa_runtime.errors import MoaError
@@ -38,7 +38,7 @@ _CLIENT_LEFT = 499
 _THERE_IS = "GET /v1/models, GET /v1/models/{name}, POST /v1/chat/completions and POST /v1/completions"
 
 T = TypeVar("T")
-Pieces = AsyncGenerator[tuple[int, str | Ending], None]
+Pieces = AsyncGenerator[tuple[int, Part], None]
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ async def _answered(request: Request, asked: AnswerRequest, writing: AnswerWrite
         raise
 
 
-async def _with(first: tuple[int, str | Ending], others: Pieces) -> Pieces:
+async def _with(first: tuple[int, Part], others: Pieces) -> Pieces:
     yield first
     async for piece in others:
         yield piece
@@ -219,6 +219,8 @@ async def _whole(reply: Reply, pieces: Pieces) -> Response:
     async for index, piece in pieces:
         if isinstance(piece, Ending):
             endings[index] = piece
+        elif isinstance(piece, list):
+            reply.score(index, piece)
         else:
             texts[index] += piece
     return JSONResponse(reply.whole(texts, [ending for _, ending in sorted(endings.items())]))
@@ -234,6 +236,8 @@ async def _stream(
             if isinstance(piece, Ending):
                 endings.append(piece)
                 yield reply.last_chunk(index, piece)
+            elif isinstance(piece, list):
+                reply.score(index, piece)
             else:
                 yield reply.chunk(index, piece)
         yield reply.end(endings, include_usage=asked.include_usage)

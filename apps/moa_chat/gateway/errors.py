@@ -47,6 +47,8 @@ def as_api_error(error: MoaError, asked_in: str | None = None, grammar: Grammar 
         return error
     if grammar is not None and error.code in ("protocol", "unsupported_grammar"):
         return ApiError(400, f"response_format: {error}", param="response_format", code="invalid_value")
+    if error.code == "unsupported_logprobs":
+        return ApiError(400, str(error), param="logprobs", code="unsupported_parameter")
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), param=asked_in, code="context_length_exceeded")
     if isinstance(error, ChatTemplateError):

@@ -1,4 +1,4 @@
-"""The bodies of replies: OpenAI's chat completions and completions."""
+"""The bodies of replies: OpenAI's chat completions and completions, with vLLM's figures of drafts."""
 
 from __future__ import annotations
 
@@ -27,6 +27,38 @@ class Ending:
     own_tokens: int  # how many of them the device wrote without the target
 
 
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token of an answer with its log probability."""
+
+    written: bytes  # perhaps a part of a character
+    start: int  # number of characters before it
+    logprob: float | None  # None if the target did not compute it: the device wrote it, say
+    top: Sequence[tuple[bytes, float]]  # the likeliest tokens in its place
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return OpenAI's form."""
+        top = [_scored(written, logprob) for written, logprob in self.top]
+        return {**_scored(self.written, self.logprob), "top_logprobs": top}
+
+
+def _scored(written: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": _shown(written), "logprob": _finite(logprob), "bytes": list(written)}
+
+
+def _shown(written: bytes) -> str:
+    return written.decode(errors="replace")
+
+
+def _finite(logprob: float | None) -> float | None:
+    """Return a number that JSON has: OpenAI's for no probability at all is -9999."""
+    return None if logprob is None else max(logprob, -9999.0)
+
+
+#: A part of an answer: some of its tokens, which the next choice shows, then text, and at last its end.
+Part = str | list[ScoredToken] | Ending
+
+
 class Reply:
     """The objects of a chat completion with ``choices`` answers; all name the same id and time."""
 
@@ -37,36 +69,43 @@ class Reply:
         name = f"{self.id_begins}-{secrets.token_hex(12)}"
         self._about = {"id": name, "created": int(time.time()), "model": model}
         self.choices, self._begun = choices, begun
+        self._scores: list[list[ScoredToken]] = [[] for _ in range(choices)]  # of tokens that no choice has shown
         self._splitters = [ReasoningSplitter(begun=begun) for _ in range(choices)]
+
+    def score(self, index: int, tokens: Sequence[ScoredToken]) -> None:
+        """Have the next choice of an answer show these tokens, too."""
+        self._scores[index] += tokens
 
     def whole(self, texts: Sequence[str], endings: Sequence[Ending]) -> dict[str, Any]:
         """The answer to a request without ``stream``."""
         choices = [
-            _choice(index, ending.reason, **self.part(text))
+            self._choice(index, ending.reason, **self.part(text))
             for index, (text, ending) in enumerate(zip(texts, endings, strict=True))
         ]
-        return {**self._about, "object": self.whole_object, "choices": choices, "usage": usage_of(endings)}
+        about = {**self._about, "object": self.whole_object, "choices": choices}
+        return about | {"usage": usage_of(endings), "metrics": metrics_of(endings)}
 
     def first_chunks(self) -> str:
         """Return the chunks of a stream before any text."""
         delta = {"role": "assistant", "content": ""}
-        return "".join(self._event([_choice(index, None, delta=delta)]) for index in range(self.choices))
+        return "".join(self._event([self._choice(index, None, delta=delta)]) for index in range(self.choices))
 
     def chunk(self, index: int, text: str) -> str:
         """A piece of an answer in a stream, as a server-sent event; empty while it may become a mark of reasoning."""
         delta = self.delta(index, text)
-        return self._event([_choice(index, None, **delta)]) if delta else ""
+        return self._event([self._choice(index, None, **delta)]) if delta else ""
 
     def last_chunk(self, index: int, ending: Ending) -> str:
         """Return the chunk that says why an answer ended, and whether offline."""
         rest = self.delta(index, "", final=True)
-        choice = _choice(index, ending.reason, **self.empty)
-        held = self._event([_choice(index, None, **rest)]) if rest else ""
+        held = self._event([self._choice(index, None, **rest)]) if rest else ""
+        choice = self._choice(index, ending.reason, **self.empty)
         return held + self._event([choice], moa={"offline": ending.offline})
 
     def end(self, endings: Sequence[Ending], *, include_usage: bool) -> str:
         """Return the end of a stream, with figures on request."""
-        return (self._event([], usage=usage_of(endings)) if include_usage else "") + DONE
+        figures = {"usage": usage_of(endings), "metrics": metrics_of(endings)}
+        return (self._event([], **figures) if include_usage else "") + DONE
 
     @property
     def empty(self) -> dict[str, Any]:
@@ -85,6 +124,15 @@ class Reply:
         parts = {"reasoning_content": reasoning, "content": answer}
         delta = {name: part for name, part in parts.items() if part}
         return {"delta": delta} if delta else {}
+
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        """Return the field of a choice that shows these tokens."""
+        return {"content": [token.as_dict() for token in tokens], "refusal": None}
+
+    def _choice(self, index: int, reason: str | None, **content: Any) -> dict[str, Any]:
+        scores, self._scores[index] = self._scores[index], []
+        logprobs = self.logprobs(scores) if scores else None
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
         return event({**self._about, "object": self.chunk_object, "choices": choices, **more})
@@ -108,14 +156,23 @@ class TextReply(Reply):
     def delta(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
         return {"text": text} if text else {}
 
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        shown = [_shown(token.written) for token in tokens]
+        likeliest = []
+        for name, token in zip(shown, tokens, strict=True):
+            each = {_shown(written): _finite(logprob) for written, logprob in token.top}
+            likeliest.append(None if token.logprob is None else {name: _finite(token.logprob), **each})
+        return {
+            "tokens": shown,
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "top_logprobs": likeliest,
+            "text_offset": [token.start for token in tokens],
+        }
+
 
 def event(data: dict[str, Any]) -> str:
     """Format a server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
-
-
-def _choice(index: int, reason: str | None, **content: Any) -> dict[str, Any]:
-    return {"index": index, **content, "logprobs": None, "finish_reason": reason}
 
 
 def usage_of(endings: Sequence[Ending]) -> dict[str, Any]:
@@ -131,4 +188,29 @@ def usage_of(endings: Sequence[Ending]) -> dict[str, Any]:
             "offline": any(ending.offline for ending in endings),
             "offline_tokens": sum(ending.own_tokens for ending in endings),
         },
+    }
+
+
+def metrics_of(endings: Sequence[Ending]) -> dict[str, Any] | None:
+    """Return vLLM's figures of the drafts of an answer, the device's and the server's; None for several answers."""
+    if len(endings) != 1:
+        return None
+    verified = endings[0].statistics.verified
+    drafted, accepted = (sum(draft[part] for draft in verified) for part in (0, 1))
+    by_length = {length: [0] * (length + 1) for length in sorted({length for length, _ in verified})}
+    for length, taken in verified:
+        by_length[length][taken] += 1
+    longest = max(by_length, default=0)
+    histogram = [sum(row[count] for row in by_length.values() if count < len(row)) for count in range(longest + 1)]
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1 + accepted / max(1, len(verified)),
+            "draft_acceptance_rate": accepted / max(1, drafted),
+            "acceptance_histogram": histogram,
+            "acceptance_histogram_by_draft_length": {str(length): row for length, row in by_length.items()},
+            "num_spec_steps": len(verified),
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+            "num_spec_tokens": longest,
+        }
     }

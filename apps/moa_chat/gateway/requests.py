@@ -23,14 +23,13 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from moa_chat.gateway.errors import ApiError, unsupported
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.options import OFFLINES, Offline
-from moa_runtime.session.events import MOST_BIASED, Grammar, Sampling
+from moa_runtime.session.events import MOST_BIASED, MOST_LOGPROBS, Grammar, Sampling
 
 #: Fields that would change the answer and that a verifier does not support, by the values that are accepted.
 _UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
     ((), "guided_choice structured_outputs audio"),
-    ((0,), "top_logprobs"),
     ((1,), "typical_p repeat_penalty"),
-    ((False,), "ignore_eos logprobs echo"),
+    ((False,), "ignore_eos echo"),
     (("",), "grammar suffix"),
     (([],), "stop_token_ids tools functions"),
     (({},), "json_schema"),
@@ -175,6 +174,7 @@ def _biases(given: dict[str, Any]) -> dict[str, Any]:
 
 
 Text = Annotated[str, AfterValidator(_whole_text)]
+Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 
 
 class Part(BaseModel):
@@ -338,6 +338,11 @@ class CompletionBody(Part):
             return Grammar("lark", self.guided_grammar)
         return self.response_format.grammar if self.response_format else None
 
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """See :attr:`moa_runtime.session.events.Sampling.logprobs`."""
+        raise NotImplementedError
+
     def sampling(self, defaults: Defaults) -> Sampling:
         """Return how the target chooses tokens."""
         temperature = defaults.temperature if self.temperature is None else self.temperature
@@ -354,6 +359,7 @@ class CompletionBody(Part):
             logit_bias=tuple(sorted({int(token): float(bias) for token, bias in self.logit_bias.items()}.items())),
             min_tokens=self.min_tokens,
             grammar=self.grammar,
+            logprobs=self.logprobs_wanted,
         )
 
     def request(self, defaults: Defaults, **asked: Any) -> AnswerRequest:
@@ -375,6 +381,15 @@ class ChatBody(CompletionBody):
 
     messages: Annotated[list[Message], FailFast()]
     chat_template_kwargs: TemplateOptions = TemplateOptions()
+    logprobs: bool = False
+    top_logprobs: Logprobs = 0
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            text = "top_logprobs are for answers with logprobs: set it to true"
+            raise ApiError(400, text, param="top_logprobs", code="invalid_value")
+        return self.top_logprobs if self.logprobs else None
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -400,6 +415,11 @@ class TextBody(CompletionBody):
     """The body of a completion, which continues a raw text."""
 
     prompt: Annotated[str, BeforeValidator(_one_text)]
+    logprobs: Annotated[Logprobs | None, BeforeValidator(lambda asked: None if asked is False else asked)] = None
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return self.logprobs
 
     @field_validator("prompt")
     @classmethod

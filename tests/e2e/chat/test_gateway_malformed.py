@@ -101,7 +101,9 @@ CHATS = [
     ("guided_grammar", "guided_grammar", VALUE, ("\ud800",)),
     *((name, name, UNSUPPORTED, ([{"name": "f"}],)) for name in ("tools", "functions")),
     *((name, name, UNSUPPORTED, (value,)) for name, value in (("tool_choice", "required"), ("modalities", ["audio"]))),
-    *((name, name, UNSUPPORTED, (value,)) for name, value in (("logprobs", True), ("top_logprobs", 3))),
+    ("logprobs", "logprobs", TYPE, (5, "true")),
+    ("top_logprobs", "top_logprobs", VALUE, (3,)),  # without logprobs
+    ("top_logprobs", "top_logprobs", LESS, (21, -1)),
 ]
 TEXTS = [
     ("prompt", "prompt", MISSING, (None, "", [""])),
@@ -109,7 +111,8 @@ TEXTS = [
     ("prompt", "prompt", TYPE, ({"text": "a"},)),
     ("prompt", "prompt", FULL, ("word " * 600, "a" * 20_000)),
     *((name, name, UNSUPPORTED, (value,)) for name, value in (("echo", True), ("suffix", "end"), ("best_of", 2))),
-    ("logprobs", "logprobs", UNSUPPORTED, (0, 5)),
+    ("logprobs", "logprobs", TYPE, (True, 1.5)),
+    ("logprobs", "logprobs", LESS, (21, -1)),
 ]
 
 

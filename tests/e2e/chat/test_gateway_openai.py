@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -28,6 +29,8 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 MODEL = "target"
 TIMEOUT_S = 60
 SAMPLED = {"temperature": 0.9, "top_p": 0.95}
+NONE = SimpleNamespace(content=[])
+LEGACY = ("tokens", "token_logprobs", "top_logprobs")
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -104,6 +107,27 @@ def test_an_answer_is_the_targets_own_streamed_or_not(endpoint, onnx_bundle, ser
     assert figures.choices == [] and figures.usage.completion_tokens == 24 and figures.usage.moa["rounds"] >= 1
     stop = expected[9:12]
     assert text_of(create(endpoint, stop=["never comes", stop])) == expected[: expected.index(stop)]
+
+
+def test_tokens_have_logprobs_streamed_or_not(endpoint):
+    options = {"logprobs": True, "top_logprobs": 4, "temperature": 0.8, "seed": 5}
+    whole, *chunks = create(endpoint, **options), *create(endpoint, **options, **STREAM)
+    content = whole.choices[0].logprobs.content
+    assert b"".join(bytes(token.bytes) for token in content).decode(errors="ignore") == text_of(whole)
+    assert len(content) == whole.usage.completion_tokens - (whole.choices[0].finish_reason == "stop")
+    for token in content:
+        top = [each.logprob for each in token.top_logprobs]
+        assert len(top) == 4 and top == sorted(top, reverse=True) and token.logprob <= top[0] <= 0
+    streamed = [token for chunk in chunks for choice in chunk.choices for token in (choice.logprobs or NONE).content]
+    assert [token.bytes for token in streamed] == [token.bytes for token in content]
+    assert [token.logprob for token in streamed] == pytest.approx([token.logprob for token in content], abs=1e-5)
+    figures = chunks[-1].metrics["speculative_decoding"]
+    assert sum(figures["acceptance_histogram"]) == figures["num_spec_steps"] and whole.metrics["speculative_decoding"]
+    raw = client(endpoint).completions.create(model=MODEL, prompt="Once upon", max_tokens=8, logprobs=2)
+    [choice] = raw.choices
+    assert choice.logprobs.text_offset[0] == 0 and len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
+    for token, logprob, top in zip(*(getattr(choice.logprobs, name) for name in LEGACY), strict=True):
+        assert top[token] == logprob and 1 <= len(top) <= 3
 
 
 def test_sampling_follows_the_seed(endpoint, onnx_bundle, server):

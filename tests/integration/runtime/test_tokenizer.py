@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_template import ChatTemplateError
@@ -301,3 +302,20 @@ def test_a_stream_decodes_tokens_of_byte_fallback_vocabularies(tmp_path: Path) -
         assert "".join(map(stream.push, [2, *(b + 3 for b in "🦊".encode())])) + stream.finish() == expected
         stream.truncate(1)
         assert stream.push(1) + stream.finish() == "a"
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(folder: Path, tmp_path: Path) -> None:
+    """Of letters that are bytes, and of pieces with bytes to fall back on; a special token is its text."""
+    pieces = [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581n", "a\u2581", "ï", "<|im_end|>"]
+    made = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, [], byte_fallback=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    made.decoder = decoders.Sequence(
+        [decoders.Metaspace(prepend_scheme="never"), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    made.add_special_tokens(["<|im_end|>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    for tokenizer in (load(folder), load(tmp_path)):
+        tokens = tokenizer.encode(USER["content"])
+        assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == USER["content"]
+        [special] = tokenizer.encode("<|im_end|>")
+        assert tokenizer.token_bytes(special) == b"<|im_end|>" and tokenizer.token_bytes(1 << 20) == b""

@@ -62,7 +62,9 @@ class FakeChat:
         marks: of the unconfirmed turns.
     """
 
-    tokenizer = SimpleNamespace(begins_reasoning=lambda thinking: False)
+    tokenizer = SimpleNamespace(
+        begins_reasoning=lambda thinking: False, token_bytes=lambda token: chr(token).encode(), stop_tokens=frozenset()
+    )
 
     def __init__(self, *scripts) -> None:
         self._scripts = list(scripts)

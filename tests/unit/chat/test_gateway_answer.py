@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +13,7 @@ pytest.importorskip("starlette")
 
 from moa_chat.gateway.answers import answer
 from moa_chat.gateway.errors import ApiError
-from moa_chat.gateway.replies import Ending, usage_of
+from moa_chat.gateway.replies import Ending, Reply, ScoredToken, TextReply, metrics_of, usage_of
 from moa_runtime.events import (
     AnswerUpdate,
     FinishReason,
@@ -20,6 +23,7 @@ from moa_runtime.events import (
     Paused,
     PauseReason,
     Statistics,
+    TokenLogprobs,
     TokenOrigin,
 )
 from support.chat.fake_chat import HANG, finished, origins, update
@@ -57,6 +61,91 @@ def test_online_only_confirmed_text_is_sent():
     assert usage == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
     assert figures["offline"] is False and figures["offline_tokens"] == 0
     assert {"tau", "rounds", "drafted", "accepted", "kept", "rolled_back", "round_trip_ms", "bytes_up"} <= set(figures)
+
+
+def test_drafts_have_the_figures_of_vllm():
+    drafts = [(3, 0)] * 2 + [(3, 3), (1, 1)]
+    _, ending, _ = write(finished("Paris"))
+    found = metrics_of([replace(ending, statistics=Statistics(verified=drafts))])
+    assert found["speculative_decoding"] == {
+        "mean_acceptance_length": 2.0,
+        "draft_acceptance_rate": 0.4,
+        "acceptance_histogram": [2, 1, 0, 1],
+        "acceptance_histogram_by_draft_length": {"1": [0, 1], "3": [2, 0, 0, 1]},
+        "num_spec_steps": 4,
+        "num_accepted_draft_tokens": 4,
+        "num_draft_tokens": 10,
+        "num_spec_tokens": 3,
+    }
+    none = metrics_of([ending])["speculative_decoding"]
+    assert (
+        none["mean_acceptance_length"] == 1 and none["acceptance_histogram"] == [0] and metrics_of([ending] * 2) is None
+    )
+
+
+def scored(text: str, known: int = 99) -> list[TokenOrigin]:
+    """Tokens of one character; the first ``known`` have log probabilities."""
+    probable = [TokenLogprobs(-float(at), (ord("x"), ord(char)), (-0.25, -math.inf)) for at, char in enumerate(text)]
+    kinds = zip(text, [*probable[:known], *[None] * len(text)], strict=False)
+    return [TokenOrigin(ord(char), Origin.DRAFTED, True, logprobs) for char, logprobs in kinds]
+
+
+def test_tokens_have_logprobs_up_to_the_one_that_completes_a_stop_text():
+    whole = replace(finished("Paris€."), tokens=(*scored("Paris€", 5), *scored(".")))
+    first = replace(update("Par"), tokens=tuple(scored("Par")))
+    parts, ending, _ = write(first, whole, stop=["€"], logprobs=True, top_logprobs=2)
+    tokens = [token for part in parts if isinstance(part, list) for token in part]
+    assert [part for part in parts if isinstance(part, str)] == ["Par", "is"] and ending.completion_tokens == 6
+    assert b"".join(token.written for token in tokens).decode() == "Paris€"
+    assert [token.start for token in tokens] == [0, 1, 2, 3, 4, 5]
+    assert [token.logprob for token in tokens] == [0, -1, -2, -3, -4, None]
+    assert tokens[1].top == ((b"x", -0.25), (b"a", -math.inf)) and tokens[5].top == ()
+    assert not any(isinstance(part, list) for part in write(first, whole)[0])
+
+
+def test_logprobs_have_the_forms_of_openai():
+    tokens = [
+        ScoredToken("é".encode()[:1], 0, -0.5, [(b"x", -0.25), (b"y", -math.inf)]),
+        ScoredToken(b"b", 1, None, ()),
+    ]
+    ending = write(finished("ab"))[1]
+    for reply, expected in (
+        (
+            Reply("tiny", 1),
+            {
+                "content": [
+                    {
+                        "token": "\ufffd",
+                        "logprob": -0.5,
+                        "bytes": [195],
+                        "top_logprobs": [
+                            {"token": "x", "logprob": -0.25, "bytes": [120]},
+                            {"token": "y", "logprob": -9999.0, "bytes": [121]},
+                        ],
+                    },
+                    {"token": "b", "logprob": None, "bytes": [98], "top_logprobs": []},
+                ],
+                "refusal": None,
+            },
+        ),
+        (
+            TextReply("tiny", 1),
+            {
+                "tokens": ["\ufffd", "b"],
+                "token_logprobs": [-0.5, None],
+                "text_offset": [0, 1],
+                "top_logprobs": [{"\ufffd": -0.5, "x": -0.25, "y": -9999.0}, None],
+            },
+        ),
+    ):
+        assert "logprobs" in reply.first_chunks() or isinstance(reply, TextReply)
+        reply.score(0, tokens)
+        assert reply.whole(["ab"], [ending])["choices"][0]["logprobs"] == expected
+        reply.score(0, tokens)
+        [choice] = json.loads(reply.chunk(0, "ab").removeprefix("data: "))["choices"]
+        assert choice["logprobs"] == expected
+        [choice] = json.loads(reply.last_chunk(0, ending).removeprefix("data: "))["choices"]
+        assert choice["logprobs"] is None
 
 
 def test_offline_the_devices_text_is_sent_and_stays():
