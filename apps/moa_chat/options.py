@@ -84,6 +84,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="let web pages of this origin, such as http://localhost:3000, use the endpoint; an app's web view has one "
         "too, such as capacitor://localhost; may be repeated",
     )
+    gateway.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="on a loopback address, answer requests for this host too, such as host.docker.internal; may be repeated",
+    )
 
     answer = parser.add_argument_group("answers")
     answer.add_argument("--system", metavar="TEXT", help="system message")
@@ -183,8 +190,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError("--once needs a prompt, not an empty text", code="empty")
     if options.json and not (once or serve):
         raise UsageError("--json belongs to --once PROMPT or --serve", code="excluded")
-    if not serve and (options.gateway_token is not None or options.allow_origin):
-        raise UsageError("--gateway-token and --allow-origin belong to --serve", code="excluded")
+    if not serve and (options.gateway_token is not None or options.allow_origin or options.allow_host):
+        raise UsageError("--gateway-token, --allow-origin and --allow-host belong to --serve", code="excluded")
     if serve and options.policy not in (None, "keep"):
         text = f"--serve cannot take back what it has sent: leave out --policy {options.policy}"
         raise UsageError(text, code="excluded")

@@ -13,7 +13,7 @@ from moa_runtime.errors import MoaError
 _TORCH = ("torch", "transformers")
 _TRAIN = ("torch", "transformers", "safetensors", "filelock", "tqdm", "yaml")
 _EXPORT = (*_TRAIN, "onnx", "onnxscript")
-_SERVER = ("onnx", "safetensors", "filelock", "uvicorn", "starlette", "prometheus_client")
+_SERVER = ("onnx", "safetensors", "filelock", "granian", "starlette", "prometheus_client")
 MODULES = {
     "torch": _TORCH,
     "train": _TRAIN,
@@ -24,8 +24,8 @@ MODULES = {
     "vllm": (*_SERVER, *_TORCH, "vllm"),
     "web": (*_SERVER, "cryptography", "segno"),
     "ray": (*_SERVER, "ray", "fastapi"),
-    "gateway": ("uvicorn", "starlette", "pydantic"),
-    "desktop": ("uvicorn", "starlette", "pydantic", "PySide6", "markdown_it", "pygments"),
+    "gateway": ("granian", "starlette", "pydantic"),
+    "desktop": ("granian", "starlette", "pydantic", "PySide6", "markdown_it", "pygments"),
     "bench": (*_SERVER, *_TORCH, "matplotlib", "psutil", "httpx", "simpy"),
     "llamacpp": ("llama_cpp",),
 }

@@ -131,4 +131,5 @@ def _host_name(host: str) -> str | None:
 
 def bearer_matches(authorization: str, token: str) -> bool:
     """Return whether an ``Authorization`` header carries ``token``, in constant time; an empty token asks for none."""
-    return not token or hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
+    scheme, _, presented = authorization.strip().partition(" ")
+    return not token or (scheme.lower() == "bearer" and hmac.compare_digest(presented.strip().encode(), token.encode()))

@@ -106,7 +106,13 @@ class Verifier:
         middleware = [Middleware(ErrorMiddleware)]
         if settings.origins:
             origins, methods = list(settings.origins), ["GET", "POST"]
-            cross_origin = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"])
+            cross_origin = Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=methods,
+                allow_headers=["*"],
+                allow_private_network=True,
+            )
             middleware.insert(0, cross_origin)
         self.app = Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
 

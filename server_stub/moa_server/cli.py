@@ -158,6 +158,4 @@ def _run(
         renew_tls=web.renew if web and web.tls else None,
         warm=True,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):  # what uvicorn puts back when it ends: one more signal is too late
-        signal.signal(number, lambda *_: None)
-    server.run(sockets=[listening])
+    server.run(listening)

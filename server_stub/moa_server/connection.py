@@ -17,7 +17,6 @@ from moa_runtime.session.handshake import check_hello, fault
 from moa_runtime.session.server import Verify, parse_client_message, parse_grammar
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
-from moa_server.edge.connection_limits import ALL_BUSY, FULL_KEY
 from moa_server.edge.rate_limits import Kind
 from moa_server.logging import add_log_fields, log_unexpected
 from moa_server.scheduling.step_drafts import MOST_US
@@ -297,6 +296,7 @@ class Connection:
         raise _CloseError(code, message.fault.text)
 
     async def _close(self, code: int) -> None:
+        await self._reader.close()  # granian closes only after a receive that waits
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # closed by the client meanwhile
             await self._websocket.close(code)
 
@@ -376,8 +376,6 @@ def refusal_of(end: CloseReason, seconds: float, settings: Settings) -> tuple[wi
     code; None to send nothing."""
     if end in (CloseReason.LEFT, CloseReason.LEAVING):
         return None
-    if end is CloseReason.FULL:
-        return busy(end.value, settings), TRY_AGAIN_LATER
     if end is CloseReason.SILENT:
         return fault(wire.FAULT_CODE_IDLE, f"nothing was received for {seconds:g} seconds"), GOING_AWAY
     text, code = end.value, wire.FAULT_CODE_PROTOCOL
@@ -401,7 +399,6 @@ class CloseReason(enum.Enum):
     LEAVING = "this verifier is shutting down"
     FLOODED = "more frames than a client can await verdicts for"
     SILENT = "nothing was received"
-    FULL = ALL_BUSY
     WITHDRAWN = "the bearer token was withdrawn"
 
 
@@ -516,8 +513,6 @@ class FrameReader:
         most = self._settings.max_waiting_frames
         if received["type"] == "websocket.disconnect":
             self.end(CloseReason.LEFT)
-        elif FULL_KEY in received:
-            self.end(CloseReason.FULL)
         elif len(self._frames) >= most or waiting > 2 * self._settings.max_frame_bytes:
             self.end(CloseReason.FLOODED)
         else:

@@ -7,18 +7,14 @@ import atexit
 import contextlib
 import gc
 import logging
-import math
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import uvicorn
 
 from moa_runtime.errors import MoaError
 from moa_server.app import Verifier
@@ -30,7 +26,6 @@ from moa_server.settings import ServeError
 
 _log = logging.getLogger(__name__)
 
-_PING_SECONDS = 20.0
 _RENEW_SECONDS = 600.0
 
 
@@ -59,59 +54,45 @@ class VerifierServer(EdgeServer):
         warm: bool = False,
     ) -> None:
         limits = limits or EdgeLimits()
+        # The app answers a frame that is too large with a fault; far larger ones never reach it.
+        most = max(limits.unused_bytes, 2 * verifier.settings.max_frame_bytes)
+        super().__init__(verifier.app, replace(limits, unused_bytes=most), tls)
         self.verifier = verifier
-        secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
-        config = uvicorn.Config(
-            verifier.app,
-            # The app answers a frame that is too large with a fault; far larger ones never reach it.
-            ws_max_size=2 * verifier.settings.max_frame_bytes,
-            ws_ping_interval=_PING_SECONDS,
-            ws_ping_timeout=_PING_SECONDS,
-            ws_per_message_deflate=False,
-            timeout_graceful_shutdown=math.ceil(limits.close_seconds) + 3,  # deadlines are looked at each second
-            server_header=False,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            **secure,
-        )
-        super().__init__(config, limits)
-        self._warm, self._tls, self._renew_tls = warm, tls, renew_tls
+        self._warm, self._renew_tls = warm, renew_tls
         self._renewing: asyncio.Future[None] | None = None
         self._on_ready, self._drain_seconds = on_ready, drain_seconds
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Future[None] | None = None
         self._hurry = asyncio.Event()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(handle_loop_error)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):  # in a thread
+                signal.signal(number, self.handle_exit)
         if self._warm:
             await warm_up(self.verifier.engine, self.verifier.worker.cost)
             # Exclude loaded objects from garbage collection: a full collection would take a second.
             gc.collect()
             gc.freeze()
-        await super().startup(sockets)
+        await super().startup()
         slots, metrics, website = self.slots, self.verifier.metrics, self.verifier.website
         if website is not None:  # a connection that downloads is busy, and most of those are for sessions
             website.downloads.most = min(website.downloads.most, max(1, slots.ceiling // 4))
         metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(slots))
         metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: slots.ceiling)
-        self._loop = loop
         if self._renew_tls is not None:
             self._renewing = asyncio.ensure_future(self._keep_renewed(self._renew_tls))
         with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
-            self._loop.add_signal_handler(signal.SIGHUP, self.verifier.authenticator.reload)
+            loop.add_signal_handler(signal.SIGHUP, self.verifier.authenticator.reload)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while the model was loaded
         if not self.should_exit:
             self._on_ready()
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """Handle a signal. Unlike uvicorn's method, it does not raise the signal again after the server has ended."""
-        if self._loop is None:  # not ready yet
-            self.should_exit = True
-        else:
-            self._loop.call_soon_threadsafe(self.stop)
+        """Handle a signal."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
         """Drain, then end; on the second call, end at once. Belongs to the event loop's thread."""
@@ -121,19 +102,22 @@ class VerifierServer(EdgeServer):
         else:
             self._hurry.set()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self) -> None:
         if self._renewing is not None:
             self._renewing.cancel()
-        await super().shutdown(sockets)
+        await super().shutdown()
 
     async def _keep_renewed(self, renew: Callable[[], object]) -> None:
-        """Renew the certificate before it expires or when the addresses change; connections keep the old one."""
-        assert self._tls is not None and self.config.ssl is not None
+        """Renew the certificate before it expires or when the addresses change."""
+        assert self._tls is not None
+        certificate, _ = self._tls
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
             try:
+                before = certificate.read_bytes()
                 await asyncio.to_thread(renew)
-                self.config.ssl.load_cert_chain(*self._tls)
+                if certificate.read_bytes() != before:
+                    self.renew()
             except (MoaError, OSError) as error:
                 _log.warning("the certificate was not renewed: %s", error)
 
@@ -141,14 +125,10 @@ class VerifierServer(EdgeServer):
         try:
             await self.verifier.drain(self._drain_seconds, self._hurry)
             self._hurry.clear()  # one more signal does not wait for the peers either
-            # Let written data go out and peers close. uvicorn would log the tasks of peers that do not.
+            # Let written data go out and peers close.
             deadline = time.monotonic() + 2 * self._limits.close_seconds
-            while self.server_state.tasks and time.monotonic() < deadline and not self._hurry.is_set():
+            while self.guard.tasks and time.monotonic() < deadline and not self._hurry.is_set():
                 await asyncio.sleep(0.02)
-            if self.server_state.tasks:
-                for connection in list(self.server_state.connections):
-                    connection.transport.abort()
-                await asyncio.sleep(0.1)
         finally:
             self.should_exit = True
 

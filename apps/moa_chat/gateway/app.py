@@ -27,9 +27,8 @@ from moa_chat.gateway.replies import Ending, Part, Reply, TextReply, event
 from moa_chat.gateway.requests import AnswerRequest, Defaults, no_model, parse_chat, parse_completion
 from moa_chat.terminal.answer_state import figures
 from moa_runtime.errors import MoaError
-from moa_runtime.sockets import bearer_matches, origin_allowed
+from moa_runtime.sockets import bearer_matches, host_allowed, origin_allowed
 
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _NOTE = "moa_chat.note"  # key of what the request's line in the log says more
 #: The limit of a body in bytes: its least and greatest value, and bytes for each token of the context. All other
 #: requests wait while JSON is parsed.
@@ -46,8 +45,9 @@ class Access:
     """Rules by which requests are admitted."""
 
     token: str  # that requests must carry; empty for none
-    origins: Collection[str]  # of web pages that may send requests; ``*`` for all
-    hosts: Collection[str] | None  # names under which the endpoint may be reached; None for any
+    origins: Collection[str] = ()  # of web pages that may send requests; ``*`` for all
+    loopback: bool = True  # whether it listens on this machine only: requests for other hosts are then refused
+    hosts: Collection[str] = ()  # further names that requests may have if ``loopback`` is set
 
 
 class AccessMiddleware:
@@ -69,9 +69,10 @@ class AccessMiddleware:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
-        host = _name_of(headers.get("host", ""))
-        if self._access.hosts is not None and host not in self._access.hosts:
-            return ApiError(403, f"the host {host!r} is none of this endpoint's names", code="host_not_allowed")
+        host = headers.get("host", "")
+        if not host_allowed(host, self._access.loopback, self._access.hosts):
+            text = f"the host {host[:100]!r} is none of this endpoint's names; --allow-host NAME would let it"
+            return ApiError(403, text, code="host_not_allowed")
         origin = headers.get("origin")
         if not origin_allowed(origin, self._access.origins):
             text = f"web pages of {origin} may not use this endpoint; --allow-origin {origin} would let them"
@@ -82,12 +83,6 @@ class AccessMiddleware:
             return None
         challenge = {"WWW-Authenticate": "Bearer"}
         return ApiError(401, "the bearer token is missing or wrong", code="invalid_api_key", headers=challenge)
-
-
-def _name_of(host: str) -> str:
-    """A Host header without its port: ``localhost:80`` is ``localhost``, ``[::1]:80`` is ``[::1]``."""
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdecimal() else host).lower()
 
 
 class RequestLog:
@@ -163,7 +158,8 @@ def create_app(
     middleware = [Middleware(RequestLog, say=say), Middleware(AccessMiddleware, access=access)]
     if access.origins:
         origins, methods = list(access.origins), ["GET", "POST"]
-        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"]))
+        allowed = {"allow_origins": origins, "allow_methods": methods, "allow_headers": ["*"]}
+        middleware.append(Middleware(CORSMiddleware, **allowed, allow_private_network=True))
     return Starlette(
         routes=[
             Route("/v1/models", models),

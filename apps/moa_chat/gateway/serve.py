@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
@@ -12,15 +13,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
-import h11
-import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moa_chat.chat_config import ChatConfig, open_datastore
-from moa_chat.gateway.app import LOOPBACK_NAMES, Access, create_app
+from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.requests import Defaults
 from moa_chat.local_verifier import LocalVerifier
@@ -29,11 +26,12 @@ from moa_runtime.backends.load import SharedBackend, load_writer
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for
 from moa_runtime.errors import MoaError
-from moa_runtime.http_framing import FramingError, StrictConnection
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.edge.server import EdgeServer
+from moa_server.logging import handle_loop_error
 
 _HIGHEST_PORT = 65535
 # Sent text cannot be taken back, so only a lost connection makes the device continue alone; a verdict may be late.
@@ -49,6 +47,7 @@ class Address:
     port: int  # 0 for any free one
     token: str = ""  # bearer token that requests must carry; empty for none
     origins: Sequence[str] = ()  # of web pages that may send requests
+    hosts: Sequence[str] = ()  # further names under which a loopback address may be reached
 
 
 def address_for(options: argparse.Namespace) -> Address:
@@ -60,7 +59,7 @@ def address_for(options: argparse.Namespace) -> Address:
     if not is_loopback(host) and not token:
         text = f"--serve {host} is open to other machines: set a token with --gateway-token or MOA_GATEWAY_TOKEN"
         raise MoaError(text, code="token_missing")
-    return Address(host, port, token, options.allow_origin)
+    return Address(host, port, token, options.allow_origin, options.allow_host)
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
@@ -72,32 +71,13 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class StrictHttp(H11Protocol):
-    """HTTP/1.1 on one connection, closed by a request of ambiguous length."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.conn = StrictConnection(h11.SERVER)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what h11 could not parse, and close."""
-        if self.cycle is not None and not self.cycle.response_complete:  # the app must not answer after this
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun, and the base would raise
-            self.transport.close()
-            return
-        error = sys.exc_info()[1]
-        super().send_400_response(str(error) if isinstance(error, FramingError) else msg)
-
-
 def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
     """Run the endpoint until SIGINT or SIGTERM; ``as_json`` is the form of its ready line. Raises MoaError if the
     address cannot be used, the drafter cannot be loaded, or a ``verifier`` that was started for it ended."""
     names = ("max_new_tokens", "temperature", "top_p", "seed", "system", "offline", "thinking")
     given = {name: getattr(config, name) for name in names}
     defaults = Defaults(config.target, **given, max_context=config.bundle.manifest.max_context)
-    access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
+    access = Access(address.token, address.origins, is_loopback(address.host), address.hosts)
     chats, texts = _pools(config)
 
     @lru_cache
@@ -105,8 +85,6 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
         return ChatTokenizer.from_bundle(config.bundle).begins_reasoning(thinking)
 
     with listen(address.host, address.port) as listening:
-        # Inherited by accepted connections: no piece of a stream waits for the acknowledgement of the one before.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _serve(
             create_app(chats, texts, defaults, access, _say, begins_reasoning),
             listening,
@@ -151,32 +129,28 @@ def _pools(config: ChatConfig) -> tuple[ChatPool, ChatPool]:
 def _serve(app: Starlette, listening: socket.socket, model: str, verifier: LocalVerifier | None, as_json: bool) -> None:
     url = url_of("http", listening, "/v1")
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
+    class Server(EdgeServer):
+        async def startup(self) -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(handle_loop_error)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._end)
+            await super().startup()
+            self._watching = asyncio.create_task(self._watch_verifier())
             host, port = listening.getsockname()[:2]
             ready = {"event": "ready", "url": url, "host": host, "port": port, "model": model}
             print(json.dumps(ready) if as_json else f"moa-chat: serving {model} on {url}", flush=True)
 
-        async def on_tick(self, counter: int) -> bool:
-            """Return whether to end; called ten times a second."""
-            return await super().on_tick(counter) or (verifier is not None and verifier.problem is not None)
+        def _end(self, *_: object) -> None:
+            self.should_exit = True
+
+        async def _watch_verifier(self) -> None:
+            while verifier is None or verifier.problem is None:
+                await asyncio.sleep(0.1)
+            self.should_exit = True
 
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a client that has gone
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn stops gracefully and then raises the signal again for the handler that was there before.
-        signal.signal(number, lambda *_: sys.exit(0))
-    config = uvicorn.Config(
-        app,
-        http=StrictHttp,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=3,
-    )
-    Server(config).run(sockets=[listening])
+    Server(app).run(listening)
     if verifier is not None and (problem := verifier.problem) is not None:
         raise problem
 

@@ -1,35 +1,44 @@
-"""The edge of the verifier: a uvicorn server with limits on connections, deadlines and buffers.
+"""The server of an app: granian, whose parsers are native, in the app's own event loop, with limits of our own.
 
-uvicorn serves the app; this package bounds what uvicorn leaves unbounded. :class:`EdgeServer` accepts the connections
-itself, to keep their number below the descriptor limit.
+What an app does not read, granian does not read from the socket either, and what a peer does not take waits in the
+system's buffers alone. The watch ends connections that wait for too long, which granian would keep.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
-from collections.abc import Coroutine
+import sys
+import threading
+from pathlib import Path
+from typing import Any
 
-import uvicorn
+from granian._futures import _future_watcher_wrapper, _new_cbscheduler
+from granian._granian import ASGIWorker, SocketHolder, WorkerSignal
+from granian.http import HTTP1Settings
+from starlette.applications import Starlette
 
 from moa_runtime.errors import MoaError
-from moa_server.edge.connection_limits import ConnectionSlot, ConnectionSlots, EdgeLimits
-from moa_server.edge.http import EdgeHttp
-from moa_server.logging import LogLimit
+from moa_server.edge.connection_limits import ConnectionSlots, EdgeLimits
+from moa_server.edge.guard import EdgeGuard
+from moa_server.edge.port_sockets import PortSockets, set_deadlines
+from moa_server.edge.time_slices import shorten_time_slices
+from moa_server.logging import log_unexpected
 
 _log = logging.getLogger(__name__)
-_log.addFilter(LogLimit(lines=1))
-
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_EXHAUSTED_PAUSE_S = 0.1
 
 # Descriptors for everything else: the model's files, the event loop, listening sockets, a timeline.
 _RESERVE = 128
 _MOST_DESCRIPTORS = 65536
-_LISTEN_QUEUE = 1024
+_LISTEN_QUEUE = 4096
+
+# Their stubs are incomplete, and describe another release.
+_WORKER: Any = ASGIWorker
+_HOLDER: Any = SocketHolder
+_SCHEDULER: Any = _new_cbscheduler
+_WATCHED: Any = _future_watcher_wrapper
 
 
 def raise_descriptor_limit() -> int | None:
@@ -58,105 +67,137 @@ def ceiling(connections: int, descriptors: int | None) -> int:
     if descriptors is None:
         return connections
     room = descriptors - _RESERVE
-    if room < 2:
+    if room < 4:
         text = f"only {descriptors} files may be open, moa-serve needs over {_RESERVE}: raise it with ulimit -n 4096"
         raise MoaError(text, code="too_few_descriptors")
-    return min(connections, room)
+    return min(connections, room // 2)  # WebSockets are not among those that granian counts
 
 
-class EdgeServer(uvicorn.Server):
-    """uvicorn's server with limits on each client; serves HTTP/1.1 and WebSocket.
+class EdgeServer:
+    """Serves an app on a listening socket, HTTP/1.1 and WebSocket, until :attr:`should_exit` is set.
 
-    The fields ``http`` and ``ws`` of the configuration have no effect.
+    Args:
+        tls: certificate chain and key, PEM files.
 
     Attributes:
-        slots: the open connections; set by :meth:`startup`.
+        slots: the connections; set by :meth:`startup`.
+        guard: what is around the app; set by :meth:`startup`.
     """
 
-    def __init__(self, config: uvicorn.Config, limits: EdgeLimits | None = None) -> None:
-        super().__init__(config)
-        self._limits = limits or EdgeLimits()
+    def __init__(self, app: Starlette, limits: EdgeLimits | None = None, tls: tuple[Path, Path] | None = None) -> None:
+        self._app, self._limits, self._tls = app, limits or EdgeLimits(), tls
+        self._exit = threading.Event()
+        self._wake: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._workers: list[tuple[Any, asyncio.Future[None]]] = []
         self.slots: ConnectionSlots
+        self.guard: EdgeGuard
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the app, then accept connections of the listening sockets.
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server is to end; may be set in any thread."""
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._exit.set() if value else self._exit.clear()
+        if self._loop is not None and self._wake is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def run(self, listening: socket.socket) -> None:
+        """Serve in an event loop of its own."""
+        asyncio.run(self.serve(listening))
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Start, serve until :attr:`should_exit`, and shut down.
 
         Raises:
             MoaError: the descriptor limit leaves no room for connections.
         """
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         self.slots = ConnectionSlots(self._limits, ceiling(self._limits.connections, raise_descriptor_limit()))
-        await super().startup([])  # uvicorn's accept loop gives up at the descriptor limit, with a traceback each time
-        self.servers.append(_Acceptor(self, self.slots, sockets or []))  # type: ignore[arg-type]
-
-
-class _Acceptor:
-    """Accepts connections until it is closed; has the methods of ``asyncio.Server`` that uvicorn uses."""
-
-    def __init__(self, server: EdgeServer, slots: ConnectionSlots, sockets: list[socket.socket]) -> None:
-        self._server, self._slots = server, slots
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._sweeping = asyncio.ensure_future(self._sweep())
-        for listening in sockets:
-            listening.setblocking(False)
-            listening.listen(_LISTEN_QUEUE)
-            self._spawn(self._accept(listening))
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    async def wait_closed(self) -> None:
-        """Stop checking deadlines: all connections are closed."""
-        self._sweeping.cancel()
-        await asyncio.gather(self._sweeping, *self._tasks, return_exceptions=True)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _sweep(self) -> None:
-        limits = self._slots.limits
-        shortest_s = min(limits.header_seconds, limits.body_seconds, limits.send_seconds, limits.close_seconds)
-        while True:
-            await asyncio.sleep(min(1.0, shortest_s / 4))
-            self._slots.sweep()
-
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+        self._listening, self._sockets = listening, PortSockets(listening)
+        self.guard = EdgeGuard(self._app, self.slots, self._sockets)
+        async with self._app.router.lifespan_context(self._app):
+            await self.startup()
+            watching = asyncio.create_task(self._watch())
             try:
-                connected, address = await loop.sock_accept(listening)
-            except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    _log.warning("no descriptor is left for a new connection: %s", error.strerror)
-                    self._slots.end_oldest_waiting()
-                # Any other error belongs to the new connection: its client has left.
-                await asyncio.sleep(_EXHAUSTED_PAUSE_S if error.errno in _EXHAUSTED else 0)
-                continue
-            slot = self._slots.enter(connected, str(address[0]) if isinstance(address, tuple) else "")
-            self._spawn(self._connect(connected, slot))
-            await self._slots.make_room()
-            await asyncio.sleep(0)  # sock_accept does not let others run while connections wait
+                while not self.should_exit:
+                    await self._wake.wait()
+                    self._wake.clear()
+            finally:
+                await self.shutdown()
+                watching.cancel()
 
-    async def _connect(self, connected: socket.socket, slot: ConnectionSlot) -> None:
-        config, state, app_state = self._server.config, self._server.server_state, self._server.lifespan.state
-        timeout = self._slots.limits.header_seconds if config.ssl else None
-        try:
-            if connected.family in (socket.AF_INET, socket.AF_INET6):
-                # asyncio sets it only if the listening socket was made with a protocol number. A small frame must not
-                # wait for the client's acknowledgement of the previous one.
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: EdgeHttp(config, state, app_state, slot),
-                connected,
-                ssl=config.ssl,
-                ssl_handshake_timeout=timeout,
-            )
-        except OSError as error:  # no TLS, or the client has left
-            _log.debug("a connection was lost before its first request: %s", error)
-        finally:
-            if slot.transport is None:
-                with contextlib.suppress(OSError):
-                    connected.shutdown(socket.SHUT_RDWR)
-                slot.leave()
+    async def startup(self) -> None:
+        """Accept connections."""
+        shorten_time_slices()
+        set_deadlines(self._listening, self._limits)
+        self._listening.setblocking(False)
+        self._start_worker()
+
+    async def shutdown(self) -> None:
+        """Accept no more connections, give those that are closing their time, and end all."""
+        deadline = self.slots.clock() + self._limits.close_seconds
+        for signal, _ in self._workers:
+            await asyncio.to_thread(signal.set)
+        while self.guard.lingering and self.slots.clock() < deadline:
+            await asyncio.sleep(0.02)
+        ended = asyncio.gather(*(ended for _, ended in self._workers))
+        while not ended.done():
+            for peer in await asyncio.to_thread(self._sockets.peers):
+                self._sockets.end(peer)
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(ended), 0.1)
+
+    def renew(self) -> None:
+        """Read the certificate and the key again, for new connections. Those that are open are lost, and come back."""
+        (old, _), *_ = self._workers
+        self._start_worker()
+        threading.Thread(target=old.set, daemon=True).start()
+
+    def _start_worker(self) -> None:
+        """Start granian in a thread of its own; the app's coroutines run in this event loop."""
+        loop = asyncio.get_running_loop()
+        logging.getLogger("_granian").setLevel(logging.CRITICAL + 1)  # what clients do is no concern of an operator
+        signal, ended = WorkerSignal(), loop.create_future()
+        signal.add_cb(lambda: loop.call_soon_threadsafe(ended.set_result, None))
+        number = self._listening.dup().detach()
+        if sys.platform == "win32":
+            holder = _HOLDER(number)
+        elif sys.platform.startswith(("linux", "freebsd")):
+            holder = _HOLDER(number, False, _LISTEN_QUEUE)
+        else:
+            self._listening.listen(_LISTEN_QUEUE)
+            holder = _HOLDER(number, False)
+        # One request a connection: if a proxy in front takes another byte for the end of a request, as of one with line
+        # feeds alone, nothing that a client smuggled past it is answered.
+        http1 = HTTP1Settings(
+            header_read_timeout=int(1000 * self._limits.header_seconds),
+            max_buffer_size=self._limits.header_bytes,
+            keep_alive=False,
+        )
+        cert, key = map(str, self._tls) if self._tls else (None, None)
+        tls: tuple[Any, ...] = (self._tls is not None, cert, key, None, "tls1.2", None, [], False)
+        pool = (None, 1, 512, 1, 30)  # metrics, runtime threads, blocking threads, Python threads, seconds they idle
+        worker = _WORKER(1, (None, holder), *pool, self.slots.ceiling, "1", http1, None, True, None, *tls, (None, None))
+
+        async def call(scope: Any, protocol: Any) -> None:
+            await self.guard(scope, protocol.receive, protocol.send)
+
+        scheduler = _SCHEDULER(loop, _WATCHED(call), impl_asyncio=True)
+        worker.serve_async(scheduler, loop, signal)
+        self._workers.append((signal, ended))
+
+    async def _watch(self) -> None:
+        """End connections whose time is over."""
+        period_s = min(0.25, self._limits.header_seconds / 4)
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                peers = await asyncio.to_thread(self._sockets.peers)
+                for peer in self.slots.overdue(peers):
+                    self._sockets.end(peer)
+            except Exception as error:  # one failure must not disable the deadlines
+                log_unexpected(_log, "ending overdue connections", error)

@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals and signals")
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("granian")
 pytest.importorskip("onnxscript")
 
 from moa_chat import strings  # noqa: E402

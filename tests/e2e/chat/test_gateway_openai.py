@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("granian")
 openai = pytest.importorskip("openai")
 
 from openai import OpenAI  # noqa: E402

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("granian")
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
 
-from moa_chat import local_verifier as local  # noqa: E402  after the check for uvicorn
+from moa_chat import local_verifier as local  # noqa: E402  after the check for granian
 from moa_runtime import bundle as bundles  # noqa: E402
 from support.refusals import refused  # noqa: E402
 
@@ -191,7 +191,7 @@ def test_help_loads_no_runtime():
         "import sys; from moa_chat.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "assert not {'numpy', 'onnxruntime', 'torch', 'transformers', 'uvicorn', 'PySide6'} & set(sys.modules)"
+        "assert not {'numpy', 'onnxruntime', 'torch', 'transformers', 'granian', 'PySide6'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "--offline-limit" in done.stdout, done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from socket import IPPROTO_TCP, TCP_NODELAY
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,9 +11,7 @@ pytest.importorskip("starlette")
 
 from starlette.testclient import TestClient
 
-from moa_chat.chat_config import ChatConfig
-from moa_chat.gateway import serve
-from moa_chat.gateway.app import LOOPBACK_NAMES, Access, create_app
+from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.pool import ChatPool
 from moa_runtime.chat import ChatError, ContextFullError
 from moa_runtime.transport import ConnectError
@@ -27,7 +23,7 @@ HERE = "http://127.0.0.1:11435"
 
 def app_of(connect, *, size: int = 8, token: str = "", allow: tuple[str, ...] = (), say=lambda line: None, **defaults):
     pool = ChatPool(connect, size)
-    return create_app(pool, pool, replace(DEFAULTS, **defaults), Access(token, allow, LOOPBACK_NAMES), say)
+    return create_app(pool, pool, replace(DEFAULTS, **defaults), Access(token, allow), say)
 
 
 def client(*scripts, lines: list[str] | None = None, chats: list[PooledChat] | None = None, **options) -> TestClient:
@@ -147,7 +143,9 @@ def test_a_token_is_asked_for_if_one_is_set():
     for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sesame"}):
         refused = ask(guarded, given)
         assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
-    assert ask(guarded, {"Authorization": "Bearer sesame"}).status_code == 200
+    for scheme in ("Bearer", "bearer"):  # RFC 9110: in any case
+        admitted = client([finished("yes")], token="sesame")
+        assert ask(admitted, {"Authorization": f"{scheme} sesame"}).status_code == 200
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "null", "capacitor://localhost", "https://localhost"])
@@ -155,23 +153,14 @@ def test_web_pages_and_web_views_are_refused_unless_allowed(origin):
     page = {"Origin": origin}
     assert ask(client([finished("yes")]), page).json()["error"]["code"] == "origin_not_allowed"
     preflight = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    preflight |= {"Access-Control-Request-Private-Network": "true"}
     assert client(token="t").options("/v1/chat/completions", headers=preflight).status_code == 403
     opened = client([finished("yes")], token="t", allow=(origin,))
     granted = opened.options("/v1/chat/completions", headers=preflight)
     assert granted.status_code == 200 and granted.headers["access-control-allow-origin"] == origin
+    assert granted.headers["access-control-allow-private-network"] == "true"
     assert ask(opened, page).status_code == 401
     answered = ask(opened, {**page, "Authorization": "Bearer t"})
     assert answered.status_code == 200 and answered.headers["access-control-allow-origin"] == origin
     assert ask(opened, {"Origin": "http://evil.example", "Authorization": "Bearer t"}).status_code == 403
     assert ask(client([finished("yes")], allow=("*",)), page).status_code == 200
-
-
-def test_no_piece_of_a_stream_waits_for_the_acknowledgement_of_the_one_before(monkeypatch):
-    """Accepted connections inherit the option of the listening socket."""
-    options: list[int] = []
-    monkeypatch.setattr(serve, "_pools", lambda config: (None, None))
-    monkeypatch.setattr(
-        serve, "_serve", lambda app, listening, *_: options.append(listening.getsockopt(IPPROTO_TCP, TCP_NODELAY))
-    )
-    config = ChatConfig(SimpleNamespace(manifest=SimpleNamespace(target="tiny", max_context=512)), None)
-    assert serve.run_gateway(config, serve.Address("127.0.0.1", 0), None, as_json=False) == 0 and options == [1]

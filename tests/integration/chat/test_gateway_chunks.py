@@ -47,7 +47,7 @@ def answered(events: list[ChatEvent], stops: Sequence[str], *, stream: bool) -> 
         return PooledChat(events)
 
     pool = ChatPool(connect)
-    http = TestClient(create_app(pool, pool, DEFAULTS, Access("", (), None), lambda line: None))
+    http = TestClient(create_app(pool, pool, DEFAULTS, Access("", loopback=False), lambda line: None))
     body = {"messages": [USER], "stop": list(stops), "stream": stream, "stream_options": {"include_usage": True}}
     answer = http.post("/v1/chat/completions", json=body)
     if not stream:

@@ -48,7 +48,7 @@ def test_a_command_line_ends_with_a_sentence(form, named, onnx_bundle: Path, cap
 @pytest.mark.parametrize("offline", ["off", "writer"])
 def test_the_gateway_answers_with_an_error(offline, named, onnx_bundle: Path):
     config = ChatConfig(Bundle.open(onnx_bundle), Endpoint(SERVER), offline=offline)
-    with TestClient(create_app(*_pools(config), DEFAULTS, Access("", (), None), lambda line: None)) as http:
+    with TestClient(create_app(*_pools(config), DEFAULTS, Access("", loopback=False), lambda line: None)) as http:
         for stream in (False, True):
             body = {"messages": [USER], "stream": stream, "offline": offline}
             answered = http.post("/v1/chat/completions", json=body)

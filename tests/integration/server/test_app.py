@@ -283,17 +283,16 @@ def test_a_hello_must_be_short_and_later_frames_need_not_be():
             assert closed_with(other) == 1008
 
 
-def test_a_hello_that_comes_when_all_are_busy_is_told_when_to_come_back():
+def test_a_client_that_comes_when_all_are_busy_is_told_when_to_come_back():
     engine = ToyEngine()
-    with serving(engine, Settings(), limits=EdgeLimits(connections=8)) as verifier, contextlib.ExitStack() as others:
-        late = others.enter_context(verifier.connect())
+    with serving(engine, Settings(), limits=EdgeLimits(connections=8)) as verifier:
         clients = [Client(verifier, engine) for _ in range(verifier.server.slots.most_busy)]
         for client in clients:
             client.connect()
-        late.send(in_memory.hello().SerializeToString())
-        fault = receive(late).fault
-        assert (fault.code, fault.text) == (wire.FAULT_CODE_BUSY, ALL_BUSY) and fault.retry_after_ms > 0
-        assert closed_with(late) == 1013
+        with pytest.raises(InvalidStatus) as refused:
+            verifier.connect().__enter__()
+        answer = refused.value.response
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "5" and ALL_BUSY in answer.body.decode()
         clients[0].socket.close()
         eventually(lambda: verifier.server.slots.busy < len(clients))
         again = Client(verifier, engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import stat
 import threading
@@ -19,7 +20,7 @@ from moa_server.settings import Settings
 from moa_server.web import certificate as module
 from moa_server.web.certificate import own_certificate
 from support.refusals import refused
-from support.server.edge_running import eventually
+from support.server.edge_running import eventually, is_closed
 from support.server.running import TIMEOUT_S, serving
 from support.toy_engine import ToyEngine
 
@@ -132,3 +133,9 @@ def test_a_renewed_certificate_is_served_without_a_new_start(tmp_path, monkeypat
         assert renewed.wait(TIMEOUT_S)
         soon = datetime.now(timezone.utc) + timedelta(days=300)
         eventually(lambda: ends(verifier.port) > soon)
+        with socket.create_connection(("127.0.0.1", verifier.port), TIMEOUT_S) as kept:
+            renewed.clear()
+            assert renewed.wait(TIMEOUT_S)
+            renewed.clear()  # the second round begins after the first has looked at the certificate
+            assert renewed.wait(TIMEOUT_S)
+            assert not is_closed(kept), "only a new certificate ends connections"

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -23,7 +22,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.sync.client import connect
 
-from moa_server.edge.connection_limits import FULL_KEY, ConnectionSlots, EdgeLimits
+from moa_server.edge.connection_limits import ConnectionSlots, EdgeLimits
 from moa_server.edge.server import EdgeServer
 from support.server.running import TIMEOUT_S, in_thread
 
@@ -70,8 +69,8 @@ class Edge:
 
 
 @contextlib.contextmanager
-def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None, graceful_s: int = 1) -> Iterator[Edge]:
-    """Serve until the block ends, and then for ``graceful_s`` at most."""
+def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None) -> Iterator[Edge]:
+    """Serve until the block ends."""
     running = Edge()
     running.take.set()
     running.hold.set()
@@ -115,8 +114,6 @@ def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None, graceful_s: i
                 data = message.get("bytes") or (message.get("text") or "").encode()
                 if message["type"] == "websocket.disconnect":
                     code = message["code"]
-                elif FULL_KEY in message:
-                    await ws.close(1013)
                 elif data == b"close":
                     await ws.close(4000)
                 elif data.startswith(b"flood"):
@@ -134,16 +131,11 @@ def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None, graceful_s: i
     app = Starlette(routes=[*routes, WebSocketRoute("/ws", websocket)])
 
     class Server(EdgeServer):
-        async def startup(self, sockets=None) -> None:
-            await super().startup(sockets)
+        async def startup(self) -> None:
+            await super().startup()
             started.set()
 
-    quiet = {"log_config": None, "log_level": "warning", "access_log": False}
-    secure = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
-    times = {"timeout_keep_alive": TIMEOUT_S, "timeout_graceful_shutdown": graceful_s}
-    messages = {"ws_max_size": MAX_MESSAGE, "ws_per_message_deflate": False}
-    config = uvicorn.Config(app, loop="asyncio", **quiet, **secure, **times, **messages)
-    running.server = Server(config, limits)
+    running.server = Server(app, limits, tls)
     handler = logging.Handler(logging.WARNING)
     handler.emit = running.records.append  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 from websockets.sync.client import connect
 
 from moa_runtime.cli_main import own_program
@@ -22,6 +21,7 @@ from moa_runtime.session.events import Faulted, Finished, Origin, RowsReceived, 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.app import SESSION_PATH
 from moa_server.app import Verifier as Served
+from moa_server.edge.server import EdgeServer
 from moa_server.process import VerifierServer
 
 TIMEOUT_S = 30
@@ -75,10 +75,10 @@ def serving(engine, settings, *, host: str = "127.0.0.1", **options: Any) -> Ite
 
 
 @contextlib.contextmanager
-def in_thread(server: uvicorn.Server, started: threading.Event, host: str = "127.0.0.1"):
+def in_thread(server: EdgeServer, started: threading.Event, host: str = "127.0.0.1"):
     """Run a server until the block ends; its port and its thread."""
     with socket.create_server((host, 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread = threading.Thread(target=server.run, args=(listening,))
         thread.start()
         try:
             assert started.wait(TIMEOUT_S)

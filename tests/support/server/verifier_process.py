@@ -24,6 +24,6 @@ def main() -> None:
             drain_seconds=60.0,
             on_ready=lambda: print(json.dumps({"port": listening.getsockname()[1]}), flush=True),
         )
-        server.run(sockets=[listening])
+        server.run(listening)
     text = server.verifier.metrics.text().decode()
     print(int(float(re.search(r'^moa_tokens_total\{kind="committed"\} (.*)$', text, re.MULTILINE)[1])))

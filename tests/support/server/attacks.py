@@ -1,0 +1,207 @@
+"""What a stranger, or a client with a token, may send to stall a verifier; each attack is one connection's life."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moa_runtime.bundle import Fingerprints
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from support.server.in_memory import draft, hello, prompt
+
+CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A verifier under attack. Without a right token in ``headers`` the attacker is a stranger."""
+
+    port: int
+    fingerprints: Fingerprints
+    headers: str = ""
+    tls: bool = False
+
+    def open(self) -> socket.socket:
+        raw = socket.create_connection(("127.0.0.1", self.port), 5)
+        if not self.tls:
+            return raw
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context.wrap_socket(raw)
+
+    def head(self, line: str, more: str = "") -> bytes:
+        return f"{line} HTTP/1.1\r\nHost: localhost\r\n{self.headers}{more}\r\n".encode()
+
+    def upgraded(self) -> socket.socket:
+        """A WebSocket; with a Welcome, if the token is right."""
+        connected = self.open()
+        fields = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        connected.sendall(self.head("GET /v1/session", f"{fields}Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"))
+        if b" 101 " not in connected.recv(4096):
+            raise ConnectionError("refused")
+        return connected
+
+    def session(self) -> socket.socket:
+        connected = self.upgraded()
+        connected.sendall(message(hello("", wire.ROW_ENCODING_INT8, self.fingerprints)))
+        connected.recv(4096)
+        return connected
+
+
+def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
+    """A WebSocket frame with a mask of zeros."""
+    head = bytes([(0x80 if fin else 0) | opcode])
+    if len(payload) < 126:
+        return head + bytes([0x80 | len(payload)]) + bytes(4) + payload
+    wide = len(payload) >= 1 << 16
+    size = struct.pack("!BQ", 0xFF, len(payload)) if wide else struct.pack("!BH", 0xFE, len(payload))
+    return head + size + bytes(4) + payload
+
+
+def message(said: wire.ClientMessage) -> bytes:
+    return frame(BINARY, said.SerializeToString())
+
+
+#: One connection's life, until the deadline at most.
+Attack = Callable[[Victim, float], None]
+
+
+def _again(connected: socket.socket, data: bytes, until: float) -> None:
+    while time.monotonic() < until:
+        connected.sendall(data)
+
+
+def _asked(line: str, more: str, body: bytes) -> Attack:
+    """A request, and its body again and again."""
+
+    def attack(victim: Victim, until: float) -> None:
+        with victim.open() as connected:
+            connected.sendall(victim.head(line, more))
+            _again(connected, body, until)
+
+    return attack
+
+
+def _headers(fields: str) -> Attack:
+    def attack(victim: Victim, until: float) -> None:
+        with victim.open() as connected:
+            connected.sendall(victim.head("GET /x", fields))
+            connected.recv(4096)
+
+    return attack
+
+
+def _frames(sent: bytes, session: bool) -> Attack:
+    """Frames again and again, by a session or before its Hello."""
+
+    def attack(victim: Victim, until: float) -> None:
+        with victim.session() if session else victim.upgraded() as connected:
+            _again(connected, sent, until)
+
+    return attack
+
+
+def _epochs(rows_from: int | None) -> Attack:
+    """Epoch after epoch, each with a prompt, and perhaps its memory rows from the first on."""
+
+    def attack(victim: Victim, until: float) -> None:
+        with victim.session() as connected:
+            connected.settimeout(0.2)
+            epoch = 0
+            while time.monotonic() < until:
+                epoch += 1
+                connected.sendall(message(prompt(epoch, 0, list(range(5, 45)), rows_from=rows_from or 0)))
+                with contextlib.suppress(TimeoutError):
+                    connected.recv(1 << 20)
+
+    return attack
+
+
+def _idle(victim: Victim, until: float) -> None:
+    with victim.open():
+        time.sleep(max(0.0, min(15.0, until - time.monotonic())))
+
+
+def _slow_body(victim: Victim, until: float) -> None:
+    with victim.open() as connected:
+        connected.sendall(victim.head("POST /v1/decode", "Content-Length: 1000000\r\n"))
+        while time.monotonic() < until:
+            connected.sendall(b" ")
+            time.sleep(0.2)
+
+
+def _segments(victim: Victim, until: float) -> None:
+    """A header in segments of a byte."""
+    with victim.open() as connected:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in victim.head("POST /v1/decode", "x: " + "y" * 60000 + "\r\n"):
+            connected.sendall(bytes([byte]))
+            if time.monotonic() > until:
+                return
+
+
+def _never_reads(victim: Victim, until: float) -> None:
+    with victim.session() as connected:
+        connected.settimeout(max(0.1, until - time.monotonic()))
+        epoch = 0
+        while time.monotonic() < until:
+            epoch += 1
+            connected.sendall(message(prompt(epoch, 0, list(range(5, 45)), rows_from=1)))
+            time.sleep(0.01)
+
+
+def _handshakes(victim: Victim, until: float) -> None:
+    while time.monotonic() < until:
+        victim.open().close()
+
+
+_CHUNKED = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+_PROMPT = message(prompt(1, 0, list(range(5, 45))))
+
+#: Attacks that need no token.
+STRANGERS: dict[str, Attack] = {
+    "1-byte chunks": _asked("POST /v1/decode", _CHUNKED, b"1\r\nx\r\n" * 40000),
+    "12,500 header lines": _headers("a:b\r\n" * 12500),
+    "chunk extensions": _asked("POST /v1/decode", _CHUNKED, b"1;a=b\r\nx\r\n" * 25000),
+    "folded headers": _headers("a: b\r\n" + " c\r\n" * 12000),
+    "pipelined requests": _asked("GET /healthz", "", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000),
+    "idle sockets": _idle,
+    "slow bodies": _slow_body,
+    "header byte by byte": _segments,
+    "handshakes": _handshakes,
+}
+
+#: Attacks by a session.
+MEMBERS: dict[str, Attack] = {
+    "1-byte chunks with a token": STRANGERS["1-byte chunks"],
+    "tiny frames": _frames(frame(BINARY, b"x") * 30000, session=True),
+    "tiny frames before Hello": _frames(frame(BINARY, b"x") * 30000, session=False),
+    "text frames": _frames(frame(TEXT, b"x") * 30000, session=True),
+    "pings": _frames(frame(PING) * 30000, session=True),
+    "pongs": _frames(frame(PONG) * 30000, session=True),
+    "empty fragments": _frames(frame(BINARY, b"x", False) + frame(CONT, b"", False) * 30000, session=True),
+    "huge fragments": _frames(frame(CONT, bytes(1 << 20), False), session=True),
+    "same prompt": _frames(_PROMPT * 300, session=True),
+    "stale drafts": _frames(_PROMPT + message(draft(1, 40, [9] * 8)) * 1000, session=True),
+    "wire pings": _frames(message(wire.ClientMessage(ping=wire.Ping(stamp=1))) * 3000, session=True),
+    "new epochs": _epochs(None),
+    "rows from 0 in new epochs": _epochs(1),
+    "never reads": _never_reads,
+}
+
+
+def keep_up(attack: Attack, victim: Victim, seconds: float) -> int:
+    """Connect one after the other for ``seconds``. Returns the number of connections."""
+    until, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        count += 1
+        try:
+            attack(victim, until)
+        except OSError:
+            time.sleep(0.01)
+    return count
