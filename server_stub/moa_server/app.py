@@ -365,7 +365,8 @@ class PlainDecodingEndpoint:
             with contextlib.ExitStack() as held:
                 held.callback(self._authenticator.watch(bearer, withdrawn.set))
                 plain, stream = await _unless_withdrawn(withdrawn, self._requested(request, budgets))
-                held.enter_context(self._place(budgets))
+                most = self._authenticator.most_sessions(bearer, self._settings.max_sessions)
+                held.enter_context(self._place(budgets, most))
                 events = self._events(plain, withdrawn, budgets)
                 if stream:
                     return _Events(_sent(events), held.pop_all())
@@ -379,16 +380,16 @@ class PlainDecodingEndpoint:
             return JSONResponse({"error": "the client left"}, 400)
 
     @contextlib.contextmanager
-    def _place(self, budgets: Budgets) -> Iterator[None]:
-        """Take one of the places for requests that run at once, of all and of one token.
+    def _place(self, budgets: Budgets, most: int | None) -> Iterator[None]:
+        """Take one of the places for requests that run at once, of all and of the ``most`` of one token.
 
         Raises:
             RequestError: none is left.
         """
         if self.running >= self._settings.max_sessions:
             raise RequestError(f"this verifier already decodes {self.running} requests; try again later", 503)
-        if not budgets.open_session():
-            raise RequestError(f"this token may have {budgets.budget.sessions} sessions at once; end one", 503)
+        if not budgets.open_session(most):
+            raise RequestError(f"this token may have {most} sessions at once; end one", 503)
         self.running += 1
         try:
             yield

@@ -104,6 +104,14 @@ class Authenticator:
             self._budgets[bearer.name] = Budgets(bearer.budget, self._clock)
         return self._budgets[bearer.name]
 
+    def most_sessions(self, bearer: Bearer, places: int) -> int | None:
+        """Return how many of all places for sessions a bearer may take, None for any number: without a limit of its
+        own three quarters if there are other tokens, so that none holds them all."""
+        limit = self.budgets(bearer).budget.sessions
+        if limit is not None:
+            return limit
+        return max(1, places - max(1, places // 4)) if len(self._all()) > 1 else None
+
     def reload(self) -> None:
         """Read the file again, and end the work of withdrawn tokens. An invalid file is logged and leaves the tokens
         as they are."""

@@ -68,12 +68,13 @@ class Connection:
 
     async def serve(self) -> None:
         """Serve until the connection has ended."""
-        counted = self._budgets.open_session()
+        most = self._verifier.authenticator.most_sessions(self._bearer, self._settings.max_sessions)
+        counted = self._budgets.open_session(most)
         unwatch = self._verifier.authenticator.watch(self._bearer, lambda: self._reader.end(CloseReason.WITHDRAWN))
         why = "the verifier ended"
         try:
             if not counted:
-                text = f"this token may have {self._budgets.budget.sessions} sessions at once; close one"
+                text = f"this token may have {most} sessions at once; close one"
                 await self._refuse(busy(text, self._settings), TRY_AGAIN_LATER)
             conversation, claim = await self._greet()
             watching = asyncio.create_task(self._watch(claim))
@@ -222,7 +223,7 @@ class Connection:
     async def _go_on(self, conversation: Conversation, claim: asyncio.Event) -> bool:
         """Do unrequested work: push a verdict, make or send memory rows. Return whether there was any."""
         session = conversation.session
-        owed_s = self._budgets.wait_s(Kind.ROW_BYTES, 0)
+        owed_s = max(self._budgets.wait_s(Kind.ROW_BYTES, 0), conversation.row_credit.wait_s(0))
         async with conversation.lock:
             if self._ended(claim):
                 return False
@@ -238,6 +239,7 @@ class Connection:
         # Those of an ended claim are the next connection's.
         while not (owed_s or self._ended(claim)) and (rows := session.take_rows()) is not None:
             self._budgets.wait_s(Kind.ROW_BYTES, len(rows.rows.data) + len(rows.rows.scales))
+            conversation.row_credit.wait_s(rows.rows.count)
             await self._send(rows)
             sent = True
             if not session.pushes:  # else all that may follow the verdict

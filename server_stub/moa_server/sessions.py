@@ -19,7 +19,7 @@ from moa_runtime.session.handshake import fault
 from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
-from moa_server.edge.rate_limits import Budgets, Kind
+from moa_server.edge.rate_limits import Budgets, Kind, TokenBucket
 from moa_server.engine.base import new_sequence
 from moa_server.logging import log_unexpected
 from moa_server.scheduling.calibration import Calibration
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Memory rows that may be sent again, for what a client has lost: two contexts at once, later one in this time.
+_AGAIN_CONTEXTS, _AGAIN_SECONDS = 2, 60.0
 
 #: Tokens for which a conversation gets memory rows as a trial, and over which the rows that it lacks are spread; share
 #: of the time that trials may take.
@@ -58,6 +60,7 @@ class Conversation:
     session: ServerSession
     sequence: int  # the engine's number of it
     calibrations: Calibrations
+    row_credit: TokenBucket  # one row for each token that was supplied or committed, and some to be sent again
     worth: DraftWorth  # of the client's unsolicited drafts
     may_draft: bool = False  # whether the client has the memory rows to draft with
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held from taking a frame to its verdict
@@ -139,7 +142,9 @@ class SessionStore:
             session = ServerSession(limits, engine.vocab_size, engine.stop_tokens, verifier.grammars)
             calibrations = Calibrations(copies=self._copies, model=self._model)
             number, sequence, worth = next(self._numbers), new_sequence(), DraftWorth(self._worth)
-            conversation = Conversation(number, token, bearer, session, sequence, calibrations, worth)
+            context = engine.max_context
+            credit = TokenBucket(context / _AGAIN_SECONDS, _AGAIN_CONTEXTS * context, verifier.clock)
+            conversation = Conversation(number, token, bearer, session, sequence, calibrations, credit, worth)
             engine.share(conversation.sequence, bearer.name)
             self._conversations[token] = conversation
         verifier.background_answers.end(conversation)
@@ -278,6 +283,7 @@ class SessionWork:
         counts = {"drafted": drafted, "accepted": accepted, "prefill": work.supplied, "steps": job.steps}
         verifier.timeline.span("verify", began_ns, time.time_ns(), self.track, **counts)
         verifier.metrics.decided(drafted=drafted, accepted=accepted, committed=committed)
+        conversation.row_credit.give_back(work.supplied + committed)
         self.verdicts += 1
         self.committed += committed
         return message

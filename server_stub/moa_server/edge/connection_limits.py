@@ -32,7 +32,7 @@ class EdgeLimits:
     """Limits on each connection, and on all of them together."""
 
     connections: int = 2048  # held at once, if the descriptor limit allows
-    per_address: int = 256  # waiting connections of one address, or one IPv6 /64 network
+    per_address: int = 256  # waiting connections, and bodies that come, of one address, or one IPv6 /64 network
     header_bytes: int = 64 << 10  # of a request header
     header_seconds: float = 10.0  # from the connection or the previous answer to the whole request header, TLS included
     body_seconds: float = 30.0  # from the header to the end of the body
@@ -59,7 +59,8 @@ class ConnectionSlots:
     """All connections of a server, by peer.
 
     An eighth of the places is never busy. If more connections wait than these, those that have waited longest are
-    ended: connections that never complete a request shorten the time that others have, and do not lock them out.
+    ended: connections that never complete a request shorten the time that others have, and do not lock them out. The
+    same holds for bodies: a quarter of the places is for those that are not whole.
 
     Attributes:
         busy: number of busy connections, see :class:`ConnectionSlot`.
@@ -70,6 +71,7 @@ class ConnectionSlots:
         self.most_busy = max(1, ceiling - max(1, ceiling // 8))
         self.busy = 0
         self._slots: dict[Peer, ConnectionSlot] = {}
+        self._bodies: dict[Peer, str] = {}  # networks of the requests whose bodies come, oldest first
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -88,10 +90,26 @@ class ConnectionSlots:
     def finish(self, peer: Peer) -> None:
         """Mark it waiting again; each True of :meth:`begin` needs one call."""
         self.busy -= 1
+        self.body_ended(peer)
         slot = self._slots.get(peer)
         if slot is not None:
             slot.requests -= 1
             slot.since = self.clock()
+
+    def body_begins(self, peer: Peer) -> Peer | None:
+        """Note that the body of a request begins to come. Return the connection that is to be ended for it, if any."""
+        self._bodies[peer] = network = network_of(peer[0])
+        own = [other for other, its_network in self._bodies.items() if its_network == network]
+        ended = own[0] if len(own) > self.limits.per_address else None
+        if len(self._bodies) > max(1, self.ceiling // 4):
+            ended = ended or next(iter(self._bodies))
+        if ended is not None:
+            self.body_ended(ended)
+        return ended
+
+    def body_ended(self, peer: Peer) -> None:
+        """Note that it is whole, or no longer wanted."""
+        self._bodies.pop(peer, None)
 
     def take(self, peer: Peer, count: int) -> None:
         """Note that the app has taken a message of ``count`` bytes."""

@@ -138,6 +138,8 @@ class _Request:
 
     async def run(self) -> None:
         """Run the app on it."""
+        if not self._whole and (oldest := self._guard._slots.body_begins(self._scope["client"])) is not None:
+            self._guard._sockets.end(oldest)
         await self._guard.run(self._scope, self._next, self._answer)
 
     async def _next(self) -> Message:
@@ -153,6 +155,8 @@ class _Request:
         if message["type"] == "http.disconnect":  # or the body is malformed, and the client is there
             return await self._refuse(400, "the request's body is malformed")
         self._whole = not message.get("more_body", False)
+        if self._whole:
+            self._guard._slots.body_ended(self._scope["client"])
         self._pieces, self._bytes = self._pieces + 1, self._bytes + len(message.get("body", b""))
         if self._pieces > _FREE_PIECES + self._bytes // self._limits.piece_bytes:
             text = f"the body arrives in pieces of fewer than {self._limits.piece_bytes} bytes"

@@ -83,9 +83,10 @@ class Budgets:
         rates = [(kind, getattr(budget, kind.value)) for kind in Kind]
         self._buckets = {kind: TokenBucket(r, r * BURST_SECONDS, self._clock) for kind, r in rates if r is not None}
 
-    def open_session(self) -> bool:
-        """Open a session; return False if the limit is reached. Each True needs one :meth:`close_session`."""
-        if self.budget.sessions is not None and self.sessions >= self.budget.sessions:
+    def open_session(self, most: int | None) -> bool:
+        """Open a session; return False if ``most`` are open, None for no limit. Each True needs one
+        :meth:`close_session`."""
+        if most is not None and self.sessions >= most:
             return False
         self.sessions += 1
         return True

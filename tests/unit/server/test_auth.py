@@ -84,13 +84,25 @@ def test_usage_outlives_a_reload_and_is_not_shared(file):
     alice = bearers.authenticate("Bearer a-token")
     used = bearers.budgets(alice)
     assert bearers.budgets(bearers.authenticate("Bearer b-token")) is not used
-    assert used.open_session() and used.wait_s(Kind.FRAMES, 100) == 0
+    assert used.open_session(1) and used.wait_s(Kind.FRAMES, 100) == 0
     bearers.reload()
     assert bearers.budgets(alice) is used and used.wait_s(Kind.FRAMES, 1) > 0
     write(file, entry("alice", "a-token", sessions=1))
     bearers.reload()
     changed = bearers.budgets(bearers.authenticate("Bearer a-token"))
-    assert changed is used and not changed.open_session() and changed.wait_s(Kind.FRAMES, 1) == 0
+    assert changed is used and not changed.open_session(1) and changed.wait_s(Kind.FRAMES, 1) == 0
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_no_token_takes_all_places_from_others(tmp_path, others):
+    file = tmp_path / "tokens.json"
+    write(file, entry("alice", "a-token"), *([entry("bob", "b-token", sessions=5)] if others else []))
+    bearers = Authenticator(file=file)
+    alice = bearers.authenticate("Bearer a-token")
+    most = {places: bearers.most_sessions(alice, places) for places in (64, 2, 1)}
+    assert most == ({64: 48, 2: 1, 1: 1} if others else dict.fromkeys((64, 2, 1)))
+    if others:
+        assert bearers.most_sessions(bearers.authenticate("Bearer b-token"), 64) == 5
 
 
 GOOD = entry("alice", "a-token")

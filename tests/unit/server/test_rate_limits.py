@@ -65,10 +65,9 @@ def test_each_kind_has_its_own_bucket_and_none_is_unlimited():
 
 
 def test_sessions_are_counted():
-    budgets = Budgets(Budget(sessions=2), Clock())
-    assert [budgets.open_session() for _ in range(3)] == [True, True, False]
+    budgets = Budgets(Budget(), Clock())
+    assert [budgets.open_session(2) for _ in range(3)] == [True, True, False]
     budgets.close_session()
-    assert budgets.open_session()
-    budgets.change(Budget(sessions=1))
+    assert budgets.open_session(2)
     budgets.close_session()
-    assert not budgets.open_session() and budgets.sessions == 1
+    assert not budgets.open_session(1) and budgets.sessions == 1

@@ -97,7 +97,7 @@ def test_in_a_crowd_rows_are_made_for_drafts_that_bring_more_and_as_trials():
 
     def new() -> Conversation:
         session = SimpleNamespace(committed=[1] * 40, runs=True, pushes=True, makes_rows=True, rows_lacking=1)
-        return Conversation(1, "", Bearer(), session, 1, Calibrations(), DraftWorth(store._worth))  # type: ignore[arg-type]
+        return Conversation(1, "", Bearer(), session, 1, Calibrations(), None, DraftWorth(store._worth))  # type: ignore[arg-type]
 
     useful, useless = new(), new()
     for _ in range(200):

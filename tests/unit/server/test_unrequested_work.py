@@ -27,6 +27,7 @@ from support.server.in_memory import (
     draft,
     in_served,
     own,
+    prompt,
     receive,
     resumed,
     send,
@@ -298,6 +299,24 @@ def test_a_budget_of_row_bytes_holds_back_rows_and_no_text():
     some_s, some_rows = answered(Budget(row_bytes_per_second=60))
     assert 0 < 6 * some_rows <= 60 * (2 + some_s) + 6 * 16  # and one frame
     assert bound_s < free_s  # no rows are made meanwhile either
+
+
+@with_served()
+async def test_rows_that_are_asked_for_again_on_each_connection_come_slowly_after_a_while(served: Served):
+    clock, context = asyncio.get_running_loop().time, served.engine.max_context
+    token, waited = "", []
+    for epoch in range(1, 1 + 4 * context // len(LONG)):
+        end, token = await served.session(token)
+        await send(end, prompt(epoch, 0, LONG) if epoch == 1 else prompt(epoch, 199, [8]))
+        followed, began = Followed(end, LONG), clock()
+        await followed.until("verdict")
+        await send(end, draft(epoch, len(followed.tokens), []))
+        await followed.until("verdict")
+        assert clock() - began < 10, "text does not wait"
+        while followed.rows < len(LONG):
+            await followed.take()
+        waited.append(clock() - began)
+    assert max(waited[: context // len(LONG)]) < 1 and 60 < sum(waited) < 180
 
 
 # -- background answers ------------------------------------------------------------------------------
