@@ -43,7 +43,8 @@ def _serve(options: argparse.Namespace) -> int:
         print(_models(as_json=options.json))
         return 0
     # Imported late, so that --help needs no web server; before torch, see ProcessExit.
-    from moa_server.process import ProcessExit, end_with_stdin
+    from moa_server.edge.process_exit import ProcessExit
+    from moa_server.process import end_with_stdin
 
     if options.until_stdin_ends:
         end_with_stdin()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import gc
 import logging
@@ -131,29 +130,6 @@ class VerifierServer(EdgeServer):
                 await asyncio.sleep(0.02)
         finally:
             self.should_exit = True
-
-
-class ProcessExit:
-    """Ends the process with status 0 right after the exit handlers, once the verifier has served.
-
-    Otherwise Python would collect garbage several times and clear every module, which takes seconds after importing
-    torch or vLLM. Make one before importing these: exit handlers run in reverse order, so theirs run first.
-
-    Attributes:
-        served: set it when everything is closed; otherwise the process ends in the ordinary way.
-    """
-
-    def __init__(self) -> None:
-        self.served = False
-        atexit.register(self._end)
-
-    def _end(self) -> None:
-        if not self.served:
-            return
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # a broken pipe, closed, or None
-                stream.flush()
-        os._exit(0)
 
 
 def end_with_stdin() -> None:

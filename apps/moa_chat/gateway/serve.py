@@ -30,6 +30,7 @@ from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.edge.process_exit import ProcessExit
 from moa_server.edge.server import EdgeServer
 from moa_server.logging import handle_loop_error
 
@@ -78,6 +79,7 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
     given = {name: getattr(config, name) for name in names}
     defaults = Defaults(config.target, **given, max_context=config.bundle.manifest.max_context)
     access = Access(address.token, address.origins, is_loopback(address.host), address.hosts)
+    end = ProcessExit()
     chats, texts = _pools(config)
 
     @lru_cache
@@ -92,6 +94,7 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
             verifier,
             as_json,
         )
+    end.served = True
     return 0
 
 
