@@ -71,7 +71,8 @@ class ConnectionSlots:
         self.most_busy = max(1, ceiling - max(1, ceiling // 8))
         self.busy = 0
         self._slots: dict[Peer, ConnectionSlot] = {}
-        self._bodies: dict[Peer, str] = {}  # networks of the requests whose bodies come, oldest first
+        # Requests whose bodies come, oldest first: their networks, and what ends them.
+        self._bodies: dict[Peer, tuple[str, Callable[[], None]]] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -96,16 +97,16 @@ class ConnectionSlots:
             slot.requests -= 1
             slot.since = self.clock()
 
-    def body_begins(self, peer: Peer) -> Peer | None:
-        """Note that the body of a request begins to come. Return the connection that is to be ended for it, if any."""
-        self._bodies[peer] = network = network_of(peer[0])
-        own = [other for other, its_network in self._bodies.items() if its_network == network]
+    def body_begins(self, peer: Peer, give_way: Callable[[], None]) -> None:
+        """Note that the body of a request begins to come. Call the ``give_way`` of the oldest one if there are too many
+        of a network, or of all."""
+        self._bodies[peer] = network, _ = network_of(peer[0]), give_way
+        own = [other for other, (its_network, _) in self._bodies.items() if its_network == network]
         ended = own[0] if len(own) > self.limits.per_address else None
         if len(self._bodies) > max(1, self.ceiling // 4):
             ended = ended or next(iter(self._bodies))
         if ended is not None:
-            self.body_ended(ended)
-        return ended
+            self._bodies.pop(ended)[1]()
 
     def body_ended(self, peer: Peer) -> None:
         """Note that it is whole, or no longer wanted."""

@@ -132,14 +132,15 @@ class _Request:
         self._limits = guard._slots.limits
         names = {name for name, _ in scope["headers"]}
         self._whole = not names & {b"content-length", b"transfer-encoding"}
-        self._deadline = asyncio.get_running_loop().time() + self._limits.body_seconds
+        loop = asyncio.get_running_loop()
+        self._deadline, self._given_up = loop.time() + self._limits.body_seconds, loop.create_future()
         self._pieces = self._bytes = 0
         self._started = self._refused = False
 
     async def run(self) -> None:
         """Run the app on it."""
-        if not self._whole and (oldest := self._guard._slots.body_begins(self._scope["client"])) is not None:
-            self._guard._sockets.end(oldest)
+        if not self._whole:
+            self._guard._slots.body_begins(self._scope["client"], lambda: self._given_up.set_result(None))
         await self._guard.run(self._scope, self._next, self._answer)
 
     async def _next(self) -> Message:
@@ -148,10 +149,14 @@ class _Request:
         if self._whole:
             return await self._receive()
         left = self._deadline - asyncio.get_running_loop().time()
+        receiving = asyncio.ensure_future(_awaited(self._receive))
         try:
-            message = await asyncio.wait_for(_awaited(self._receive), max(0.0, left))
-        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+            await asyncio.wait({receiving, self._given_up}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            arrived = receiving.done() or not receiving.cancel()
+        if not arrived:
             return await self._refuse(408, f"the body did not arrive within {self._limits.body_seconds:g} seconds")
+        message = receiving.result()
         if message["type"] == "http.disconnect":  # or the body is malformed, and the client is there
             return await self._refuse(400, "the request's body is malformed")
         self._whole = not message.get("more_body", False)

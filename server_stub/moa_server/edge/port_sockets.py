@@ -18,6 +18,9 @@ _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 # Where tcpi_bytes_received stands in Linux's struct tcp_info.
 _RECEIVED_AT = 128
 
+# Connections among which a new one is looked for at once, in less than a millisecond; else the next watch finds it.
+_MOST_LOOKED_AT = 256
+
 
 class PortSockets:
     """The accepted connections of a listening socket. On Windows none is found, and no limit that needs one holds.
@@ -52,9 +55,13 @@ class PortSockets:
         return 0
 
     def hold(self, peer: Peer) -> socket.socket | None:
-        """Return a duplicate of a connection's socket, which keeps it open; None if it is gone."""
-        for look in (lambda: None, self.peers):
-            look()
+        """Return a duplicate of a connection's socket, which keeps it open; None if it is gone, or too new among too
+        many to look for it."""
+        for looked in (False, True):
+            if looked:
+                if len(self._found) > _MOST_LOOKED_AT:
+                    break
+                self.peers()
             fd = self._found.get(peer)
             if fd is not None and (held := self._duplicate(fd, peer)) is not None:
                 return held
