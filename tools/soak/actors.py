@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from soak.raw import BINARY, CONT, PING, TEXT, Target, connected, decode_request, frame, upgraded
+from soak.raw import Target, connected, decode_request, upgraded
+from support.server.attacks import BINARY, CONT, MEMBERS, PING, STRANGERS, TEXT, Attack, Victim, frame, keep_up
 from support.server.in_memory import draft, prompt
 
 #: Seconds after which a visit is broken off.
@@ -194,6 +195,15 @@ async def not_http(target: Target, rng: random.Random, left: list[str]) -> None:
         await raw.reader.read(1000)
 
 
+def _attacker(name: str, run: Attack) -> Actor:
+    async def attack(target: Target, rng: random.Random, left: list[str]) -> None:
+        victim, seconds = Victim(target.port, target.fingerprints), rng.uniform(1, LONGEST_VISIT_S / 2)
+        await asyncio.to_thread(keep_up, run, victim, seconds)
+
+    attack.__name__ = name
+    return attack
+
+
 ACTORS: Sequence[tuple[Actor, int]] = (
     (visit, 6),
     (flood, 2),
@@ -209,6 +219,7 @@ ACTORS: Sequence[tuple[Actor, int]] = (
     (half_messages, 1),
     (change_their_mind, 2),
     (not_http, 1),
+    *((_attacker(name, run), 1) for name, run in {**STRANGERS, **MEMBERS}.items()),
 )
 
 

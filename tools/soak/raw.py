@@ -12,25 +12,12 @@ from dataclasses import dataclass
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.server import in_memory
-
-CONT, TEXT, BINARY, CLOSE, PING = 0x0, 0x1, 0x2, 0x8, 0x9
+from support.server.attacks import BINARY, CLOSE, frame
 
 _UPGRADE = (
     b"GET /v1/session HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
-
-
-def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
-    """A WebSocket frame with a mask of zeros."""
-    head = bytes([(0x80 if fin else 0) | opcode])
-    if len(payload) < 126:
-        size = bytes([0x80 | len(payload)])
-    elif len(payload) < 1 << 16:
-        size = b"\xfe" + struct.pack("!H", len(payload))
-    else:
-        size = b"\xff" + struct.pack("!Q", len(payload))
-    return head + size + bytes(4) + payload
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -37,6 +38,8 @@ SERVE = ("--threads", "1", "--keep-seconds", "5", "--idle-seconds", "10", "--max
 SERVE += ("--cache-tokens", "8192")  # soon full: what grows afterwards is a leak
 #: After the last visitor has left, the time until the server has closed what is overdue.
 CALM_S = 15.0
+#: Attackers at a time.
+_THREADS = 64
 _TINY = (512, 512)
 _DEFAULT = (49152, 8192)
 
@@ -98,6 +101,7 @@ class Result:
 async def disturb(running: Served, seconds: float, seed: int) -> tuple[list[Sample], Crowd, list[str]]:
     """Let the crowd in for ``seconds``; what honest clients do is sampled every second."""
     known = honest.references(running.target, REFERENCES, seed)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=honest.run, args=(running.target, known, seed, there), daemon=True)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from moa_server.logging import LogLimit
 
@@ -117,11 +118,12 @@ class ConnectionSlots:
         if (slot := self._slots.get(peer)) is not None:
             slot.used += count + _AROUND_MESSAGE
 
-    def overdue(self, open_peers: Mapping[Peer, int]) -> list[Peer]:
+    def overdue(self, open_peers: Mapping[Peer, int | None]) -> list[Peer]:
         """Return the connections that are to be ended.
 
         Args:
-            open_peers: all connections, and the bytes received over each; others are forgotten, unless they are busy.
+            open_peers: all connections, and the bytes received over each, None if one side has closed: granian is about
+                to. Others are forgotten, unless they are busy.
         """
         now, peers = self.clock(), open_peers
         slots = {peer: self._slots.get(peer) or ConnectionSlot(network_of(peer[0]), now) for peer in peers}
@@ -129,11 +131,13 @@ class ConnectionSlots:
         waiting = sorted((slot.since, peer) for peer, slot in slots.items() if not slot.requests)
         most = max(self.ceiling // 8, self.most_busy - self.busy)
         ended = {peer for since, peer in waiting if now - since >= self.limits.header_seconds}
-        most_unused = self.limits.unused_bytes
-        ended |= {peer for peer, slot in slots.items() if slot.websocket and peers[peer] - slot.used > most_unused}
+        unused = {peer: (peers[peer] or 0) - slot.used for peer, slot in slots.items() if slot.websocket}
+        ended |= {peer for peer, count in unused.items() if count > self.limits.unused_bytes}
         by_network: dict[str, int] = {}
-        # Those that have waited longest are beyond a limit first.
-        for kept, (_, peer) in enumerate(reversed(waiting), 1):
+        # Those that have waited longest are beyond a limit first. A flood of connections that are closed at once is not
+        # counted: it would have those ended that were opened before it.
+        counted = [peer for _, peer in reversed(waiting) if peers[peer] is not None]
+        for kept, peer in enumerate(counted, 1):
             network = slots[peer].network
             by_network[network] = by_network.get(network, 0) + 1
             if kept > most or by_network[network] > self.limits.per_address:
@@ -141,6 +145,7 @@ class ConnectionSlots:
         return sorted(ended)
 
 
+@lru_cache(4096)
 def network_of(host: str) -> str:
     """Return what is counted as one client: an address, or its /64 network for IPv6, which one subscriber has."""
     try:

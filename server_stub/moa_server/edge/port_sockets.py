@@ -15,8 +15,10 @@ from moa_server.edge.connection_limits import EdgeLimits, Peer
 _FOLDER = next((each for each in ("/proc/self/fd", "/dev/fd") if Path(each).is_dir()), None)
 _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
-# Where tcpi_bytes_received stands in Linux's struct tcp_info.
+# Where tcpi_bytes_received stands in Linux's struct tcp_info, and the value of its first byte, tcpi_state, while both
+# sides may send.
 _RECEIVED_AT = 128
+_ESTABLISHED = 1
 
 # Connections among which a new one is looked for at once, in less than a millisecond; else the next watch finds it.
 _MOST_LOOKED_AT = 256
@@ -33,8 +35,9 @@ class PortSockets:
         self._family, self._port = listening.family, listening.getsockname()[1]
         self._found: dict[Peer, int] = {}
 
-    def peers(self) -> dict[Peer, int]:
-        """Look for all connections: return their peers, and the bytes that each has sent (0 without a count).
+    def peers(self) -> dict[Peer, int | None]:
+        """Look for all connections: return their peers, and the bytes that each has sent: 0 without a count, None if
+        one side has closed.
 
         Takes some microseconds a descriptor.
         """
@@ -42,13 +45,15 @@ class PortSockets:
         self._found = {peer: fd for fd, peer in seen.items()}
         return {peer: self._received(fd) for fd, peer in seen.items()}
 
-    def _received(self, fd: int) -> int:
+    def _received(self, fd: int) -> int | None:
         if not sys.platform.startswith("linux"):
             return 0
         with contextlib.suppress(OSError):
             seen = socket.socket(self._family, socket.SOCK_STREAM, 0, fileno=fd)
             try:
                 told = seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+                if told[0] != _ESTABLISHED:
+                    return None
                 return int.from_bytes(told[_RECEIVED_AT:], sys.byteorder) if len(told) == _RECEIVED_AT + 8 else 0
             finally:
                 seen.detach()

@@ -7,11 +7,13 @@ import random
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from moa_server.edge.connection_limits import EdgeLimits
+from moa_server.edge.port_sockets import PortSockets
 from moa_server.settings import Settings
 from support.malformed_framing import REQUESTS, SMUGGLED
 from support.server.edge_running import Edge, edge, error_of, eventually, is_closed, read_all, secured, status_of
@@ -46,6 +48,18 @@ def hasty():
 def clients():
     with contextlib.ExitStack() as stack:
         yield lambda connected: stack.enter_context(connected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="struct tcp_info")
+def test_bytes_and_ends_of_connections_are_seen():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sockets = PortSockets(listening)
+        with socket.create_connection(listening.getsockname()) as client, listening.accept()[0]:
+            peer = "127.0.0.1", str(client.getsockname()[1])
+            client.sendall(b"abc")
+            eventually(lambda: sockets.peers() == {peer: 3})
+            client.shutdown(socket.SHUT_WR)
+            eventually(lambda: sockets.peers() == {peer: None})
 
 
 # -- the ceiling -----------------------------------------------------------------------------------

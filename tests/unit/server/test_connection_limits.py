@@ -51,6 +51,12 @@ def test_those_that_have_waited_longest_give_way_and_busy_ones_do_not():
     assert made.overdue(dict.fromkeys(PEERS, 0)) == waiting[:1]
 
 
+def test_connections_that_are_closed_do_not_push_others_out():
+    made, _ = slots(EdgeLimits(per_address=2))
+    assert made.overdue({PEERS[0]: 0, PEERS[1]: 0, **dict.fromkeys(PEERS[2:], None)}) == []
+    assert len(made.overdue(dict.fromkeys(PEERS, 0))) == 18
+
+
 def test_a_websocket_may_send_what_the_app_takes_and_little_else():
     made, _ = slots(EdgeLimits(unused_bytes=1000))
     made.begin(PEERS[0], websocket=True)
