@@ -118,6 +118,11 @@ class ConnectionSlots:
         if (slot := self._slots.get(peer)) is not None:
             slot.used += count + _AROUND_MESSAGE
 
+    def excuse(self, seconds: float) -> None:
+        """Do not count time in which this process was stopped, or its machine asleep: requests may have come since."""
+        for slot in self._slots.values():
+            slot.since += seconds
+
     def overdue(self, open_peers: Mapping[Peer, int | None]) -> list[Peer]:
         """Return the connections that are to be ended.
 

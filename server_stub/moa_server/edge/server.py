@@ -194,8 +194,10 @@ class EdgeServer:
         """End connections whose time is over."""
         period_s = min(0.25, self._limits.header_seconds / 4)
         while True:
+            planned = self.slots.clock() + period_s
             await asyncio.sleep(period_s)
             try:
+                self.slots.excuse(self.slots.clock() - planned)
                 peers = await asyncio.to_thread(self._sockets.peers)
                 for peer in self.slots.overdue(peers):
                     self._sockets.end(peer)

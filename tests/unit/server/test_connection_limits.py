@@ -41,6 +41,16 @@ def test_a_connection_waits_from_its_start_or_its_last_answer():
     assert made.overdue({}) == [] and len(made) == 0
 
 
+def test_time_in_which_the_process_was_stopped_is_not_counted():
+    made, clock = slots(EdgeLimits(header_seconds=10))
+    made.overdue({PEERS[0]: 0})
+    clock.now = 3600.0
+    made.excuse(3595.0)
+    assert made.overdue({PEERS[0]: 0}) == []
+    clock.now = 3606.0
+    assert made.overdue({PEERS[0]: 0}) == [PEERS[0]]
+
+
 def test_those_that_have_waited_longest_give_way_and_busy_ones_do_not():
     made, clock = slots()
     for peer in PEERS[:17]:
