@@ -2,12 +2,14 @@
 
 >>> python -m soak.attacks --seconds 8     # with PYTHONPATH=tests:tools
 
-The verifier and the honest session run on the first processor, the attackers on the others.
+The verifier and the honest session run on the first processor, the attackers on the others. With ``--gateway`` it is
+``moa-chat --serve`` that is attacked, and a client that streams completions waits for their pieces.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -20,10 +22,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+
 from soak import honest
 from soak.run import _TINY, _tiny
-from soak.served import served
+from soak.served import Served, served
+from support.chat.programs import gateway
 from support.server.attacks import MEMBERS, STRANGERS, Victim, keep_up
+from support.tiny import make_tiny_bundle
 
 _COUNTS = {"idle sockets": 512, "slow bodies": 900, "header byte by byte": 32}
 
@@ -66,27 +72,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m soak.attacks", description="Attack a verifier.")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each attack (default: %(default)g)")
     parser.add_argument("--attackers", type=int, default=4, help="connections at once (default: %(default)d)")
+    parser.add_argument("--tls", action="store_true", help="over TLS")
+    parser.add_argument("--gateway", action="store_true", help="attack the gateway, by strangers")
     parser.add_argument("--only", nargs="*", help="names of attacks (default: all)")
     options = parser.parse_args(argv)
     cpus = sorted(os.sched_getaffinity(0))
     spawn = multiprocessing.get_context("spawn")
     os.sched_setaffinity(0, {cpus[0]})
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        served(Path(folder) / "log", ["--threads", "1", *_tiny(Path(folder))], *_TINY) as running,
-    ):
-        known = honest.references(running.target, 4, 0)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        models = _tiny(folder)
+        made = served(folder / "log", ["--threads", "1", *models], *_TINY, tls=options.tls)
+        running = stack.enter_context(made)
+        target = running.target
+        victim, names = Victim(target.port, target.fingerprints, tls=options.tls), [*STRANGERS, *MEMBERS]
         here, there = spawn.Pipe()
-        process = spawn.Process(target=honest.run, args=(running.target, known, 0, there), daemon=True)
+        if options.gateway:
+            bundle = make_tiny_bundle(folder / "bundle", Path(models[1]), Path(models[3]), "none")
+            program = stack.enter_context(gateway(bundle, target.verifier.url))
+            running = Served(target, psutil.Process(program.process.pid), running.log)
+            victim, names = Victim(program.port, target.fingerprints, path="/v1/completions"), list(STRANGERS)
+            process = spawn.Process(target=honest.ask, args=(program.port, there), daemon=True)
+        else:
+            known = honest.references(target, 4, 0)
+            process = spawn.Process(target=honest.run, args=(target, known, 0, there), daemon=True)
         process.start()
-        victim = Victim(running.target.port, running.target.fingerprints)
         orders, theirs = spawn.Pipe()
         attacking = spawn.Process(target=attackers, args=(victim, set(cpus[1:] or cpus), theirs), daemon=True)
         attacking.start()
         orders.send((next(iter(STRANGERS)), 0.0, 1))
         orders.recv()  # all is imported
         print("| attack | p50 ms | p99 | max | steps | connections | MB | descriptors |\n" + "| --- " * 8 + "|")
-        for name in options.only or [*STRANGERS, *MEMBERS]:
+        for name in options.only or names:
             print(row("alone", steps(here, options.seconds), "| | | "), flush=True)
             before = running.memory, running.descriptors
             orders.send((name, options.seconds + 0.5, _COUNTS.get(name, options.attackers)))
@@ -98,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(row(name, found, f"{grown}| {before[1]}, {running.descriptors} "), flush=True)
         attacking.kill()
         process.kill()
-        log = (Path(folder) / "log").read_text()
+        log = (folder / "log").read_text()
         print(json.dumps({"log_bytes": len(log), "log": log[:2000]}))
     return 0
 

@@ -15,7 +15,7 @@ import httpx
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Sampling
 from soak.raw import Target
-from support.server.running import TIMEOUT_S, Client, Verifier
+from support.server.running import TIMEOUT_S, Client
 
 LENGTH = 48
 SAMPLINGS = (Sampling(), Sampling(0.9, 0.95, seed=7))
@@ -32,7 +32,7 @@ class Reference:
 
 def references(target: Target, count: int, seed: int) -> list[Reference]:
     """Plain decoding of ``count`` prompts, asked before anybody disturbs."""
-    rng, verifier = random.Random(seed), Verifier(None, target.port, "")  # type: ignore[arg-type]
+    rng, verifier = random.Random(seed), target.verifier
     found = []
     for index in range(count):
         length = rng.randint(4, min(200, target.context // 3))
@@ -71,7 +71,7 @@ def run(target: Target, known: Sequence[Reference], seed: int, out: Connection) 
 
 def draft(target: Target, reference: Reference, rng: random.Random, say) -> None:
     """One session: drafts that are right two times out of three, now and then a lost connection."""
-    client = Client(Verifier(None, target.port, ""), _Known(target))  # type: ignore[arg-type]
+    client = Client(target.verifier, _Known(target))
     client.connect()
     try:
         session = client.session
@@ -114,8 +114,9 @@ def stream(target: Target, reference: Reference, rng: random.Random, say) -> Non
     body = {"tokens": reference.prompt, "max_new_tokens": LENGTH, "stream": True}
     body |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
     text, last = [], time.monotonic()
-    url = f"http://127.0.0.1:{target.port}/v1/decode"
-    with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as answer:
+    tls = target.verifier.tls
+    url = f"http{'s' if tls else ''}://127.0.0.1:{target.port}/v1/decode"
+    with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S, verify=tls or True) as answer:
         for line in answer.iter_lines():
             event = json.loads(line.removeprefix("data: ")) if line else {}
             if "error" in event:
@@ -135,3 +136,21 @@ class _Known:
 
     def __init__(self, target: Target) -> None:
         self.fingerprints = target.fingerprints
+
+
+def ask(port: int, out: Connection) -> None:
+    """Send ``("draft", seconds)`` of every piece of answers that a gateway streams, until the parent ends."""
+    [model] = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=TIMEOUT_S).json()["data"]
+    body = {"model": model["id"], "prompt": "Once upon a time", "max_tokens": LENGTH, "stream": True, "temperature": 0}
+    while True:
+        last = time.monotonic()
+        try:
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as answer:
+                answer.raise_for_status()
+                for line in answer.iter_lines():
+                    if line:
+                        out.send(("draft", time.monotonic() - last))
+                        last = time.monotonic()
+        except httpx.HTTPError as error:
+            out.send(("differs", repr(error)))

@@ -13,6 +13,7 @@ from moa_runtime.bundle import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.server import in_memory
 from support.server.attacks import BINARY, CLOSE, frame
+from support.server.running import Verifier, trusting
 
 _UPGRADE = (
     b"GET /v1/session HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -27,12 +28,19 @@ class Target:
     Attributes:
         vocabulary: token ids below it are the target's.
         context: tokens that the target's context holds.
+        tls: whether it speaks TLS.
     """
 
     port: int
     fingerprints: Fingerprints
     vocabulary: int
     context: int
+    tls: bool = False
+
+    @property
+    def verifier(self) -> Verifier:
+        """What clients in tests connect to."""
+        return Verifier(None, self.port, "", tls=trusting() if self.tls else None)  # type: ignore[arg-type]
 
     def hello(self, resume_token: str = "", row_encoding: int = wire.ROW_ENCODING_INT8) -> wire.ClientMessage:
         return in_memory.hello(resume_token, row_encoding, self.fingerprints)

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import psutil
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.cli_main import own_program
+from moa_server.web.certificate import own_certificate
 from soak.raw import Target
 
 _COMMAND = own_program("moa_server.cli")
@@ -46,16 +46,20 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(log: Path, options: Sequence[str], vocabulary: int, context: int) -> Iterator[Served]:
+def served(log: Path, options: Sequence[str], vocabulary: int, context: int, *, tls: bool = False) -> Iterator[Served]:
     """Start a verifier on a free port, and end it with SIGTERM.
 
     Args:
         options: of moa-serve.
         vocabulary, context: sizes of its target.
+        tls: whether it has a certificate, which is made beside the log.
 
     Raises:
         RuntimeError: it did not start, or did not end as it should.
     """
+    if tls:
+        certificate = str(own_certificate(log.parent, []).file)
+        options = [*options, "--tls-cert", certificate, "--tls-key", certificate]
     with log.open("w") as stderr:
         command = [*_COMMAND, "--port", "0", "--json", *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -65,8 +69,8 @@ def served(log: Path, options: Sequence[str], vocabulary: int, context: int) -> 
             if not line:
                 raise RuntimeError(f"the verifier did not start: {log.read_text()}")
             ready = json.loads(line)
-            target = Target(ready["port"], Fingerprints(**ready["fingerprints"]), vocabulary, context)
-            httpx.get(f"http://127.0.0.1:{target.port}/healthz", timeout=30).raise_for_status()
+            target = Target(ready["port"], Fingerprints(**ready["fingerprints"]), vocabulary, context, tls)
+            target.verifier.http("GET", "/healthz").raise_for_status()
             yield Served(target, psutil.Process(process.pid), log)
             process.terminate()
             if process.wait(30):

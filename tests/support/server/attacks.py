@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -13,26 +12,25 @@ from dataclasses import dataclass
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.server.in_memory import draft, hello, prompt
+from support.server.running import trusting
 
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 
 
 @dataclass(frozen=True)
 class Victim:
-    """A verifier under attack. Without a right token in ``headers`` the attacker is a stranger."""
+    """A verifier or gateway under attack, and the path of its POST requests. Without a right token in ``headers`` the
+    attacker is a stranger."""
 
     port: int
     fingerprints: Fingerprints
     headers: str = ""
     tls: bool = False
+    path: str = "/v1/decode"
 
     def open(self) -> socket.socket:
         raw = socket.create_connection(("127.0.0.1", self.port), 5)
-        if not self.tls:
-            return raw
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context.wrap_socket(raw)
+        return trusting().wrap_socket(raw) if self.tls else raw
 
     def head(self, line: str, more: str = "") -> bytes:
         return f"{line} HTTP/1.1\r\nHost: localhost\r\n{self.headers}{more}\r\n".encode()
@@ -77,11 +75,11 @@ def _again(connected: socket.socket, data: bytes, until: float) -> None:
 
 
 def _asked(line: str, more: str, body: bytes) -> Attack:
-    """A request, and its body again and again."""
+    """A request, a POST by default, and its body again and again."""
 
     def attack(victim: Victim, until: float) -> None:
         with victim.open() as connected:
-            connected.sendall(victim.head(line, more))
+            connected.sendall(victim.head(line or f"POST {victim.path}", more))
             _again(connected, body, until)
 
     return attack
@@ -129,7 +127,7 @@ def _idle(victim: Victim, until: float) -> None:
 
 def _slow_body(victim: Victim, until: float) -> None:
     with victim.open() as connected:
-        connected.sendall(victim.head("POST /v1/decode", "Content-Length: 1000000\r\n"))
+        connected.sendall(victim.head(f"POST {victim.path}", "Content-Length: 1000000\r\n"))
         while time.monotonic() < until:
             connected.sendall(b" ")
             time.sleep(0.2)
@@ -139,7 +137,7 @@ def _segments(victim: Victim, until: float) -> None:
     """A header in segments of a byte."""
     with victim.open() as connected:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in victim.head("POST /v1/decode", "x: " + "y" * 60000 + "\r\n"):
+        for byte in victim.head(f"POST {victim.path}", "x: " + "y" * 60000 + "\r\n"):
             connected.sendall(bytes([byte]))
             if time.monotonic() > until:
                 return
@@ -165,9 +163,9 @@ _PROMPT = message(prompt(1, 0, list(range(5, 45))))
 
 #: Attacks that need no token.
 STRANGERS: dict[str, Attack] = {
-    "1-byte chunks": _asked("POST /v1/decode", _CHUNKED, b"1\r\nx\r\n" * 40000),
+    "1-byte chunks": _asked("", _CHUNKED, b"1\r\nx\r\n" * 40000),
     "12,500 header lines": _headers("a:b\r\n" * 12500),
-    "chunk extensions": _asked("POST /v1/decode", _CHUNKED, b"1;a=b\r\nx\r\n" * 25000),
+    "chunk extensions": _asked("", _CHUNKED, b"1;a=b\r\nx\r\n" * 25000),
     "folded headers": _headers("a: b\r\n" + " c\r\n" * 12000),
     "pipelined requests": _asked("GET /healthz", "", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000),
     "idle sockets": _idle,

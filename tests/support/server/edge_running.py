@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 
 from moa_server.edge.connection_limits import ConnectionSlots, EdgeLimits
 from moa_server.edge.server import EdgeServer
-from support.server.running import TIMEOUT_S, in_thread
+from support.server.running import TIMEOUT_S, in_thread, trusting
 
 MAX_MESSAGE = 64 << 10
 
@@ -179,9 +179,7 @@ def error_of(answer: bytes) -> str:
 
 def secured(connected: socket.socket) -> ssl.SSLSocket:
     """Over TLS, whoever the server may be."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context.wrap_socket(connected)
+    return trusting().wrap_socket(connected)
 
 
 def is_closed(connected: socket.socket) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -29,12 +30,13 @@ TIMEOUT_S = 30
 
 @dataclass
 class Verifier:
-    """A running verifier, and its server."""
+    """A running verifier, and its server; ``tls`` is what its clients check."""
 
     server: VerifierServer
     port: int
     token: str
     host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
 
     @property
     def parts(self) -> Served:
@@ -44,24 +46,33 @@ class Verifier:
 
     @property
     def url(self) -> str:
-        return f"ws://{self.host}:{self.port}{SESSION_PATH}"
+        return f"{'wss' if self.tls else 'ws'}://{self.host}:{self.port}{SESSION_PATH}"
 
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def connect(self, **options: Any):
-        options = {"open_timeout": TIMEOUT_S, "close_timeout": 1, **options}
+        options = {"open_timeout": TIMEOUT_S, "close_timeout": 1, "ssl": self.tls, **options}
         return connect(self.url, additional_headers=self.headers, compression=None, max_size=None, **options)
 
     def http(self, method: str, path: str, **options: Any) -> httpx.Response:
         options.setdefault("headers", self.headers)
-        return httpx.request(method, f"http://{self.host}:{self.port}{path}", timeout=TIMEOUT_S, **options)
+        options.setdefault("verify", self.tls or True)
+        url = f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{path}"
+        return httpx.request(method, url, timeout=TIMEOUT_S, **options)
 
     def decode(self, tokens: Sequence[int], count: int, sampling: Sampling) -> list[int]:
         body = {"tokens": list(tokens), "max_new_tokens": count, "temperature": sampling.temperature}
         body |= {"top_p": sampling.top_p, "seed": sampling.seed}
         return self.http("POST", "/v1/decode", json=body).json()["tokens"]
+
+
+def trusting() -> ssl.SSLContext:
+    """What a client checks that takes any server for the right one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 @contextlib.contextmanager
