@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ CHECKPOINT_FOLDER = "drafter"
 LARGEST_WEIGHTS = 1 << 34
 #: Largest width accepted for a layer; no model has a wider one.
 _WIDEST = 1 << 17
+#: Largest whole number in a configuration.
+_LARGEST = (1 << 31) - 1
 #: Why a checkpoint, training run or configuration of version 0.1.0 cannot be used (code ``unsupported``).
 FIRST_LAYERS = (
     "first_layers must be 0: drafters with copies of the target's first layers are no longer supported "
@@ -64,7 +66,7 @@ class LayerDims:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not isinstance(value, int) or not 1 <= value <= _WIDEST:
-                raise ConfigError(f"{name} must lie in 1..{_WIDEST}, not {value!r}", code="out_of_range")
+                raise ConfigError(f"{name} must lie in 1..{_WIDEST}, not {value!r:.60}", code="out_of_range")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError("num_heads must be a multiple of num_kv_heads", code="inconsistent")
         if self.head_dim % 2:
@@ -345,9 +347,10 @@ class Eagle3Config(FeatureConfig):
         try:
             return rotary_of(self.rope, self.decoder.head_dim, self.max_position_embeddings)
         except TargetError as error:
-            kind = self.rope.get("rope_type") or self.rope.get("type")
+            kind = self.rope.get("rope_type") or self.rope.get("type") or "default"
             raise ConfigError(
-                f"its rotary positions of the kind {kind!r:.60} are not computed", code="unsupported"
+                f"its rotary positions of the kind {kind!r:.60} are not computed with the fields that it has",
+                code="unsupported",
             ) from error
 
     @property
@@ -582,14 +585,14 @@ def key_value_size(target: Any) -> int:
 
 #: Description of a field's kind and check of its JSON value, by annotation.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "int": ("a whole number from 0 on", lambda value: type(value) is int and value >= 0),
-    "float": ("a positive number", lambda value: type(value) in (int, float) and 0 < value < math.inf),
+    "int": (f"a whole number in 0..{_LARGEST}", lambda value: type(value) is int and 0 <= value <= _LARGEST),
+    "float": ("a positive number", lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max),
     "bool": ("true or false", lambda value: type(value) is bool),
     "str": ("a string", lambda value: type(value) is str),
     **dict.fromkeys(("LayerDims", "Mapping[str, Any]"), ("an object", lambda value: isinstance(value, Mapping))),
     "tuple[int, ...]": (
         "a list of whole numbers",
-        lambda value: isinstance(value, list) and all(type(number) is int for number in value),
+        lambda value: isinstance(value, list) and all(type(one) is int and abs(one) <= _LARGEST for one in value),
     ),
 }
 

@@ -48,6 +48,7 @@ Shape = tuple[int, ...]
 #: Types of tensors in safetensors, as numpy reads them; bfloat16 is the upper half of a float32.
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+_OTHER_HEAD = "take another head, or draft with --drafter sssd"
 
 
 class DrafterWeights:
@@ -94,6 +95,8 @@ def read_weights(folder: Path) -> DrafterWeights:
     """
     weights = weights_file(folder)
     published, advice = False, "expected one written by moa-train"
+    if weights.name != WEIGHTS_FILE:
+        advice = _OTHER_HEAD
     try:
         raw, text = _read_config(folder / CONFIG_FILE)
         config = None if is_of_others(raw) else config_of(raw)
@@ -102,7 +105,7 @@ def read_weights(folder: Path) -> DrafterWeights:
             dict(deserialize(content)) if weights.name == WEIGHTS_FILE else read_torch_file(content)
         )
         if config is None and is_head(raw, set(stored)):
-            advice = "take another head, or draft with --drafter sssd"
+            advice = _OTHER_HEAD
             config, stored = head_of(raw, stored)
         elif config is None and (published := is_published(raw)):
             config = published_config(raw, {name: tuple(each["shape"]) for name, each in stored.items()})
@@ -116,7 +119,8 @@ def read_weights(folder: Path) -> DrafterWeights:
         raise CheckpointError(f"cannot load the drafter in {folder}: {error}; {advice}", code=error.code) from error
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{folder} has no {WEIGHTS_FILE}: expected a folder written by moa-train", code="file_missing"
+            f"{folder} has no {WEIGHTS_FILE}: expected a folder written by moa-train, or a published head in one file",
+            code="file_missing",
         ) from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {weights}: {error}; it may be truncated", code="damaged") from error

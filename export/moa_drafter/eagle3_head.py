@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, Shape
-from moa_drafter.config import ConfigError, Eagle3Config, LayerDims
+from moa_drafter.config import ConfigError, Eagle3Config
 
 _PREFIXES = ("midlayer.", "layers.0.")
 _LAYER = "layer."
@@ -34,6 +35,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_last_layernorm": (True,),
     "use_mtp_layernorm": (False,),
     "parallel_draft_step": (1,),
+}
+#: Such fields of speculators' heads alone: in other configurations they are the target's.
+_NEUTRAL_OF_SPECULATORS: Mapping[str, tuple[Any, ...]] = {
+    "num_hidden_layers": (1,),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
 }
 
 Stored = dict[str, Mapping[str, Any]]
@@ -87,18 +94,18 @@ def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shap
     if not isinstance(layer, Mapping) or not isinstance(inner, Mapping):
         raise ConfigError("transformer_layer_config and eagle_config must be objects", code="wrong_type")
     given, of_speculators = {**layer, **inner, **raw}, SPECULATORS_TYPE in raw
-    neutral = {**_NEUTRAL, "num_hidden_layers": (1,)} if of_speculators else _NEUTRAL
-    for name, values in neutral.items():
+    for name, values in {**_NEUTRAL, **(_NEUTRAL_OF_SPECULATORS if of_speculators else {})}.items():
         value = layer.get(name, given.get(name))
         if value is not None and value not in values:
             raise ConfigError(f"{name} {value!r:.40} is not computed", code="unsupported")
-    if of_speculators and "sliding_attention" in (layer.get("layer_types") or ()):
-        raise ConfigError("sliding windows (layer_types) are not computed", code="unsupported")
+    kinds = layer.get("layer_types") or []
+    if of_speculators and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
+        raise ConfigError("layer_types other than full_attention are not computed", code="unsupported")
     try:
         hidden, joined = shapes["fc.weight"]
-        heads = int(layer["num_attention_heads"])
-        head_dim = int(layer.get("head_dim") or shapes[f"{_LAYER}self_attn.q_proj.weight"][0] // heads)
-        aux = tuple(int(number) for number in given.get("eagle_aux_hidden_state_layer_ids") or ())
+        heads = layer["num_attention_heads"]
+        head_dim = layer.get("head_dim") or shapes[f"{_LAYER}self_attn.q_proj.weight"][0] // heads
+        aux = given.get("eagle_aux_hidden_state_layer_ids") or []
         target_hidden = given.get("target_hidden_size") or hidden
         if target_hidden != hidden:
             raise ConfigError(
@@ -107,29 +114,32 @@ def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shap
             )
         if joined != (len(aux) or 3) * hidden:
             raise ConfigError(f"fc reads {joined} numbers, not {len(aux) or 3} times {hidden}", code=WEIGHTS_DIFFER)
-        return Eagle3Config(
-            target_num_layers=0,
-            target_kv_size=0,
-            vocab_size=of_target[0] if of_target else int(layer["vocab_size"]),
-            draft_vocab_size=shapes["lm_head.weight"][0],
-            decoder=LayerDims(
-                hidden,
-                heads,
-                shapes[f"{_LAYER}self_attn.k_proj.weight"][0] // head_dim,
-                head_dim,
-                shapes[f"{_LAYER}mlp.gate_proj.weight"][0],
-            ),
-            rope=_rope(layer),
-            rms_norm_eps=float(layer.get("rms_norm_eps") or 1e-6),
-            max_position_embeddings=int(layer.get("max_position_embeddings") or 2048),
-            aux_layers=aux,
-            norm_before_fc=_flag(given, "norm_before_fc") or "input_norm.weight" in shapes,
-            fc_norm=_flag(given, "fc_norm") or "fc_norm.0.weight" in shapes,
-            norm_before_residual=_flag(given, "norm_before_residual"),
-            norm_output=_flag(given, "norm_output"),
-            qk_norm=(of_speculators and layer.get("model_type") == "qwen3")
-            or f"{_LAYER}self_attn.q_norm.weight" in shapes,
-            own_embedding="embed_tokens.weight" in shapes,
+        decoder = {
+            "hidden_size": hidden,
+            "num_heads": heads,
+            "num_kv_heads": shapes[f"{_LAYER}self_attn.k_proj.weight"][0] // head_dim,
+            "head_dim": head_dim,
+            "intermediate_size": shapes[f"{_LAYER}mlp.gate_proj.weight"][0],
+        }
+        return Eagle3Config.from_mapping(
+            {
+                "target_num_layers": 0,
+                "target_kv_size": 0,
+                "vocab_size": of_target[0] if of_target else layer["vocab_size"],
+                "draft_vocab_size": shapes["lm_head.weight"][0],
+                "decoder": decoder,
+                "rope": _rope(layer),
+                "rms_norm_eps": layer.get("rms_norm_eps") or 1e-6,
+                "max_position_embeddings": layer.get("max_position_embeddings") or 2048,
+                "aux_layers": aux,
+                "norm_before_fc": _flag(given, "norm_before_fc") or "input_norm.weight" in shapes,
+                "fc_norm": _flag(given, "fc_norm") or "fc_norm.0.weight" in shapes,
+                "norm_before_residual": _flag(given, "norm_before_residual"),
+                "norm_output": _flag(given, "norm_output"),
+                "qk_norm": (of_speculators and layer.get("model_type") == "qwen3")
+                or f"{_LAYER}self_attn.q_norm.weight" in shapes,
+                "own_embedding": "embed_tokens.weight" in shapes,
+            }
         )
     except KeyError as error:
         what = "weights have" if "." in str(error.args[0]) else "config.json has"
@@ -158,12 +168,12 @@ def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draft_to_target(tensors: Stored, config: Eagle3Config) -> Stored:
-    """Return ``draft_to_target`` in place of ``d2t``, which is popped; one is needed for a smaller vocabulary alone."""
+    """Return ``draft_to_target`` in place of ``d2t``, which is popped; only a smaller vocabulary needs one."""
     offsets = tensors.pop("d2t", None)
     tokens = np.arange(config.draft_vocab_size, dtype="<i8")
-    if config.draft_vocab_size < config.vocab_size:
-        if offsets is None:
-            raise ConfigError("its weights have no d2t", code=WEIGHTS_DIFFER)
+    if offsets is None and config.draft_vocab_size < config.vocab_size:
+        raise ConfigError("its weights have no d2t", code=WEIGHTS_DIFFER)
+    if offsets is not None:
         if tuple(offsets["shape"]) != tokens.shape or offsets["dtype"] not in ("I64", "I32"):
             raise ConfigError(f"d2t must hold {len(tokens)} whole numbers", code=WEIGHTS_DIFFER)
         tokens = tokens + np.frombuffer(offsets["data"], "<i8" if offsets["dtype"] == "I64" else "<i4")
@@ -173,7 +183,8 @@ def _draft_to_target(tensors: Stored, config: Eagle3Config) -> Stored:
 
 
 def read_torch_file(content: bytes) -> Stored:
-    """Return the tensors of a ``pytorch_model.bin``. Raises ConfigError: ``needs_torch`` without torch, ``damaged``."""
+    """Return the tensors of a ``pytorch_model.bin``, the format of torch since 1.6. Raises ConfigError: ``needs_torch``
+    without torch; ``damaged`` for all but tensors, and for those that take more memory than the file."""
     try:
         import torch
     except ImportError as error:
@@ -182,14 +193,36 @@ def read_torch_file(content: bytes) -> Stored:
             code="needs_torch",
         ) from error
     names = {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL", torch.bfloat16: "BF16"}
+    names |= dict.fromkeys((torch.float16, torch.float32, torch.float64), "F32")
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            _check_size(sum(member.file_size for member in archive.infolist()), content)
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_size(sum(tensor.numel() * tensor.element_size() for tensor in state.values()), content)
         found: Stored = {}
         for name, tensor in state.items():
-            kind = names.get(tensor.dtype, "F32")
+            if type(name) is not str or tensor.dtype not in names:
+                raise TypeError(f"{name} of the type {tensor.dtype}")
+            kind = names[tensor.dtype]
             plain = tensor.float() if kind == "F32" else tensor.view(torch.int16) if kind == "BF16" else tensor
             data = plain.contiguous().numpy().tobytes()
             found[name] = {"dtype": kind, "shape": tuple(tensor.shape), "data": data}
-    except (AttributeError, EOFError, pickle.UnpicklingError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError("its weights are no torch file of tensors alone", code="damaged") from error
+    except (
+        AttributeError,
+        EOFError,
+        pickle.UnpicklingError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise ConfigError(
+            "its weights are not what torch 1.6 or later writes for tensors of real numbers alone", code="damaged"
+        ) from error
     return found
+
+
+def _check_size(size: int, content: bytes) -> None:
+    """Raise ValueError for more bytes than a file has, as if it is compressed, or one number stands for many."""
+    if size > len(content):
+        raise ValueError(f"{size} bytes in a file of {len(content)}")

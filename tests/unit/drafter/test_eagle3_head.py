@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from moa_drafter.architectures.registry import drafter_of, torch_backend_of
 from moa_drafter.checkpoint import load_bound
@@ -22,10 +23,16 @@ from support.drafter.eagle3_heads import OPTIONS, write_head
 from support.refusals import refused
 
 
-def in_torch(folder):
-    """Replace the weights by a ``pytorch_model.bin``."""
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+def in_torch(folder, change=dict):
+    """Replace the weights by a ``pytorch_model.bin`` of what ``change`` makes of them."""
+    torch.save(change(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
+    return folder
+
+
+def changed(folder, change):
+    """Write what ``change`` makes of the tensors instead of them."""
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
     return folder
 
 
@@ -69,6 +76,9 @@ def test_a_head_that_is_one_tensor_short_is_refused(tmp_path, without):
         ("layer", "num_hidden_layers", 2),
         ("layer", "hidden_act", "gelu"),
         ("layer", "layer_types", ["sliding_attention"]),
+        ("layer", "layer_types", 5),
+        ("layer", "attention_bias", True),
+        ("layer", "rope_theta", 1e999),
         ("layer", "rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
         ("layer", "rope_scaling", {"rope_type": "longrope", "short_factor": [1.0] * 8}),
     ],
@@ -76,6 +86,92 @@ def test_a_head_that_is_one_tensor_short_is_refused(tmp_path, without):
 def test_what_is_not_computed_is_refused_by_name(tmp_path, inside, field, value):
     with refused("unsupported", CheckpointError):
         read_weights(write_head(tmp_path, **{inside: {field: value}}))
+
+
+BIG = 10**400
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[
+            (name, value)
+            for name in ("num_attention_heads", "head_dim", "max_position_embeddings")
+            for value in (1e999, -4)
+        ],
+        *[("rms_norm_eps", value) for value in (BIG, 1e999, -1, "1e-5", True)],
+        ("max_position_embeddings", BIG),
+        ("eagle_aux_hidden_state_layer_ids", [1e999, 1, 2]),
+        ("eagle_aux_hidden_state_layer_ids", "123"),
+        ("vocab_size", BIG),
+    ],
+)
+def test_numbers_of_no_head_are_refused(tmp_path, field, value):
+    with refused("wrong_type", CheckpointError):
+        read_weights(write_head(tmp_path, layer={field: value}, without="t2d"))
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("weights_differ", lambda head: {**head, "fc.weight": head["fc.weight"].flatten()}),
+        ("weights_differ", lambda head: {**head, "d2t": head["d2t"].flip(0)}),
+        ("weights_differ", lambda head: {**head, "layers.1.norm.weight": head["norm.weight"].clone()}),
+        ("not_finite", lambda head: {**head, "fc.weight": head["fc.weight"] / 0}),
+        ("out_of_range", lambda head: {**head, "d2t": head["d2t"] + 2**62}),
+        ("out_of_range", lambda head: {**head, "d2t": head["d2t"] - 500}),
+    ],
+)
+def test_tensors_of_no_head_are_refused(tmp_path, code, change):
+    with refused(code, CheckpointError):
+        read_weights(changed(write_head(tmp_path), change))
+
+
+def test_tokens_are_mapped_in_a_whole_vocabulary_too(tmp_path):
+    turned = torch.arange(511, -512, -2)
+    folder = changed(write_head(tmp_path, OPTIONS["whole vocabulary"]), lambda head: {**head, "d2t": turned})
+    assert read_weights(folder).array("draft_to_target").tolist() == list(range(511, -1, -1))
+
+
+class Code:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('it ran')",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head: {**head, "more": Code()},
+        lambda head: {1: head["fc.weight"]},
+        lambda head: list(head.values()),
+        lambda head: {**head, "fc.weight": head["fc.weight"].to_sparse()},
+        lambda head: {**head, "fc.weight": head["fc.weight"].to(torch.complex64)},
+        lambda head: {**head, "fc.weight": torch.zeros(1).expand(1 << 40)},
+    ],
+)
+def test_torch_files_hold_tensors_alone_and_nothing_runs(tmp_path, change):
+    with refused("damaged", CheckpointError):
+        read_weights(in_torch(write_head(tmp_path, of="authors"), change))
+
+
+def test_torch_files_take_no_more_memory_than_they_are_long(tmp_path):
+    folder = in_torch(write_head(tmp_path, of="authors"))
+    plain, packed = folder / "pytorch_model.bin", folder / "packed"
+    with zipfile.ZipFile(plain) as read, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as written:
+        for member in read.infolist():
+            written.writestr(member.filename, read.read(member))
+    packed.replace(plain)
+    with refused("damaged", CheckpointError):
+        read_weights(folder)
+
+
+def test_weights_in_several_files_are_refused(tmp_path):
+    folder = write_head(tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with refused("file_missing", CheckpointError):
+        read_weights(folder)
 
 
 def test_a_head_of_eagle_1_is_no_head_of_eagle_3(tmp_path):
