@@ -24,6 +24,7 @@ from moa_runtime.options import (
     LoopSettings,
     Offline,
     OtherDrafterError,
+    Overflow,
     drafter_option,
 )
 from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
@@ -54,6 +55,7 @@ class ChatConfig:
     top_p: float = 1.0
     seed: int | None = None  # of the sampling; None draws one for each answer
     thinking: bool | None = None  # whether the target reasons before it answers; None for its template's default
+    overflow: Overflow = "trim"  # what happens if a conversation outgrows the context
     store: Path | None = None  # the file in which the conversation is kept; None to keep it nowhere
     must_store: bool = False  # whether the user named that file, so that a chat without it is an error
 
@@ -82,6 +84,7 @@ class ChatConfig:
             "settings": LoopSettings(self.offline_limit, drafting=self.drafting, offline=self.offline),
             "system": self.system,
             "store": self.store,
+            "overflow": self.overflow,
             **others,
         }
         if "datastore" not in arguments:
@@ -126,6 +129,7 @@ def chat_config_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpo
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         seed=options.seed,
+        overflow=options.context_overflow or ("trim" if options.serve is None else "error"),
         store=options.chat or _default_store(options, bundle),
         must_store=options.chat is not None,
     )

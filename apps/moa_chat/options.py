@@ -9,7 +9,7 @@ from typing import NoReturn
 from moa_drafter.pretrained import offered_names
 from moa_runtime.cli_main import add_version
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, DrafterName, draft_length_of
+from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, OVERFLOWS, DrafterName, draft_length_of
 from moa_runtime.paths import expanded
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
@@ -99,6 +99,12 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="have the target reason before it answers, or not, if its template can switch that (default: the "
         "template's)",
+    )
+    answer.add_argument(
+        "--context-overflow",
+        choices=OVERFLOWS,
+        help="what happens if a conversation outgrows the target's context: its oldest turns are left out, or the "
+        "question is refused (default: trim; error with --serve)",
     )
     answer.add_argument("--max-new-tokens", type=int, default=512, metavar="N", help="default: %(default)s")
     answer.add_argument(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -43,7 +44,7 @@ from moa_runtime.events import (
     Statistics,
     TokenOrigin,
 )
-from moa_runtime.options import DRAFTERS, Conditions, DrafterName, LoopSettings, Offline
+from moa_runtime.options import DRAFTERS, Conditions, DrafterName, LoopSettings, Offline, Overflow
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Decided, Finished, Policy, RolledBack, Sampling, Welcomed
 from moa_runtime.session.memory_rows import encoding_of
@@ -69,6 +70,7 @@ class Chat:
     Attributes:
         tokenizer: the bundle's.
         manifest: the bundle's.
+        overflow: what happens to a conversation that outgrows the target's context; may be set between answers.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class Chat:
         timeline: Timeline | None = None,
         store: str | Path | None = None,
         raw: bool = False,
+        overflow: Overflow = "error",
     ) -> None:
         self.tokenizer, self.manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
+        self.overflow: Overflow = overflow
         self._server = endpoint.url
         self._events = EventQueue()
         self._saver = ChatSaver(self._state)
@@ -141,6 +145,7 @@ class Chat:
         timeline: Timeline | None = None,
         store: str | Path | None = None,
         raw: bool = False,
+        overflow: Overflow = "error",
         wait: bool = True,
     ) -> Chat:
         """Load the bundle's drafter and open the first connection.
@@ -159,6 +164,8 @@ class Chat:
             store: a file to keep the conversation in. Its conversation continues, with an unfinished answer
                 (:meth:`pending`); an unusable file is set aside, and :attr:`store_problem` says why.
             raw: whether the target continues the text that is sent, without its chat template.
+            overflow: what happens to a conversation that outgrows the target's context, see
+                :data:`moa_runtime.options.Overflow`; :class:`~moa_runtime.events.Statistics` tell what was dropped.
             wait: see :meth:`open`.
 
         Raises:
@@ -184,6 +191,7 @@ class Chat:
             timeline=timeline,
             store=store,
             raw=raw,
+            overflow=overflow,
         )
         try:
             await chat.open(wait=wait)
@@ -550,6 +558,9 @@ class Chat:
 
     async def _encoded(self, encode: Callable[[], T], more: int = 0) -> T:
         """Call ``encode`` on the turns and ``more`` characters, in a thread if that takes tenths of a second."""
+        able = self._session.capabilities is not None  # else the verifier's own limit is not known
+        most = min(self.manifest.max_context, self._session.limits.max_context) if able else self.manifest.max_context
+        self._conversation.context = most if self.overflow == "trim" else 0
         if more + sum(len(turn["content"]) for turn in self._conversation.messages) < _LONG_TEXT:
             return encode()
         self._following = True  # refuses other questions and changes of the turns meanwhile
@@ -576,7 +587,7 @@ class Chat:
         def begin() -> None:
             self._events.begin_edition(edition)
             self._record, self._unheard = self._new_record(question), True
-            self._record.resume(known, Statistics())
+            self._record.resume(known, Statistics(dropped_turns=question.dropped))
             ask()
             asked.set_result(self._saver.save())
 
@@ -769,6 +780,7 @@ class Chat:
             return
         messages = [*saved.messages, {"role": "user", "content": answer.question}]
         question = self._conversation.question(messages, session.tokens[: answer.start], answer.kept)
+        question = replace(question, dropped=answer.statistics.dropped_turns)
         record = self._record = self._new_record(question)
         written = zip(session.committed[answer.start :], answer.origins, strict=True)
         record.resume([TokenOrigin(token, origin, True) for token, origin in written], answer.statistics)

@@ -338,7 +338,8 @@ def _figure(name: str, data: Any) -> Any:
         return dtype
     if name == "verified":  # likewise
         return [(checked_count(drafted), checked_count(accepted)) for drafted, accepted in data.get(name, [])]
-    value, kind = data[name], type(getattr(Statistics(), name))
+    value = data.get(name, 0) if name == "dropped_turns" else data[name]  # likewise
+    kind = type(getattr(Statistics(), name))
     if kind is list:
         return [_seconds(each) for each in value]
     if kind is int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moa_runtime.bundle import checked_count
@@ -53,12 +54,14 @@ class Question:
         kept: committed tokens that stay.
         supplied: tokens that follow them, at least one.
         behind: the last tokens of a raw text, which the answer continues; none in a conversation of turns.
+        dropped: number of the oldest turns that are not among the tokens; a system message is.
     """
 
     messages: list[dict[str, str]]
     kept: int
     supplied: list[int]
     behind: tuple[int, ...] = ()
+    dropped: int = 0
 
     @property
     def length(self) -> int:
@@ -76,14 +79,17 @@ class Conversation:
         messages: the turns.
         unconfirmed: marks of the answers that the target has not confirmed, in order.
         thinking: whether the target reasons before it answers; None for the template's default.
+        context: tokens that the target holds, if the oldest turns are to be dropped when they outgrow it; else 0.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, system: str | None = None) -> None:
         self.thinking: bool | None = None
+        self.context = 0
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.unconfirmed: list[Unconfirmed] = []
         self._tokenizer = tokenizer
         self._ends = [(0, 0)]  # (turns, committed tokens that these take)
+        self._dropped: dict[int, int] = {}  # by number of turns: those that are not among these tokens
 
     @property
     def length(self) -> int:
@@ -147,17 +153,40 @@ class Conversation:
         return question, self._tokenizer.encode(self.messages[last]["content"])
 
     def _question(self, committed: Sequence[int], messages: list[dict[str, str]]) -> Question:
-        turns, length = next(end for end in reversed(self._ends) if end[0] < len(messages))
-        known = list(committed[:length])
+        ends = (end for end in reversed(self._ends) if self.context or not self._dropped.get(end[0]))
+        turns, length = next(end for end in ends if end[0] < len(messages))
+        known, dropped = list(committed[:length]), self._dropped.get(turns, 0)
         try:
             whole = known + self._tokenizer.continue_turns(
                 known, messages[:turns], messages[turns:], thinking=self.thinking
             )
         except HistoryRewrittenError:
-            whole = self._tokenizer.encode_chat(messages, thinking=self.thinking)
+            whole, dropped = self._tokenizer.encode_chat(messages, thinking=self.thinking), 0
+        if self.context and not self._tokenizer.raw and len(whole) > self.context - self.context // 8:
+            whole, dropped = self._trimmed(messages, whole)
         if not whole:
             raise MoaError("there is no text to go on with: it is empty", code="empty")
-        return self.question(messages, whole, min(common_length(committed, whole), len(whole) - 1))
+        kept = min(common_length(committed, whole), len(whole) - 1)
+        return replace(self.question(messages, whole, kept), dropped=dropped)
+
+    def _trimmed(self, messages: list[dict[str, str]], whole: list[int]) -> tuple[list[int], int]:
+        """Return the tokens of a conversation without its oldest turns, and the number of these. What is left begins
+        with a question and takes at most half of the context if the last question allows.
+
+        To drop more than is needed keeps the next questions from being trimmed, too: each time, the target has to read
+        all of what is left again.
+        """
+        first = int(messages[0]["role"] == "system")
+        starts = [turn for turn in range(first + 1, len(messages)) if messages[turn]["role"] == "user"]
+        if not starts:
+            return whole, 0
+
+        def tokens_from(start: int) -> list[int]:
+            return self._tokenizer.encode_chat([*messages[:first], *messages[start:]], thinking=self.thinking)
+
+        last, half = len(starts) - 1, self.context // 2
+        start = starts[bisect_left(starts, True, hi=last, key=lambda turn: len(tokens_from(turn)) <= half)]
+        return tokens_from(start), start - first
 
     def question(self, messages: list[dict[str, str]], tokens: Sequence[int], kept: int) -> Question:
         """Return the question at the end of ``messages``, whose tokens are ``tokens``."""
@@ -168,6 +197,7 @@ class Conversation:
         """Add a question and its answer; ``length`` committed tokens hold the conversation up to its end."""
         self._close(question, text)
         self._ends.append((len(self.messages), length))
+        self._dropped[len(self.messages)] = question.dropped
 
     def set_aside(self, question: Question, text: str, sampling: Sampling, most: int, *, kept: bool = False) -> None:
         """Add a question and an answer that the target has not confirmed; ``kept`` if it never has to."""

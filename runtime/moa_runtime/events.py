@@ -63,6 +63,8 @@ class Statistics:
         draft_seconds, wait_seconds: time spent drafting, and waiting for verdicts.
         verified: of each draft that was verified, the device's or the server's, the numbers of its tokens and of those
             that the target accepted.
+        dropped_turns: oldest turns that the target did not read, because its context has no room for them (see
+            :data:`moa_runtime.options.Overflow`).
         round_trips: seconds from sending to each verdict; of a pushed one, from the verdict before.
         first_token_seconds: from the question to the first committed token.
         dtype: type of the target's numbers, such as "int4"; several, as in "int4, float32", if a verifier of another
@@ -83,6 +85,7 @@ class Statistics:
     rolled_back: int = 0
     taken_back: int = 0
     reconnects: int = 0
+    dropped_turns: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0

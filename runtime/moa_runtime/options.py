@@ -24,6 +24,11 @@ DRAFTINGS: tuple[Drafting, ...] = get_args(Drafting)
 Offline = Literal["writer", "drafter", "off"]
 OFFLINES: tuple[Offline, ...] = get_args(Offline)
 
+#: What happens if a conversation outgrows the target's context. ``error``: the question is refused. ``trim``: once it
+#: leaves less than an eighth free, the target reads the system message and as many of the newest turns as take half.
+Overflow = Literal["error", "trim"]
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
+
 #: Kinds of adaptive drafts: ``auto`` takes the shape that pays (:mod:`moa_runtime.drafting.cost_model`), the others are
 #: Thompson sampling as in EESD (:mod:`moa_runtime.drafting.draft_controllers`).
 Adaptive = Literal["auto", "thompson", "thompson-calibrated"]

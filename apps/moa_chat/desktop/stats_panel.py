@@ -86,6 +86,8 @@ def summary(statistics: Statistics, reason: FinishReason | None, spans: Iterable
         parts.append(strings.AS_WRITTEN if kept == statistics.tokens else strings.PARTLY_AS_WRITTEN)
     if any(span.origin is Origin.OFFLINE for span in spans):
         parts.append(strings.PARTLY_OFFLINE)
+    if statistics.dropped_turns:
+        parts.append(strings.WITHOUT_OLDEST.format(statistics.dropped_turns))
     if offline and statistics.rolled_back and not kept:
         parts.append(strings.CORRECTED)
     return " · ".join(part for part in parts if part)

@@ -99,7 +99,7 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
     taken = scored = 0  # characters given to the filter, and tokens with their log probabilities
     tokens: Sequence[TokenOrigin] = ()
     latest: AnswerUpdate | AnswerFinished | None = None
-    chat.offline = request.offline
+    chat.offline, chat.overflow = request.offline, request.overflow
     if not request.raw:
         chat.thinking = request.thinking
     sampling = request.sampling_of(index)

@@ -100,7 +100,9 @@ class Reply:
         rest = self.delta(index, "", final=True)
         held = self._event([self._choice(index, None, **rest)]) if rest else ""
         choice = self._choice(index, ending.reason, **self.empty)
-        return held + self._event([choice], moa={"offline": ending.offline})
+        dropped = ending.statistics.dropped_turns
+        moa = {"offline": ending.offline, **({"dropped_turns": dropped} if dropped else {})}
+        return held + self._event([choice], moa=moa)
 
     def end(self, endings: Sequence[Ending], *, include_usage: bool) -> str:
         """Return the end of a stream, with figures on request."""

@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from moa_chat.gateway.errors import ApiError, unsupported
 from moa_chat.history.chat_settings import sampling_for
-from moa_runtime.options import OFFLINES, Offline
+from moa_runtime.options import OFFLINES, Offline, Overflow
 from moa_runtime.session.events import MOST_BIASED, MOST_LOGPROBS, Grammar, Sampling
 
 #: Fields that would change the answer and that a verifier does not support, by the values that are accepted.
@@ -69,6 +69,7 @@ class Defaults:
     offline: Offline = "off"
     max_context: int = 1 << 20
     thinking: bool | None = None  # whether the target reasons; None for its template's default
+    overflow: Overflow = "error"  # what happens to a conversation that outgrows the context
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class AnswerRequest:
     offline: Offline  # what writes while there is no verifier; ``off``: nothing, the request waits or fails
     raw: bool  # whether the question is a text without chat template
     thinking: bool | None = None  # see :class:`Defaults`
+    overflow: Overflow = "error"  # likewise
 
     @property
     def asked_in(self) -> str:
@@ -372,6 +374,7 @@ class CompletionBody(Part):
             stream=self.stream,
             include_usage=self.stream_options.include_usage,
             offline=self.offline or defaults.offline,
+            overflow=defaults.overflow,
             **asked,
         )
 

@@ -75,7 +75,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
 def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
     """Run the endpoint until SIGINT or SIGTERM; ``as_json`` is the form of its ready line. Raises MoaError if the
     address cannot be used, the drafter cannot be loaded, or a ``verifier`` that was started for it ended."""
-    names = ("max_new_tokens", "temperature", "top_p", "seed", "system", "offline", "thinking")
+    names = ("max_new_tokens", "temperature", "top_p", "seed", "system", "offline", "thinking", "overflow")
     given = {name: getattr(config, name) for name in names}
     defaults = Defaults(config.target, **given, max_context=config.bundle.manifest.max_context)
     access = Access(address.token, address.origins, is_loopback(address.host), address.hosts)

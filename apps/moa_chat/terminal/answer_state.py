@@ -77,6 +77,8 @@ def summary(reason: FinishReason | None, statistics: Statistics) -> str:
     parts = [f"{statistics.tokens} tokens in {statistics.seconds:.1f} s", figures(statistics)]
     if statistics.drafted:
         parts.append(f"{statistics.accepted} of {statistics.drafted} drafted tokens used")
+    if statistics.dropped_turns:
+        parts.append(strings.WITHOUT_OLDEST.format(statistics.dropped_turns))
     if statistics.offline:
         parts.append(f"{statistics.offline} written offline")
     if statistics.rolled_back:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -261,3 +262,36 @@ async def test_a_continued_answer_outlives_the_program(verifier: Verifier, bundl
     async with chatting(bundle, endpoint(verifier), store=store) as chat:
         assert not chat.store_problem and ids(await end_of(chat.pending())) == ids(whole)
         assert chat.messages[-1]["content"] == whole.text
+
+
+async def test_a_conversation_that_outgrows_the_context_loses_its_oldest_turns(
+    bundle: Bundle, verifier: Verifier
+) -> None:
+    """What is left begins with a question and fits half of the context; the answer is the target's own to it."""
+    system = [{"role": "system", "content": "Be brief."}]
+    turns = [
+        {"role": role, "content": f"{number} {'word ' * 9}"} for number in range(20) for role in ("user", "assistant")
+    ]
+    bundle = Bundle(bundle.folder, replace(bundle.manifest, max_context=400))
+    async with chatting(bundle, endpoint(verifier), overflow="trim") as chat:
+        assert len(chat.tokenizer.encode_chat([*system, *turns])) > 400
+        chat.restore([*system, *turns])
+        answer = await ask(chat, count=8)
+        dropped = answer.statistics.dropped_turns
+        assert dropped > 0 and dropped % 2 == 0 and len(chat.messages) == 43
+        read = [*system, *turns[dropped:], {"role": "user", "content": QUESTION}]
+        assert chat.tokens[: chat.prompt_tokens] == chat.tokenizer.encode_chat(read) and chat.prompt_tokens <= 200
+        before = chat.tokenizer.encode_chat([*system, *turns[dropped - 2 :], read[-1]])
+        assert len(before) > 200  # no turn more than that is dropped
+        assert ids(answer) == own_decoding(verifier, chat, answer, 8, Sampling())
+        whole = await end_of(chat.continue_answer(max_new_tokens=4))
+        assert ids(whole)[:8] == ids(answer) and whole.statistics.dropped_turns == dropped
+        again = await ask(chat, "And why?", count=4)  # continues: nothing is read again
+        assert again.statistics.dropped_turns == dropped and chat.new_tokens < 40
+        with refused("context_full", ContextFullError):
+            await ask(chat, "word " * 500)
+        chat.overflow = "error"
+        with refused("context_full", ContextFullError):
+            await ask(chat)
+        chat.restore([])
+        assert (await ask(chat, count=2)).statistics.dropped_turns == 0

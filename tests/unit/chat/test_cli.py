@@ -161,6 +161,8 @@ def test_a_conversation_is_kept_if_a_person_types_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     assert kept_in("--terminal") == (None, False)
     assert config_of().ngrams and not config_of("--no-ngrams").ngrams
+    overflows = [config_of(*words).overflow for words in ((), ("--serve",), ("--serve", "--context-overflow", "trim"))]
+    assert overflows == ["trim", "error", "trim"]
 
 
 @pytest.mark.parametrize(

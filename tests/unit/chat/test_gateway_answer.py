@@ -53,12 +53,15 @@ LOST, BACK = LinkChanged(LinkStatus.OFFLINE, "gone"), LinkChanged(LinkStatus.ONL
 
 
 def test_online_only_confirmed_text_is_sent():
-    pieces, ending, _ = write(update("", "Pb"), update("P", "cd"), update("Par"), finished("Paris"))
-    assert pieces == ["P", "ar", "is"]
+    pieces, ending, chat = write(update("", "Pb"), update("P", "cd"), update("Par"), finished("Paris"))
+    assert pieces == ["P", "ar", "is"] and chat.overflow == "error"
     assert ending.reason == "stop" and not ending.offline
     usage = usage_of([ending])
     figures = usage.pop("moa")
     assert usage == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
+    assert '"moa": {"offline": false}' in Reply("tiny", 1).last_chunk(0, ending)
+    trimmed = replace(ending, statistics=Statistics(dropped_turns=4))
+    assert '"moa": {"offline": false, "dropped_turns": 4}' in Reply("tiny", 1).last_chunk(0, trimmed)
     assert figures["offline"] is False and figures["offline_tokens"] == 0
     assert {"tau", "rounds", "drafted", "accepted", "kept", "rolled_back", "round_trip_ms", "bytes_up"} <= set(figures)
 

@@ -21,7 +21,7 @@ from moa_chat.terminal.renderer import LiveView, PlainView, Span
 from moa_runtime.chat import ChatError
 from moa_runtime.chat_store import StoreError
 from moa_runtime.conversation import Unconfirmed
-from moa_runtime.events import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason
+from moa_runtime.events import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason, Statistics
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import ConnectError
 from support.chat.ansi_screen import AnsiScreen
@@ -241,6 +241,7 @@ def test_the_status_row_says_why_the_device_waits():
     assert in_order(row(), "HINT", "tau")
     for reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
         assert summary(reason, shown.statistics).startswith(strings.TERMINAL_FINISH[reason])
+    assert strings.WITHOUT_OLDEST.format(4) in summary(FinishReason.STOP, Statistics(dropped_turns=4))
 
 
 def test_an_answer_is_written_again_and_earlier_marks_stay():
