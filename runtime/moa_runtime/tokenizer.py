@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message
 from moa_runtime.checked_file import read_checked, read_checked_text
+from moa_runtime.control_tokens import ControlState, ControlTokens
 from moa_runtime.errors import MoaError, reason_of
-from moa_runtime.reasoning import OPEN
+from moa_runtime.reasoning import OPEN, split_reasoning
 
 _LARGEST_TOKENIZER = 1 << 27
 #: Characters of all replacements of a tokenizer, multiplied.
@@ -110,6 +111,13 @@ class ChatTokenizer:
         if self._by_bytes and all(letter in _BYTES for letter in written):
             return bytes(_BYTES[letter] for letter in written)
         return self.decode([*self._letter, token])[len(self.decode(self._letter)) :].encode()
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """The control tokens of answers; none without a template."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        special = {token.content: number for number, token in added if token.special and not self.raw}
+        return ControlTokens(special, lambda token: self.decode([token]))
 
     @property
     def knows_thinking(self) -> bool:
@@ -237,12 +245,17 @@ class ChatTokenizer:
         return plain
 
     def _guard(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages with a placeholder for each of :attr:`_guarded` in their text."""
+        """Return the messages with a placeholder for each of :attr:`_guarded` in their text. Reasoning that control
+        tokens mark is left out: templates know it by these tokens alone, and drop it."""
 
         def placeholder(match: re.Match[str]) -> str:
             return f"{_GUARD_OPEN}{self._guarded.index(match[0])}{_GUARD_CLOSE}"
 
-        return [{**message, "content": self._to_guard.sub(placeholder, message["content"])} for message in messages]
+        def content(message: Message) -> str:
+            drops = self.control_tokens and message["role"] == "assistant"
+            return split_reasoning(message["content"]).answer if drops else message["content"]
+
+        return [{**message, "content": self._to_guard.sub(placeholder, content(message))} for message in messages]
 
     def _encode_guarded(self, text: str) -> list[int]:
         """Encode a rendered conversation, with placeholders turned back into plain text."""
@@ -376,11 +389,19 @@ class TextStream:
         self._window = 0
         self._anchor = len(behind)
         self._emitted = 0  # characters after the anchor that were emitted
-        self._states: list[tuple[int, int, int]] = []  # these three before each token
+        self._control = ControlState()
+        self._states: list[tuple[int, int, int, ControlState]] = []  # these four before each token
 
     def push(self, token: int) -> str:
         """Add one token; return the text that is certain now, perhaps none."""
-        self._states.append((self._window, self._anchor, self._emitted))
+        self._states.append((self._window, self._anchor, self._emitted, self._control))
+        self._control, instead = self._tokenizer.control_tokens.step(self._control, token)
+        if instead is not None:
+            piece = self.finish() + instead
+            self._tokens.append(token)
+            self._window = self._anchor = len(self._tokens)
+            self._emitted = 0
+            return piece
         self._tokens.append(token)
         pending = self._pending()
         whole = pending.rstrip(_REPLACEMENT)
@@ -399,7 +420,7 @@ class TextStream:
     def truncate(self, count: int) -> None:
         """Forget all but the first ``count`` tokens."""
         if count < len(self._states):
-            self._window, self._anchor, self._emitted = self._states[count]
+            self._window, self._anchor, self._emitted, self._control = self._states[count]
             del self._tokens[self._lead + count :], self._states[count:]
 
     def _pending(self) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -208,16 +210,46 @@ def streams() -> Iterator[Case]:
         text = draws.one_of(list(TEXTS))
         whole = tokenizer.encode(text)
         tokens = whole if number % 2 else draws.several(0, 30, lambda: draws.whole(0, tokenizer.vocab_size - 1))
-        stream, told = TextStream(tokenizer), list[list[Any]]()
-        count = 0
-        for token in tokens:
-            told.append(["push", token, stream.push(token)])
-            count += 1
-            if draws.share() < 0.1:
-                count = draws.whole(0, count)
-                stream.truncate(count)
-                told.append(["truncate", count, ""])
-        yield {"told": [*told, ["finish", 0, stream.finish()]]}
+        yield {"told": _told(tokenizer, tokens, draws)}
+
+
+def _told(tokenizer: ChatTokenizer, tokens: list[int], draws: Draws) -> list[list[Any]]:
+    stream, told = TextStream(tokenizer), list[list[Any]]()
+    count = 0
+    for token in tokens:
+        told.append(["push", token, stream.push(token)])
+        count += 1
+        if draws.share() < 0.1:
+            count = draws.whole(0, count)
+            stream.truncate(count)
+            told.append(["truncate", count, ""])
+    return [*told, ["finish", 0, stream.finish()]]
+
+
+#: Control tokens of gpt-oss, of Gemma 4, and of Mistral.
+CONTROLS = (
+    ("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
+    ("<|channel>", "<channel|>"),
+    ("[THINK]", "[/THINK]"),
+)
+
+
+def controls() -> Iterator[Case]:
+    """Answers with control tokens that mark reasoning, with texts between them and taken back at times; and earlier
+    answers with reasoning in a question."""
+    said, draws = json.loads(TOKENIZER.read_text(encoding="utf-8")), Draws(300_004)
+    history = [*MESSAGES[0], {"role": "assistant", "content": "<think>Warm ones.</think>\n\nRed."}, *MESSAGES[2][2:]]
+    for texts in CONTROLS:
+        added = [{**said["added_tokens"][0], "id": 512 + number, "content": text} for number, text in enumerate(texts)]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "tokenizer.json"
+            file.write_text(json.dumps({**said, "added_tokens": [*said["added_tokens"], *added]}))
+            tokenizer = tokenizer_of(CHAT_TEMPLATE, file)
+            words = [tokenizer.encode(text) for text in ("analysis", "final", " a\n", "é", "Two", "thought\n", *texts)]
+            for _ in range(30):
+                tokens = [*chain.from_iterable(draws.several(0, 12, lambda w=words: draws.one_of(w)))]
+                given = {"added": added, "template": CHAT_TEMPLATE, "messages": history, "add_generation_prompt": True}
+                yield given | {"told": _told(tokenizer, tokens, draws), "tokens": tokenizer.encode_chat(history)}
 
 
 def specials() -> Iterator[Case]:
@@ -277,6 +309,7 @@ _PARTS: tuple[Callable[[], Iterator[Case]], ...] = (
     thinking,
     reasoning,
     streams,
+    controls,
     specials,
     addresses,
 )

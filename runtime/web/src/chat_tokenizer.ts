@@ -2,8 +2,9 @@
 
 import { Template } from "@huggingface/jinja";
 
+import { ControlTokens } from "./control_tokens.js";
 import { MoaError } from "./errors.js";
-import { ENABLE_THINKING, OPEN } from "./reasoning.js";
+import { ENABLE_THINKING, OPEN, splitReasoning } from "./reasoning.js";
 import { Tokenizer, escaped } from "./tokenizer.js";
 import { append } from "./tokens.js";
 
@@ -31,6 +32,8 @@ export class ChatTokenizer {
   readonly stopTokens: ReadonlySet<number>;
   /** Whether the template can switch reasoning on and off. */
   readonly knowsThinking: boolean;
+  /** The control tokens of answers. */
+  readonly controlTokens: ControlTokens;
   private readonly tokenizer: Tokenizer;
   private readonly template: Template;
   private readonly specials: string[]; // longest first, because one may be the beginning of another
@@ -58,8 +61,10 @@ export class ChatTokenizer {
     } catch (error) {
       throw new ChatTemplateError(`the chat template cannot be read: ${(error as Error).message}`);
     }
-    const special = this.tokenizer.addedTokens.filter((token) => token.special).map(({ content }) => content);
-    this.specials = special.sort((a, b) => b.length - a.length);
+    const special = this.tokenizer.addedTokens.filter((token) => token.special);
+    this.specials = special.map(({ content }) => content).sort((a, b) => b.length - a.length);
+    const ids = new Map(special.map(({ content, id }) => [content, id]));
+    this.controlTokens = new ControlTokens(ids, (token) => this.decode([token]));
     this.guarded = [...this.specials, GUARD_OPEN, GUARD_CLOSE];
   }
 
@@ -98,6 +103,7 @@ export class ChatTokenizer {
     try {
       return this.template.render({
         messages: copies,
+        tools: null, // as transformers passes it
         add_generation_prompt: addGenerationPrompt,
         ...this.specialTokens,
         ...(thinking === undefined ? {} : { [ENABLE_THINKING]: thinking }),
@@ -163,12 +169,15 @@ export class ChatTokenizer {
   // -- special tokens typed by a user ----------------------------------------------------------
 
   /**
-   * Return the messages with a placeholder for each special token that their text spells, and for the delimiters.
+   * Return the messages with a placeholder for each special token that their text spells, and for the delimiters. Reasoning that
+   * control tokens mark is left out: templates know it by these tokens alone, and drop it.
    */
   private guard(messages: readonly Message[]): Message[] {
     const spelled = new RegExp(this.guarded.map(escaped).join("|"), "gu");
     const placeholder = (text: string): string => `${GUARD_OPEN}${this.guarded.indexOf(text)}${GUARD_CLOSE}`;
-    return messages.map((message) => ({ ...message, content: message.content.replace(spelled, placeholder) }));
+    const contentOf = ({ content, role }: Message): string =>
+      this.controlTokens.any && role === "assistant" ? splitReasoning(content).answer : content;
+    return messages.map((message) => ({ ...message, content: contentOf(message).replace(spelled, placeholder) }));
   }
 
   /** Encode a rendered conversation; placeholders become plain text again. */

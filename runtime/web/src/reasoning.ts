@@ -1,7 +1,7 @@
 /** Reasoning in an answer: the text between `<think>` and `</think>` at its beginning, as Qwen 3 writes it. */
 
 export const OPEN = "<think>";
-const CLOSE = "</think>";
+export const CLOSE = "</think>";
 /** The template's variable by which a user switches reasoning on or off. */
 export const ENABLE_THINKING = "enable_thinking";
 

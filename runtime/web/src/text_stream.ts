@@ -1,5 +1,8 @@
 /** Decoding of texts that grow token by token. */
 
+import type { ChatTokenizer } from "./chat_tokenizer.js";
+import { NO_CONTROL, type ControlState } from "./control_tokens.js";
+
 const REPLACEMENTS = /\ufffd+$/;
 /** Longer runs of replacement characters are invalid output of the model, not an unfinished character. */
 const NOISE = 8;
@@ -8,6 +11,7 @@ interface State {
   readonly window: number;
   readonly anchor: number;
   readonly emitted: number;
+  readonly control: ControlState;
 }
 
 /**
@@ -18,14 +22,21 @@ export class TextStream {
   private tokens: number[] = [];
   // The text up to token `anchor` was emitted. Decoding starts at `window` before it, because decoders treat the first token's
   // leading space specially, and not at 0, which would take quadratic time.
-  private state: State = { window: 0, anchor: 0, emitted: 0 }; // `emitted` characters after the anchor were emitted, too
+  private state: State = { window: 0, anchor: 0, emitted: 0, control: NO_CONTROL }; // `emitted` characters after the anchor were emitted, too
   private states: State[] = []; // before each token
 
-  constructor(private readonly tokenizer: { decode(tokens: readonly number[]): string }) {}
+  constructor(private readonly tokenizer: Pick<ChatTokenizer, "decode" | "controlTokens">) {}
 
   /** Add one token; return the text that is certain now, perhaps none. */
   push(token: number): string {
     this.states.push(this.state);
+    const [control, instead] = this.tokenizer.controlTokens.step(this.state.control, token);
+    if (instead !== undefined) {
+      const piece = this.finish() + instead;
+      const end = this.tokens.push(token);
+      this.state = { window: end, anchor: end, emitted: 0, control };
+      return piece;
+    }
     this.tokens.push(token);
     const pending = this.pending();
     const { window, anchor, emitted } = this.state;
@@ -33,10 +44,10 @@ export class TextStream {
     const unfinished = pending.length - whole.length;
     if (unfinished > 0 && unfinished <= NOISE) {
       const piece = whole.slice(emitted);
-      this.state = { window, anchor, emitted: emitted + piece.length };
+      this.state = { window, anchor, emitted: emitted + piece.length, control };
       return piece;
     }
-    this.state = { window: anchor, anchor: this.tokens.length, emitted: 0 };
+    this.state = { window: anchor, anchor: this.tokens.length, emitted: 0, control };
     return pending.slice(emitted);
   }
 

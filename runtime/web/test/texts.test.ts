@@ -17,6 +17,7 @@ interface Case {
   readonly history: Message[];
   readonly turns: Message[];
   readonly told: [string, number, string][];
+  readonly added: object[];
   readonly pre_tokenizer: object;
   readonly thinking: boolean | null;
   readonly knows: boolean;
@@ -28,7 +29,7 @@ interface Case {
   readonly raises?: string;
 }
 
-const FILE = readJson("texts/tokenizer.json") as object;
+const FILE = readJson("texts/tokenizer.json") as { readonly added_tokens: object[] };
 const SPECIAL = { bos_token: "<|im_start|>", eos_token: "<|im_end|>" };
 
 /** Our library for templates forgets what the same turn of a loop wrote before it. */
@@ -106,12 +107,21 @@ part("reasoning", ({ answer, begun, final, reasoning, text }, where) => {
   assert.deepEqual(splitReasoning(text, begun, final), { reasoning, answer }, where);
 });
 
-part("streams", (given, where) => {
-  const stream = new TextStream(PLAIN);
-  for (const [what, number, piece] of given.told) {
+function checkStream(tokenizer: ChatTokenizer, { told }: Case, where: string): void {
+  const stream = new TextStream(tokenizer);
+  for (const [what, number, piece] of told) {
     if (what === "truncate") stream.truncate(number);
     else assert.equal(what === "push" ? stream.push(number) : stream.finish(), piece, where);
   }
+}
+
+part("streams", (given, where) => checkStream(PLAIN, given, where));
+
+part("controls", (given, where) => {
+  const file = { ...FILE, added_tokens: [...FILE.added_tokens, ...given.added] };
+  const tokenizer = new ChatTokenizer(file, given.template!, SPECIAL, [2]);
+  checkStream(tokenizer, given, where);
+  assert.deepEqual(tokenizer.encodeChat(given.messages), given.tokens, where);
 });
 
 test("texts: a word of a text that is pasted may be very long", () => {

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moa_runtime.chat_template import ChatTemplate
+from moa_runtime.control_tokens import ControlState, ControlTokens
 from moa_runtime.reasoning import Reasoned, ReasoningSplitter, reasoning_end, split_reasoning
 
 
@@ -41,6 +42,37 @@ def test_pieces_add_up_to_the_whole(pieces: list[str], begun: bool) -> None:
     rest = splitter.feed("", final=True)
     found = Reasoned(found.reasoning + rest.reasoning, found.answer + rest.answer)
     assert found == split_reasoning("".join(pieces), begun=begun)
+
+
+SPECIAL = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"]
+SPECIAL += ["<|channel>", "<channel|>", "[THINK]", "[/THINK]", "</think>"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (
+            "<|channel|> analysis <|message|> Two. <|end|> <|start|> assistant <|channel|> analysis <|message|> Four. "
+            "<|end|> <|start|> assistant <|channel|> final <|message|> 4 <|return|>",
+            "<think>Two.\n\nFour.</think>4",
+        ),
+        ("<|channel|> final <|message|> 4 <|end|> <|channel|> analysis <|message|> b", "4\n\nb"),
+        ("<|channel|> commentary <|message|> a <|end|> <|channel|> final <|message|> 4", "a\n\n4"),
+        ("<|channel> thought \n Two. <channel|> 4", "<think>Two.</think>4"),
+        ("[THINK] Two. [/THINK] 4", "<think>Two.</think>4"),
+        ("Two. </think> 4", "Two.</think>4"),
+        ("4 <|channel|> 4", "4"),
+    ],
+)
+def test_control_tokens_are_marks_of_reasoning(texts, shown) -> None:
+    tokens = texts.split(" ")
+    ids = {text: number for number, text in enumerate([*SPECIAL, *set(tokens) - set(SPECIAL)])}
+    control = ControlTokens({text: ids[text] for text in SPECIAL}, {ids[text]: text for text in ids}.__getitem__)
+    state, pieces = ControlState(), ""
+    for text in tokens:
+        state, piece = control.step(state, ids[text])
+        pieces += ("" if text == "<|return|>" else text) if piece is None else piece
+    assert pieces == shown
 
 
 def test_a_template_that_can_switch_reasoning_does() -> None:
