@@ -105,7 +105,7 @@ class TargetLogits:
 
     def __init__(self, model: Any) -> None:
         self._model = _shallow_copy(model)
-        self._model.model = _Given()
+        self._model.model = _Given(model.model)
         self._head: nn.Linear = model.get_output_embeddings()
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -203,14 +203,16 @@ def _load(folder: Path, device: str, dtype: torch.dtype | None) -> Target:
     quiet_transformers()
     from transformers import AutoTokenizer
 
-    _supported_config(folder)
+    config = _supported_config(folder)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
-    model = _whole_model(folder, dtype=dtype)
+    # Older releases of transformers choose an attention that has no soft caps.
+    capped = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+    model = _whole_model(folder, dtype=dtype, **capped)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(folder, error) from error
-    if not hasattr(model, "model"):
+    if not hasattr(getattr(model, "model", None), "layers"):
         raise _unsupported(folder, model.config.model_type)
     return Target(folder, model.eval().to(device), tokenizer, target_fingerprint(folder))
 
@@ -284,7 +286,12 @@ def _unsupported(folder: Path, kind: object) -> TargetError:
 
 
 class _Given(nn.Module):
-    """Stand-in for the layers: return the given embeddings as their output."""
+    """Stand-in for the layers, with their numbers (one multiplies Falcon H1's head): return the given embeddings as
+    their output."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.__dict__.update({name: value for name, value in vars(layers).items() if isinstance(value, float)})
 
     def forward(self, *, inputs_embeds: Tensor, **others: object) -> MoeModelOutputWithPast:
         out = MoeModelOutputWithPast(last_hidden_state=inputs_embeds)

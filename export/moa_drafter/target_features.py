@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,11 @@ def full_cache(config: Any) -> DynamicCache:
     return cache
 
 
+def cache_name(model: Any) -> str:
+    """Return what ``model.forward`` calls its cache in this release of transformers."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def target_states(target: Target, tokens: Sequence[int], reads: Reads) -> TargetStates:
     """Compute the states of one conversation, in the target's type and on its device."""
     return packed_target_states(target, [tokens], reads)
@@ -67,9 +73,8 @@ def packed_target_states(target: Target, texts: Sequence[Sequence[int]], reads: 
     real = real.to(ids.device)
     layers, inner = reads.kv_layers, reads.inner_layers
     cache = full_cache(target.config) if layers else None
-    out = target.model.model(
-        input_ids=ids, past_key_values=cache, use_cache=bool(layers), output_hidden_states=bool(inner)
-    )
+    held = {cache_name(target.model.model): cache}
+    out = target.model.model(input_ids=ids, use_cache=bool(layers), output_hidden_states=bool(inner), **held)
     if inner and out.hidden_states[1].dim() != out.last_hidden_state.dim():  # Gemma 3n
         raise FitError(
             "between the layers of this target a token has several hidden states, which no drafter reads: train moa, "

@@ -176,6 +176,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MiniMax M2": ("minimax_m2", _EXPERTS),
     "VaultGemma": ("vaultgemma", {**_HEAD, **_WINDOW, **_FOUR}),
     "Falcon H1": ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 16}),
+    "Nemotron H": (
+        "nemotron_h",
+        {
+            **{"num_hidden_layers": 4, "layers_block_type": ["mamba", "attention", "mlp", "moe"], **_HEAD},
+            **{"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1},
+            **{**_GLM_EXPERTS, "n_group": 1, "topk_group": 1, "moe_shared_expert_intermediate_size": 32},
+        },
+    ),
+    "OLMo Hybrid": ("olmo_hybrid", {**_DELTA, **_HEAD}),
+    "OPT": ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
     "GPT-2": ("gpt2", {}),
     "GPT-NeoX": ("gpt_neox", {}),
     "Falcon": ("falcon", {}),

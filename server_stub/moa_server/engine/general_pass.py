@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionAndFullAttentionLayer
 
 from moa_drafter.devices import lay_out_for_few_rows
 from moa_drafter.target import Target
-from moa_drafter.target_features import full_cache
+from moa_drafter.target_features import cache_name, full_cache
 from moa_runtime.session.tree import chain, depths
 from moa_server.engine.attention import tree_mask
 from moa_server.engine.kv_cache import fetched
@@ -54,8 +54,9 @@ class GeneralPass:
                 lay_out_for_few_rows(layer)
         config, dtype = target.model.config, target.model.dtype
         ids, cache = torch.zeros(1, 1, dtype=torch.int64, device=target.device), full_cache(config)
+        self._cache_name = cache_name(target.model.model)
         with torch.inference_mode():
-            target.model.model(input_ids=ids, past_key_values=cache, use_cache=True)
+            target.model.model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
         shapes = [_shape(layer) for layer in cache.layers]
         self._recurrent = {index: layer for index, layer in enumerate(cache.layers) if _is_recurrent(layer)}
         states = [_state(layer) for layer in self._recurrent.values()]
@@ -110,9 +111,9 @@ class GeneralPass:
             input_ids=torch.tensor([[*piece.chain, *piece.tree]], device=device),
             position_ids=positions[None],
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
             output_hidden_states=bool(wanted),
+            **{self._cache_name: cache},
         )
         if self._recurrent:
             self._keep_states(piece, cache)
@@ -129,7 +130,10 @@ class GeneralPass:
         held = own.states[piece.cached] if self._recurrent and piece.cached else None
         cache = Cache(layers=[_CacheLayer(own, index, piece.cached) for index in range(len(own.layers))])
         for number, (index, layer) in enumerate(self._recurrent.items()):
-            cache.layers[index] = resumed = _resumed(layer, held[number] if held else {})
+            resumed = _resumed(layer, held[number] if held else {})
+            if own.layers[index]:
+                _use_keys(resumed, cache.layers[index])
+            cache.layers[index] = resumed
             resumed.record_past = self._convolutions and piece.drafted > 0
         return cache
 
@@ -212,7 +216,7 @@ def _shape(layer: Any) -> tuple[int, int, int] | None:
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if keys is None or values is None:
         return None
-    if type(layer) is not DynamicLayer:
+    if type(layer) is not (LinearAttentionAndFullAttentionLayer if _is_recurrent(layer) else DynamicLayer):
         raise ValueError(f"its layers keep a {type(layer).__name__}, which is not supported")
     return keys.shape[1], keys.shape[3], values.shape[3]
 
@@ -234,6 +238,16 @@ def _resumed(like: Any, state: RecurrentState) -> Any:
         getattr(layer, kind)[index] = tensor.clone()  # updated in place
         getattr(layer, f"is_{kind}_initialized")[index] = layer.has_previous_state[index] = True
     return layer
+
+
+def _use_keys(layer: Any, held: Any) -> None:
+    """Have a recurrent layer that has keys and values, too (Falcon H1), use those of ``held``."""
+
+    def update(key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        layer.keys, layer.values = held.update(key_states, value_states)
+        return layer.keys, layer.values
+
+    layer.keys, layer.values, layer.is_initialized, layer.update = held.keys, held.values, True, update
 
 
 class _CacheLayer(DynamicLayer):

@@ -27,7 +27,7 @@ FUSED = {
     "Mistral",
 }
 FUSED |= {"Ministral 3 (scaled queries)", "Seed-OSS"}
-REFUSED = {"Falcon H1": "falcon_h1", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
+REFUSED = {"OPT": "opt", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
 #: Types that graphs are built for, and why they cannot be for other targets that the general pass computes.
 DESCRIBED = {"llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3_text", "smollm3"}
 DESCRIBED |= {"phi3", "granite"}
@@ -37,6 +37,7 @@ NO_GRAPHS["Llama (scaled queries, which it has not)"] = "rope_parameters.llama_4
 SHORTER = {"Phi 3 (longrope)": (ORIGINAL, "(longrope)")}
 
 
+@pytest.mark.filterwarnings("error:.*is deprecated:FutureWarning")
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in REFUSED])
 def test_a_target_is_computed_as_transformers_does(family: str, tiny_target: Path, tmp_path: Path) -> None:
     """To the end of its context, over the end of an original one, of a window and of a chunk; no further."""
