@@ -133,6 +133,8 @@ def weight_files(folder: Path) -> list[Path]:
     """Find a model's safetensors files. Raises TargetError: ``file_missing``; see :func:`weight_names`."""
     files = [folder / name for name in weight_names(folder)]
     if missing := [file.name for file in files if not file.is_file()]:
+        if not any(folder.glob("*.safetensors")):
+            raise _without_safetensors(folder)
         raise TargetError(f"{folder} has no {missing[0]}: fetch the target again", code="file_missing")
     return files
 
@@ -150,5 +152,13 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         # macOS writes files with a leading dot beside others on foreign disks.
         files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("."))
     if not files:
-        raise TargetError(f"{folder} has no *.safetensors weights", code="file_missing")
+        raise _without_safetensors(folder)
     return {name: tensor for file in files for name, tensor in SafetensorsFile(file).tensors.items()}
+
+
+def _without_safetensors(folder: Path) -> TargetError:
+    return TargetError(
+        f"{folder} has no weights in the format safetensors: take a checkpoint that has, or load the model in "
+        "transformers once and save it with save_pretrained",
+        code="file_missing",
+    )

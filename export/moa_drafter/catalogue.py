@@ -168,3 +168,11 @@ def catalogue_rows() -> Iterator[tuple[str, ...]]:
             model.use,
             "yes" if model.run else "not run",
         )
+
+
+def drafter_advice(model: str) -> str:
+    """Return what a drafter would bring to a target without one, and how to get one."""
+    published = next((each.drafters for name, each in CATALOGUE.items() if model in (name, each.target)), ())
+    own = "--drafter takes a published EAGLE-3 head of this target, or what moa-train makes"
+    found = f"--drafter {published[0]} is published for this target" if published else own
+    return f"a drafter makes answers quicker: {found} (docs/models.md)"

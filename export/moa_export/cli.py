@@ -18,7 +18,7 @@ from moa_export.bundle_commands import COMMANDS, DRAFTER_HELP, NPM_HELP, Row, fo
 from moa_export.bundle_writer import check_output
 from moa_export.datastore_command import datastore
 from moa_export.errors import ExportError
-from moa_export.plain_bundle import WITHOUT_DRAFTER, make_plain_bundle, plain_facts
+from moa_export.plain_bundle import make_plain_bundle, note_of, plain_facts
 from moa_export.recipe import DEFAULT_PRESET, PRESETS, Recipe, read_config, resolve
 from moa_export.targets import TARGETS, extra_of
 from moa_runtime.cli_main import add_version, run_program
@@ -188,7 +188,7 @@ def _export_texts(args: argparse.Namespace, model: str, architecture: str) -> in
         return 0
     make_plain_bundle(args.out, plain_facts(model), shown_name(model), architecture, force=args.force)
     seconds, size = time.monotonic() - began, sum(file.stat().st_size for file in args.out.iterdir())
-    print(f"moa-export: note: {WITHOUT_DRAFTER}", file=sys.stderr)
+    print(f"moa-export: note: {note_of(model, architecture)}", file=sys.stderr)
     made = {"bundle": str(args.out), "bytes": size, "seconds": round(seconds, 1), "targets": {}, "notes": []}
     text = f"{args.out}: {size / 1e6:.1f} MB in {seconds:.0f} s"
     print(json.dumps({**made, "writer": None, "web_writer": None}) if args.json else text)

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from moa_decoder.errors import TargetError
+from moa_drafter.catalogue import drafter_advice
 from moa_drafter.config import longest_context
 from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of
 from moa_drafter.target_source import resolve_target, shown_name
@@ -28,12 +29,11 @@ from moa_runtime.bundle import (
 from moa_runtime.optional_deps import installed_versions
 from moa_runtime.paths import cache_dir
 
-#: What a user of such a bundle should know.
-WITHOUT_DRAFTER = (
-    "without a drafter a device copies what was said before, streams the rest, and writes nothing without the "
-    "verifier; a drafter of this target, published or made by moa-train, makes it quicker and writes on "
-    "(docs/models.md)"
-)
+
+def note_of(model: str, architecture: str) -> str:
+    """Return what a user of such a bundle should know."""
+    streams = "copies what was said before, streams the rest" if architecture == "sssd" else "streams"
+    return f"without a drafter a device {streams}, and writes nothing without the verifier; {drafter_advice(model)}"
 
 
 def plain_facts(model: str) -> TargetFacts:

@@ -9,10 +9,11 @@ import json
 import signal
 import socket
 import ssl
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from moa_drafter.catalogue import CATALOGUE, COLUMNS, catalogue_rows
+from moa_drafter.catalogue import CATALOGUE, COLUMNS, catalogue_rows, drafter_advice
 from moa_runtime.checked_file import open_checked
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError, reason_of
@@ -130,6 +131,7 @@ def _run(
     timeline: Timeline,
     web: WebSetup | None,
 ) -> None:
+    from moa_drafter.target_source import DEFAULT_TARGET
     from moa_server.app import SESSION_PATH, Verifier
     from moa_server.process import VerifierServer
 
@@ -148,6 +150,8 @@ def _run(
         elif web:
             line += f"\n{web.invitation(port)}"
         print(line, flush=True)
+        if not (prints.drafter or options.json):
+            print(f"moa-serve: note: {drafter_advice(options.model or DEFAULT_TARGET)}", file=sys.stderr, flush=True)
 
     files = web.files(prints) if web else None
     server = VerifierServer(

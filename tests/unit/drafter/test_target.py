@@ -287,6 +287,13 @@ def test_a_missing_shard_is_refused(own_target):
         load_target(str(own_target))
 
 
+def test_a_checkpoint_without_safetensors_is_told_apart(own_target):
+    (own_target / "model.safetensors").rename(own_target / "pytorch_model.bin")
+    for read in (facts_of, target_fingerprint):
+        with refused("file_missing", TargetError, "save_pretrained"):
+            read(own_target)
+
+
 def test_other_shards_are_the_same_target(own_target):
     """As is the same model with a copy in another format beside it."""
     model, whole = load_target(str(own_target)).model, target_fingerprint(own_target)
