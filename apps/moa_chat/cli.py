@@ -39,9 +39,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.once is None and options.serve is None and not options.terminal:
         return _open_window(options)
     # Imported late, so that --help and refused options answer at once.
-    from moa_chat.chat_config import chat_config_for, endpoint_for, open_bundle, open_datastore
+    from moa_chat.chat_config import chat_config_for, endpoint_for, open_datastore
     from moa_chat.local_verifier import local_verifier
     from moa_chat.oneshot import run_once
+    from moa_chat.server_bundle import bundle_for_server, shown_progress
     from moa_chat.terminal.app import run_terminal
 
     if options.serve is not None:
@@ -62,12 +63,14 @@ def _run(options: argparse.Namespace) -> int:
             verifier = stack.enter_context(local_verifier(served, restarts=True))
             endpoint = verifier.endpoint
         else:
-            bundle = open_bundle(options.bundle, options.drafter)
             endpoint = endpoint_for(
                 options.server or os.environ.get("MOA_SERVER") or DEFAULT_SERVER,
                 os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,
                 options.tls_ca,
             )
+            writer = (options.offline or ("writer" if options.serve is None else "off")) == "writer"
+            with shown_progress(endpoint.address) as progress:
+                bundle = bundle_for_server(endpoint, options.bundle, options.drafter, writer=writer, progress=progress)
         config = chat_config_for(options, bundle, endpoint)
         if options.once is not None:
             return run_once(config, options.once, as_json=options.json)

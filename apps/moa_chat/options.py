@@ -58,7 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     where.add_argument("--token", help="bearer token of the verifier; safer in the variable MOA_TOKEN")
     where.add_argument("--tls-ca", type=Path, metavar="FILE", help="trust this certificate authority (PEM) for wss")
-    where.add_argument("--bundle", type=Path, metavar="DIR", help="written by moa-export (default: its default)")
+    where.add_argument(
+        "--bundle", type=Path, metavar="DIR", help="default: the one that moa-export made, or the verifier's"
+    )
 
     keeping = parser.add_argument_group("with --terminal")
     keeping.add_argument(

@@ -11,10 +11,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from moa_runtime.checked_file import open_checked, read_checked_text
 from moa_runtime.cli_main import own_program
@@ -23,6 +23,9 @@ from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import WITHOUT_GRAPH, DrafterName, drafter_option
 from moa_runtime.paths import expanded
+
+if TYPE_CHECKING:
+    from moa_runtime.transport import Endpoint
 
 SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
@@ -240,7 +243,7 @@ def _writer(raw: dict[str, Any]) -> TargetEntry:
 
 def _checked_name(name: str) -> str:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or name in ("", MANIFEST_FILE):
+    if path.is_absolute() or ".." in path.parts or set(name) & {"\\", ":", "\0"} or name in ("", MANIFEST_FILE):
         raise _malformed(f"file name {name!r} leaves the bundle")
     return name
 
@@ -318,6 +321,32 @@ class Bundle:
                     code="damaged",
                 )
         return cls(folder, manifest)
+
+    @classmethod
+    def fetch(
+        cls,
+        endpoint: Endpoint,
+        *,
+        graphs: Sequence[str] = ("onnx",),
+        writer: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Bundle:
+        """Bring what this device needs of the best bundle that a verifier offers, or take it from the cache folder.
+
+        Args:
+            graphs: names of graphs that this device can run.
+            writer: whether to bring the offline writer too.
+            progress: called with the bytes that are here and those of the whole download; what it raises ends the
+                download, and what came is kept.
+
+        Raises:
+            MoaError: see :func:`moa_runtime.bundle_download.offers` and ``fetch_bundle`` beside it.
+        """
+        from moa_runtime.bundle_download import best_offer, fetch_bundle, offers  # late: it reads bundles itself
+
+        offer = best_offer(offers(endpoint), graphs)
+        more = {} if progress is None else {"progress": progress}
+        return fetch_bundle(endpoint, offer, graphs=graphs, writer=writer, **more)
 
     @property
     def tokenizer_path(self) -> Path:

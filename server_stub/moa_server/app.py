@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from moa_runtime.bundle_download import BUNDLES_PATH
 from moa_runtime.session.events import Sampling
 from moa_runtime.sockets import host_allowed, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
@@ -35,6 +36,7 @@ from moa_server.engine.baseline import PlainDecoding
 from moa_server.grammar.compiler import GrammarCompiler, has_llguidance
 from moa_server.logging import add_log_fields, log_fields, log_unexpected
 from moa_server.metrics import Metrics
+from moa_server.offered_bundles import OfferedBundles
 from moa_server.scheduling.step_drafts import prepare_drafts
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError
 from moa_server.scheduling.worker import Worker
@@ -61,13 +63,14 @@ class Verifier:
         timeline: records the activity of every session, see :class:`moa_server.connection.Connection`.
         drafts: drafts for clients that grant credit; None for no drafts. Closed with the app.
         files: files of the page by URL path; None for no page. Its sessions need no origin in the settings.
+        bundles: those that clients may fetch; None for none.
         clock: seconds, monotonic.
 
     Attributes:
         app: the ASGI app.
         store: the conversations.
         worker: runs the jobs of all connections.
-        website: the page and its bundle; None if no page is served.
+        website: the files of the page, and of bundles.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Verifier:
         timeline: Timeline = NO_TIMELINE,
         drafts: ServerDrafting | None = None,
         files: Mapping[str, WebFile] | None = None,
+        bundles: OfferedBundles | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings, self.engine, self.timeline, self.drafts, self.clock = settings, engine, timeline, drafts, clock
@@ -93,7 +97,10 @@ class Verifier:
         self._connections: set[Connection] = set()
         self._leaving = False
         self._watch()
-        self.website = None if files is None else Website(files, self.metrics, self._misdirected)
+        self._page_served = files is not None
+        self._bundles = bundles or OfferedBundles([], {})
+        served = {**(files or {}), **self._bundles.files}
+        self.website = Website(served, self.metrics, lambda asked: self._misdirected(asked.headers), self._unauthorized)
         routes: list[BaseRoute] = [
             WebSocketRoute(SESSION_PATH, self._session),
             Route(DECODE_PATH, self._decode, methods=["POST"]),
@@ -101,7 +108,8 @@ class Verifier:
             Route(METRICS_PATH, self._metrics_text),
             Route(HEALTH_PATH, self._health),
             Route(READY_PATH, self._ready),
-            *([] if self.website is None else [self.website]),
+            Route(BUNDLES_PATH, self._offers),
+            self.website,
         ]
         middleware = [Middleware(ErrorMiddleware)]
         if settings.origins:
@@ -173,6 +181,9 @@ class Verifier:
             }
         )
 
+    async def _offers(self, request: Request) -> Response:
+        return self._unauthorized(request) or JSONResponse(self._bundles.message())
+
     async def _metrics_text(self, request: Request) -> Response:
         if isinstance(refusal := self._bearer(request), Response):
             return refusal
@@ -183,6 +194,11 @@ class Verifier:
 
     async def _ready(self, request: Request) -> Response:
         return JSONResponse({"status": "shutting down"}, 503) if self._leaving else JSONResponse({"status": "ready"})
+
+    def _unauthorized(self, connection: HTTPConnection) -> Response | None:
+        """Return the refusal of a request that needs a token; None if it is allowed."""
+        bearer = self._bearer(connection)
+        return bearer if isinstance(bearer, Response) else None
 
     def _bearer(self, connection: HTTPConnection) -> Bearer | JSONResponse:
         """Authenticate a request: return its bearer, or the response that refuses it."""
@@ -220,7 +236,7 @@ class Verifier:
         """Whether a request comes from the page that is served here."""
         host = connection.headers.get("host")
         secure = connection.scope["scheme"] in ("https", "wss")
-        if self.website is None or host is None or not own_origin(connection.headers["origin"], host, secure):
+        if not self._page_served or host is None or not own_origin(connection.headers["origin"], host, secure):
             return False
         # The same holds for a page whose name is made to resolve to this machine (DNS rebinding). Such a page has no
         # token, for a browser's storage belongs to an origin. If no token is required, the name must be one that no

@@ -24,6 +24,7 @@ from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.engine.base import Engine
 from moa_server.engine.load import load_engine, server_drafts
 from moa_server.logging import complain, configure
+from moa_server.offered_bundles import bundles_to_offer
 from moa_server.settings import ServeError, Settings, parser, settings_of
 from moa_server.web.setup import WebSetup, check_web_options
 
@@ -154,8 +155,9 @@ def _run(
             print(f"moa-serve: note: {drafter_advice(options.model or DEFAULT_TARGET)}", file=sys.stderr, flush=True)
 
     files = web.files(prints) if web else None
+    bundles = bundles_to_offer(prints, options.model, options.drafter, web.bundle if web else options.bundle)
     server = VerifierServer(
-        Verifier(engine, settings, timeline, server_drafts(engine, settings, options), files),
+        Verifier(engine, settings, timeline, server_drafts(engine, settings, options), files, bundles),
         limits=EdgeLimits(connections=options.max_connections),
         drain_seconds=options.drain_seconds,
         on_ready=ready,

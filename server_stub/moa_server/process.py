@@ -76,8 +76,8 @@ class VerifierServer(EdgeServer):
             gc.freeze()
         await super().startup()
         slots, metrics, website = self.slots, self.verifier.metrics, self.verifier.website
-        if website is not None:  # a connection that downloads is busy, and most of those are for sessions
-            website.downloads.most = min(website.downloads.most, max(1, slots.ceiling // 4))
+        # A connection that downloads is busy, and most of those are for sessions.
+        website.downloads.most = min(website.downloads.most, max(1, slots.ceiling // 4))
         metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(slots))
         metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: slots.ceiling)
         if self._renew_tls is not None:

@@ -146,7 +146,8 @@ def parser() -> argparse.ArgumentParser:
         "--bundle",
         type=Path,
         metavar="FOLDER",
-        help="what the page loads (default: the default bundle if it has a graph for browsers, else one made at first)",
+        help="what clients may fetch, and what the page loads (default: those in the cache folder that fit the target, "
+        "else one made at first)",
     )
 
     engine = p.add_argument_group("the engine")

@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -134,22 +135,44 @@ def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:
         raise _failed(error, trouble) from error
 
 
-async def _config(settings: Settings, endpoint: Endpoint, options: argparse.Namespace) -> ChatConfig:
-    """Open the bundle, without blocking the event loop, and return a chat's configuration with it."""
+async def _config(
+    settings: Settings, endpoint: Endpoint, options: argparse.Namespace, progress: Callable[[int, int], None]
+) -> ChatConfig:
+    """Open or fetch the bundle, without blocking the event loop, and return a chat's configuration with it."""
     from moa_chat.chat_config import chat_config_for, open_bundle
+    from moa_chat.server_bundle import bundle_for_server
 
     folder = Path(settings.bundle) if settings.bundle else None
+    if settings.local:
+        opening = partial(open_bundle, folder, options.drafter)
+    else:
+        opening = partial(bundle_for_server, endpoint, folder, options.drafter, writer=True, progress=progress)
     try:
-        return chat_config_for(options, await asyncio.to_thread(open_bundle, folder, options.drafter), endpoint)
+        return chat_config_for(options, await asyncio.to_thread(opening), endpoint)
+    except ConnectionFailedError:
+        raise
     except MoaError as error:
-        raise _failed(error, Trouble.BUNDLE) from error
+        found = {"unauthorized": Trouble.TOKEN, "unreachable": Trouble.AWAY, "malformed": Trouble.ADDRESS}
+        raise _failed(error, found.get(error.code or "", Trouble.BUNDLE)) from error
+
+
+def _without_progress(received: int, total: int) -> None:
+    """Show nothing of a download."""
 
 
 async def connect(
-    settings: Settings, endpoint: Endpoint, options: argparse.Namespace, store: Path | None = None
+    settings: Settings,
+    endpoint: Endpoint,
+    options: argparse.Namespace,
+    store: Path | None = None,
+    progress: Callable[[int, int], None] = _without_progress,
 ) -> Chat:
-    """Open a chat, which connects later if the verifier is away. Raises ConnectionFailedError if it cannot work."""
-    config = await _config(settings, endpoint, options)
+    """Open a chat, which connects later if the verifier is away. Raises ConnectionFailedError if it cannot work.
+
+    Args:
+        progress: called in another thread with the bytes of the bundle that are here, and with all.
+    """
+    config = await _config(settings, endpoint, options, progress)
     config = dataclasses.replace(config, policy=Policy.ASK, system=None, store=store)
     try:
         return await config.connect()
@@ -163,7 +186,7 @@ async def connect(
 async def try_connection(settings: Settings, options: argparse.Namespace) -> str:
     """Connect, disconnect, and return the target's name. Raises ConnectionFailedError if that fails."""
     endpoint = endpoint_of(settings, options)
-    config = await _config(settings, endpoint, options)
+    config = await _config(settings, endpoint, options, _without_progress)
     try:
         chat = await config.connect()
     except MoaError as error:
@@ -217,13 +240,14 @@ class Connector(QObject):
 
     connecting = Signal(str)  # the name of the verifier
     starting = Signal(bool)  # whether the verifier of this machine is being started; :meth:`cancel` ends that
+    fetching = Signal(float, float)  # bytes of the verifier's bundle that are here, and all; :meth:`cancel` ends that
     connected = Signal(str)  # the name of the verifier, which may still be away; there is a chat now
     failed = Signal(object)  # a MoaError; mostly a :class:`ConnectionFailedError`
 
     def __init__(self, runtime: RuntimeThread, options: argparse.Namespace, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._runtime, self._options = runtime, options
-        self._settings = Settings()
+        self._settings, self._cancelled = Settings(), False
         self._verifier = VerifierProcess(options.drafter, self)
         self._verifier.ready.connect(self._started)
         self._verifier.failed.connect(self.failed)
@@ -231,7 +255,7 @@ class Connector(QObject):
 
     def connect_as(self, settings: Settings) -> None:
         """Begin to connect; a signal reports the outcome."""
-        self._settings = settings
+        self._settings, self._cancelled = settings, False
         if settings.local:
             self.connecting.emit(strings.LOCAL_SERVER)
             try:
@@ -247,9 +271,17 @@ class Connector(QObject):
         self._runtime.run(endpoint, self._connect_to, self.failed.emit)
 
     def cancel(self) -> None:
-        """Stop starting the verifier of this machine."""
-        self._verifier.stop()
-        self.failed.emit(MoaError("The verifier on this machine was not started", code="not_started"))
+        """Stop starting the verifier of this machine, or fetching the bundle of another, of which what came is kept."""
+        if self._settings.local:
+            self._verifier.stop()
+            self.failed.emit(MoaError("The verifier on this machine was not started", code="not_started"))
+        else:
+            self._cancelled = True
+
+    def _fetched(self, received: int, total: int) -> None:
+        if self._cancelled:
+            raise ConnectionFailedError("Cancelled. What came is kept.", Trouble.OTHER, code="cancelled")
+        self.fetching.emit(received, total)
 
     def test(self, settings: Settings, succeeded: Callable[[str], None], failed: Callable[[MoaError], None]) -> None:
         """Connect with these settings beside the chat that runs; ``succeeded`` gets the target's name."""
@@ -268,7 +300,7 @@ class Connector(QObject):
         settings, options = self._settings, self._options
         where = strings.LOCAL_SERVER if settings.local else endpoint.address
         self._runtime.connect_chat(
-            lambda store: connect(settings, endpoint, options, store),
+            lambda store: connect(settings, endpoint, options, store, self._fetched),
             endpoint.address,
             lambda: self.connected.emit(where),
             self.failed.emit,

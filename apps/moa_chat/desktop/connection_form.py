@@ -66,6 +66,7 @@ class BundleField(QWidget):
     def __init__(self, connector: Connector, folder: str) -> None:
         super().__init__()
         self.folder = folder
+        self._of_server = False
         self._export = connector.export
         self._export.progressed.connect(self._progressed)
         self._export.ended.connect(self._ended)
@@ -87,15 +88,21 @@ class BundleField(QWidget):
 
     @property
     def present(self) -> bool:
-        """Whether there is a bundle; it is checked only when it is opened."""
-        return bool(self.folder) or self._export.present
+        """Whether there is a bundle, or the server has one; it is checked only when it is opened."""
+        return bool(self.folder) or self._of_server or self._export.present
+
+    def set_remote(self, remote: bool) -> None:
+        """Take the server's bundle if none is chosen."""
+        self._of_server = remote
+        self._show()
 
     def _show(self, problem: str = "") -> None:
         running, exported = self._export.running, self._export.present
         words = problem or (strings.EXPORTING if running else self.folder)
         restyle(self.state, "problem" if problem else "")
-        self.state.setText(words or (strings.BUNDLE_CACHED if exported else strings.BUNDLE_MISSING))
-        self.make.setVisible(not running and not exported and not self.folder)
+        usual = strings.BUNDLE_CACHED if exported else strings.BUNDLE_MISSING
+        self.state.setText(words or (strings.BUNDLE_OF_SERVER if self._of_server else usual))
+        self.make.setVisible(not running and not exported and not self.folder and not self._of_server)
         self.choose.setEnabled(not running)
         self.default.setVisible(bool(self.folder))
         self.progress.setVisible(running)
@@ -207,6 +214,7 @@ class ConnectionForm(QWidget):
 
     def _switched(self) -> None:
         self._details.setVisible(self.remote.isChecked())
+        self.bundle.set_remote(self.remote.isChecked())
         self._edited()
 
     def _edited(self) -> None:

@@ -186,6 +186,7 @@ class Window(QWidget):
         self.runtime.link.connect(self._link_changed)
         self.connector.connecting.connect(self._connecting)
         self.connector.starting.connect(self._starting)
+        self.connector.fetching.connect(self._fetching)
         self.connector.connected.connect(self._connected)
         self.connector.failed.connect(self._connection_failed)
         self.first_run.wanted.connect(self._connect_first)
@@ -324,8 +325,15 @@ class Window(QWidget):
         self.page.progress.begin(strings.STARTING, self.connector.cancel)
         self.first_run.show_progress(strings.STARTING, can_cancel=True)
 
+    def _fetching(self, received: float, total: float) -> None:
+        """Show how far the download of the server's bundle is."""
+        words = strings.FETCHING.format(received / 1e6, total / 1e6)
+        self.page.progress.begin(words, self.connector.cancel)
+        self.first_run.show_progress(words, can_cancel=True)
+
     def _connected(self, where: str) -> None:
         page = self.page
+        page.progress.end()
         page.pill.set_server(where)
         page.composer.set_ready(True)
         if page.offline.isChecked():

@@ -194,6 +194,7 @@ class WebSetup:
         settings: those given, with the kept token if other machines can connect and no token was given.
         tls: certificate and key that were made; None without ``--tls-cert auto``.
         fingerprint: SHA-256 of the authority that a phone must trust; None if none was made.
+        bundle: the folder that :meth:`find_bundle` found; None before.
 
     Raises:
         MoaError: the page is not built, or nothing can be kept in the data folder.
@@ -214,7 +215,7 @@ class WebSetup:
         self._own = self.renew() if options.tls_cert == AUTO else None
         self.tls = None if self._own is None else (self._own.file, self._own.file)
         self.fingerprint = None if self._own is None else self._own.fingerprint
-        self._bundle: Path | None = None
+        self.bundle: Path | None = None
 
     def renew(self) -> OwnCertificate:
         """Return the certificate of ``--tls-cert auto``, renewed if it is about to expire.
@@ -237,7 +238,7 @@ class WebSetup:
         model, drafter = options.model, options.drafter
         built_in = model is None and drafter in (None, DEFAULT_DRAFTER)
         without = drafter is None and not (model in CATALOGUE and CATALOGUE[model].drafters)
-        self._bundle = find_bundle(options.bundle, default_target=built_in, plain=model if without else None)
+        self.bundle = find_bundle(options.bundle, default_target=built_in, plain=model if without else None)
 
     def files(self, served: Fingerprints) -> Mapping[str, WebFile]:
         """Return all served files by URL path; call :meth:`find_bundle` before.
@@ -245,8 +246,8 @@ class WebSetup:
         Raises:
             MoaError: the bundle is damaged, or belongs to another target or drafter.
         """
-        assert self._bundle is not None
-        files = {**self._page, **bundle_files(self._bundle, served)}
+        assert self.bundle is not None
+        files = {**self._page, **bundle_files(self.bundle, served)}
         if self._own is not None:
             digest, headers = hashlib.sha256(self._own.authority).hexdigest(), {"cache-control": REVALIDATE}
             files[AUTHORITY_PATH] = WebFile(self._own.authority, "application/x-x509-ca-cert", digest, headers)
@@ -271,8 +272,6 @@ def check_web_options(options: argparse.Namespace) -> None:
         raise ServeError("--tls-cert auto makes its own key: leave --tls-key out", code="options_conflict")
     if not options.web and options.tls_cert == AUTO:
         raise ServeError("--tls-cert auto belongs to --web, which says what has to trust it", code="needs_web")
-    if not options.web and options.bundle is not None:
-        raise ServeError("--bundle belongs to --web: the verifier itself needs none", code="needs_web")
 
 
 def _folder() -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Match
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
@@ -56,6 +57,7 @@ class WebFile:
     digest: str  # of its bytes, in letters, digits and dashes, for its ETag
     headers: Mapping[str, str] = field(default_factory=dict)  # besides SECURITY_HEADERS; names in lower case
     zipped: bytes | None = None  # its content in gzip; None if that saves too little
+    private: bool = False  # for holders of a token
     _stat: os.stat_result | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -193,19 +195,21 @@ _RETRY_AFTER_S = 5
 
 
 #: Returns the refusal of a request; None if it is allowed.
-Refusal = Callable[[Headers], Response | None]
+Refusal = Callable[[HTTPConnection], Response | None]
 
 
 class Website(BaseRoute):
     """Serves files by URL path for GET and HEAD. Only files of the table are found, whatever is on the disk.
 
     Args:
-        refusal: called before every answer.
+        refusal: called before every answer with a file that is for everyone.
+        unauthorized: the same for private files.
         metrics: records the number of downloads and the bytes sent.
     """
 
-    def __init__(self, files: Mapping[str, WebFile], metrics: Metrics, refusal: Refusal) -> None:
-        self._files, self._refusal, self._metrics = files, refusal, metrics
+    def __init__(self, files: Mapping[str, WebFile], metrics: Metrics, refusal: Refusal, unauthorized: Refusal) -> None:
+        self._files, self._metrics = files, metrics
+        self._refusal, self._unauthorized = refusal, unauthorized
         self.downloads = Downloads()
         self._bytes = 0
         metrics.watch("moa_downloads", "Files that are being sent.", lambda: len(self.downloads))
@@ -219,13 +223,13 @@ class Website(BaseRoute):
         """Answer one request whose path is in the table."""
         if scope["method"] not in ("GET", "HEAD"):
             raise HTTPException(405, headers={"Allow": "GET, HEAD"})
-        asked = Headers(scope=scope)
-        if refused := self._refusal(asked):
+        file, asked = self._files[scope["path"]], HTTPConnection(scope)
+        if refused := (self._unauthorized if file.private else self._refusal)(asked):
             await refused(scope, receive, send)
             return
-        file, download = self._files[scope["path"]], None
+        download = None
         try:
-            response = file.response(asked)
+            response = file.response(asked.headers)
             if scope["method"] == "HEAD":
                 response = Response(None, response.status_code, response.headers)
             elif int(response.headers.get("content-length", 0)) > PIECE_BYTES:

@@ -79,7 +79,7 @@ def trusting() -> ssl.SSLContext:
 def serving(engine, settings, *, host: str = "127.0.0.1", **options: Any) -> Iterator[Verifier]:
     """Serve until the block ends; ``options`` are those of ``Served`` and :class:`VerifierServer`."""
     started = threading.Event()
-    parts = {name: options.pop(name) for name in ("timeline", "drafts", "files") if name in options}
+    parts = {name: options.pop(name) for name in ("timeline", "drafts", "files", "bundles") if name in options}
     server = VerifierServer(Served(engine, settings, **parts), on_ready=started.set, **options)
     with in_thread(server, started, host) as (port, _):
         yield Verifier(server, port, settings.token, host)

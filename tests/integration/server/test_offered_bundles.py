@@ -1,0 +1,189 @@
+"""Bundles that a verifier hands out: fetched whole, over a link that is cut, and checked before they are opened."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moa_chat.server_bundle import bundle_for_server
+from moa_runtime.bundle import Bundle, read_manifest, write_manifest
+from moa_runtime.bundle_download import BUNDLES_PATH, DownloadError, best_offer, fetch_bundle, kept_bundle, offers
+from moa_runtime.transport import Endpoint
+from moa_server.offered_bundles import OfferedBundles
+from moa_server.settings import Settings
+from support.refusals import refused
+from support.server.running import Verifier, serving
+from support.server.web_site import write_web_bundle
+from support.toy_engine import PRINTS, ToyEngine
+
+TOKEN = "secret"
+BYTES = 400_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle of the toy target, in a place where nothing looks for it; the cache folder is empty."""
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "made"))
+    return write_web_bundle(tmp_path / "bundle", BYTES)
+
+
+@pytest.fixture
+def verifier(folder: Path) -> Iterator[Verifier]:
+    bundles = OfferedBundles.of([folder], PRINTS)
+    with serving(ToyEngine(), Settings(token=TOKEN), bundles=bundles) as running:
+        yield running
+
+
+def endpoint(port: int, token: str = TOKEN) -> Endpoint:
+    return Endpoint(f"ws://127.0.0.1:{port}", token)
+
+
+@contextlib.contextmanager
+def cutting(port: int, after_bytes: int) -> Iterator[int]:
+    """A port in front of another, whose connections end after so many bytes of the answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def pass_on() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listening.accept()
+                    with client, socket.create_connection(("127.0.0.1", port)) as server:
+                        server.sendall(client.recv(65536))
+                        left = after_bytes
+                        while left > 0 and (piece := server.recv(min(left, 65536))):
+                            client.sendall(piece)
+                            left -= len(piece)
+
+        threading.Thread(target=pass_on, daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_device_fetches_what_it_needs_once(verifier: Verifier, folder: Path) -> None:
+    (offer,) = offers(endpoint(verifier.port))
+    assert offer.graphs == ("onnx", "web") and offer.bytes > 3 * BYTES
+    steps: list[tuple[int, int]] = []
+    bundle = Bundle.fetch(endpoint(verifier.port), progress=lambda *step: steps.append(step))
+    manifest = bundle.manifest
+    assert manifest.fingerprints == PRINTS and set(manifest.targets) == {"onnx"} and manifest.web_writer is None
+    assert sorted(manifest.files) == ["chat_template.jinja", "device_half.onnx", "tokenizer.json"]
+    assert bundle.graph_path("onnx").read_bytes() == (folder / "device_half.onnx").read_bytes()
+    total = sum(entry.bytes for entry in manifest.files.values())
+    assert steps[-1] == (total, total) and [*sorted(steps)] == steps
+    before = verifier.parts.website._bytes
+    assert fetch_bundle(endpoint(verifier.port), offer) == bundle and kept_bundle(endpoint(verifier.port)) == bundle
+    assert verifier.parts.website._bytes == before
+
+
+def test_a_download_goes_on_after_cuts_and_in_a_later_program(verifier: Verifier) -> None:
+    with cutting(verifier.port, BYTES // 2) as port:
+        bundle = Bundle.fetch(endpoint(port))
+        assert bundle.manifest.targets and verifier.parts.website._bytes < 2 * BYTES
+
+    class CancelledError(Exception):
+        pass
+
+    def cancel(received: int, total: int) -> None:
+        if received > BYTES // 2:
+            raise CancelledError
+
+    steps: list[int] = []
+    with pytest.raises(CancelledError):
+        Bundle.fetch(endpoint(verifier.port), graphs=("onnx", "web"), progress=cancel)
+    Bundle.fetch(endpoint(verifier.port), graphs=("onnx", "web"), progress=lambda received, _: steps.append(received))
+    assert steps[0] > BYTES // 2
+
+
+def test_no_token_no_bundle(verifier: Verifier, folder: Path) -> None:
+    for token in ("", "wrong"):
+        with refused("unauthorized", DownloadError):
+            offers(endpoint(verifier.port, token))
+    (offer,) = offers(endpoint(verifier.port))
+    assert verifier.http("GET", f"{BUNDLES_PATH}/{offer.id}/tokenizer.json", headers={}).status_code == 401
+    assert verifier.http("GET", f"{BUNDLES_PATH}/{offer.id}/../../secret").status_code == 404
+
+
+@pytest.mark.parametrize("file", ["device_half.onnx", "chat_template.jinja"])
+def test_what_is_not_what_the_manifest_says_is_not_opened(verifier: Verifier, file: str) -> None:
+    site = verifier.parts.website._files
+    (path,) = [path for path in site if path.startswith(BUNDLES_PATH) and path.endswith(file)]
+    whole = site[path].content.read_bytes()
+    site[path] = dataclasses.replace(site[path], content=whole[:-1] + bytes([whole[-1] ^ 1]))
+    with refused("damaged", DownloadError, file):
+        Bundle.fetch(endpoint(verifier.port))
+    assert kept_bundle(endpoint(verifier.port)) is None
+    site[path] = dataclasses.replace(site[path], content=whole)
+    assert Bundle.fetch(endpoint(verifier.port)).manifest.fingerprints == PRINTS
+
+
+def test_bundles_of_other_targets_are_not_offered(folder: Path, tmp_path: Path) -> None:
+    other = dataclasses.replace(PRINTS, target="0" * 32)
+    assert not OfferedBundles.of([folder, tmp_path / "none"], other).offers
+    with refused("other_target"):
+        OfferedBundles.of([], other, folder)
+    with refused("no_bundle"):
+        OfferedBundles.of([], PRINTS, tmp_path / "none")
+    without_rows = dataclasses.replace(PRINTS, drafter="")
+    write_manifest(folder, dataclasses.replace(read_manifest(folder), fingerprints=without_rows))
+    assert OfferedBundles.of([folder], PRINTS).offers
+
+
+def test_the_bundle_of_a_verifier_that_is_away_is_the_last_one(folder: Path, tmp_path: Path, unused_port: int) -> None:
+    def bundle(**options: object) -> Bundle:
+        return bundle_for_server(endpoint(unused_port), None, None, writer=True, **options)
+
+    with refused("unreachable", DownloadError):
+        bundle()
+    with serving(ToyEngine(), Settings(token=TOKEN), bundles=OfferedBundles.of([folder], PRINTS)) as running:
+        address = endpoint(running.port)
+        fetched = bundle_for_server(address, None, None, writer=True)
+    assert bundle_for_server(address, None, None, writer=True) == fetched
+    made = write_web_bundle(tmp_path / "made", 1000)
+    assert bundle().folder == made  # what moa-export made is of use with any address
+    with serving(ToyEngine(), Settings(token=TOKEN), bundles=OfferedBundles.of([folder], PRINTS)) as running:
+        assert bundle_for_server(endpoint(running.port), None, None, writer=True).folder == made
+    with serving(ToyEngine(), Settings(token=TOKEN)) as running:
+        assert bundle_for_server(endpoint(running.port), None, None, writer=True).folder == made
+
+
+def test_a_bundle_that_no_address_uses_any_more_is_removed(verifier: Verifier, folder: Path, tmp_path: Path) -> None:
+    first = Bundle.fetch(endpoint(verifier.port))
+    write_manifest(folder, dataclasses.replace(read_manifest(folder), target="newer"))
+    found = OfferedBundles.of([folder], PRINTS)
+    verifier.parts.website._files = found.files
+    second = fetch_bundle(endpoint(verifier.port), best_offer(found.offers))
+    assert second.manifest.target == "newer" and not first.folder.exists() and second.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (2 << 20), "malformed"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": [{"id": "../../x"}]}', "malformed"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "malformed"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "refused"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", "no_bundle"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": []}', "no_bundle"),
+        (b"SSH-2.0-x\r\n", "unreachable"),
+        (b"", "unreachable"),
+    ],
+)
+def test_anything_may_answer_instead_of_a_verifier(answer: bytes, code: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def reply() -> None:
+            client, _ = listening.accept()
+            with client, contextlib.suppress(OSError):
+                client.recv(65536)
+                client.sendall(answer)
+
+        threading.Thread(target=reply, daemon=True).start()
+        with refused(code, DownloadError):
+            offers(endpoint(listening.getsockname()[1]))
