@@ -102,8 +102,9 @@ def shown_progress(server: str) -> Iterator[Progress]:
         if now - last < (_REFRESH_S if live else _LINES_S) and received < total:
             return
         last = now
-        left = (total - received) * (now - began) / max(1, received - first)
-        line = f"{received / 1e6:.1f} of {total / 1e6:.1f} MB after {now - began:.0f} s, {left:.0f} s to go"
+        line = f"{received / 1e6:.1f} of {total / 1e6:.1f} MB after {now - began:.0f} s"
+        if first < received < total:
+            line += f", {(total - received) * (now - began) / (received - first):.0f} s to go"
         width = max(width, len(line))
         print(f"\r{line:{width}}" if live else line, end="" if live else "\n", file=sys.stderr, flush=True)
 

@@ -146,8 +146,9 @@ class ProgressStrip(QFrame):
         return self._text.text()
 
     def begin(self, words: str, cancel: Callable[[], None]) -> None:
-        """Show that something is under way, until :meth:`end`."""
-        self._words, self._cancel, self._begun = words, cancel, time.monotonic()
+        """Show that something is under way, or in other words that it still is, until :meth:`end`."""
+        self._begun = time.monotonic() if self.isHidden() else self._begun
+        self._words, self._cancel = words, cancel
         self._clock.start(_TICK_MS)
         self._show()
         self.show()

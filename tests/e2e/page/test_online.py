@@ -81,7 +81,7 @@ def test_reasoning_is_folded_and_switched_off(reasoning_site: Site, person: Pers
     page.answer("And why?")
     assert page.count(".reasoning") == 1 and page.messages[3]
     page.do("click", "#show-settings")
-    page.hidden_text("#device-words", "has no drafter")
+    page.hidden_text("#device-words", "drafter")
 
 
 _MARKDOWN = """**Red** and `blue`:

@@ -96,9 +96,10 @@ def test_a_missing_bundle_is_named_with_the_command_that_makes_it(capsys, monkey
     path = str(tmp_path / "none")
     profile_in(monkeypatch, tmp_path / "file" / "profile", tmp_path / "none")
     (tmp_path / "file").touch()  # a profile that cannot be made has nothing to delete
-    for argv in (("--bundle", path), ()):
-        said = refusal(capsys, "--once", "x", *argv)
-        assert "[no_bundle]" in said and f"`moa-export --target onnx --out {path}`" in said
+    said = refusal(capsys, "--once", "x", "--bundle", path)
+    assert "[no_bundle]" in said and f"`moa-export --target onnx --out {path}`" in said
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
+    assert "[unreachable]" in refusal(capsys, "--once", "x", "--server", "ws://127.0.0.1:1")
     assert str(tmp_path) in refusal(capsys, "--once", "x", "--bundle", str(tmp_path))
 
 
@@ -108,12 +109,12 @@ def test_the_datastore_of_an_older_version_is_deleted_at_the_first_start(capsys,
     made, unfinished, other = (tmp_path / n for n in ("chats.moadata", ".chats.moadata.unfinished", "mine.moadata"))
     for path in (made, unfinished, other):
         path.write_bytes(b"answers")
-    assert main(["--once", "x", *more]) == 2
+    assert main(["--once", "x", "--bundle", str(tmp_path / "none"), *more]) == 2
     said = capsys.readouterr().err
     assert str(made) in said and "[no_bundle]" in said and list(tmp_path.iterdir()) == [other]
-    assert str(made) not in refusal(capsys, "--once", "x", *more)
+    assert str(made) not in refusal(capsys, "--once", "x", "--bundle", str(tmp_path / "none"), *more)
     made.mkdir()  # which cannot be deleted like a file: moa-chat starts nevertheless
-    assert main(["--once", "x"]) == 2
+    assert main(["--once", "x", "--bundle", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
     assert str(made) in said and "[no_bundle]" in said and made.is_dir()
 
