@@ -12,6 +12,7 @@ from moa_bench.link import with_round_trip
 from moa_bench.link.proxy import background_link
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.offered_bundles import OfferedBundles
 from moa_server.settings import Settings
 from support.server.running import Verifier, serving
 from support.system.asking import QUESTION, TIMEOUT_S
@@ -48,14 +49,15 @@ def test_the_example_says_what_is_wrong(onnx_bundle: Path, unused_port: int) -> 
     assert done.stderr.startswith("error: ") and str(unused_port) in done.stderr
 
 
-def test_the_program_of_the_readme_prints_the_answer(engine, onnx_bundle: Path, bundle) -> None:
+def test_the_program_of_the_readme_prints_the_answer(engine, onnx_bundle: Path, bundle, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
     tokenizer = ChatTokenizer.from_bundle(bundle)
     question = re.findall(r'chat\.send\("(.*?)"', program)[0]
-    with serving(engine, Settings()) as verifier:
+    offered = OfferedBundles.of([onnx_bundle], engine.fingerprints)
+    with serving(engine, Settings(), bundles=offered) as verifier:
         program, replaced = re.subn(r"ws://[\w.:]+", f"ws://127.0.0.1:{verifier.port}", program)
         own = verifier.decode(tokenizer.encode_chat([{"role": "user", "content": question}]), 512, Sampling())
-        environment = {**os.environ, "MOA_EDGE_BUNDLE": str(onnx_bundle), "PYTHONUTF8": "1"}
+        environment = {**os.environ, "MOA_EDGE_CACHE": str(tmp_path), "PYTHONUTF8": "1"}
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S)
     assert replaced == 1
