@@ -14,9 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moa_drafter.catalogue import CATALOGUE, COLUMNS, catalogue_rows, drafter_advice
+from moa_runtime.bundle import read_manifest
 from moa_runtime.checked_file import open_checked
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.paths import expanded
 from moa_runtime.sockets import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.auth import Authenticator, new_token
@@ -52,6 +54,9 @@ def _serve(options: argparse.Namespace) -> int:
         end_with_stdin()
     settings = settings_of(options)
     check_web_options(options)
+    if options.bundle is not None:
+        options.bundle = expanded(options.bundle)
+        read_manifest(options.bundle)  # refuse it before the target is loaded
     web = WebSetup(options, settings) if options.web and not options.doctor else None
     settings = web.settings if web else settings
     authenticator = Authenticator(settings.token, settings.token_file)

@@ -123,10 +123,10 @@ def web_bundle(onnx_bundle, tmp_path_factory):
         (["--tls-cert", "none.pem", "--tls-key", "none.pem"], "[bad_certificate]"),
         (["--tls-cert", "{target}/config.json", "--tls-key", "{target}/config.json"], "PEM format"),
         (["--tls-cert", "auto"], "[needs_web]"),
-        (["--bundle", "x"], "[needs_web]"),
+        (["--bundle", "x"], "[no_bundle]"),
         (["--web", "--tls-cert", "auto", "--tls-key", "key.pem"], "[options_conflict]"),
         (["--web", "--bundle", "none"], "none"),
-        (["--web", "--model", "{target}"], "[no_bundle]"),
+        (["--web", "--model", "{target}", "--drafter", "{drafter}"], "[no_bundle]"),
         (["--web", "--bundle", "{onnx}"], "[no_web_graph]"),
         (["--web", "--bundle", "{web}", "--model", "{target}"], "[other_target]"),
         (["--web", "--host", "nowhere.invalid"], "nowhere.invalid"),
@@ -134,8 +134,10 @@ def web_bundle(onnx_bundle, tmp_path_factory):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_that_cannot_be_used_are_refused(capsys, page, tiny_target, onnx_bundle, web_bundle, argv, said):
-    paths = {"target": tiny_target, "onnx": onnx_bundle, "web": web_bundle}
+def test_options_that_cannot_be_used_are_refused(
+    capsys, page, tiny_target, tiny_drafter, onnx_bundle, web_bundle, argv, said
+):
+    paths = {"target": tiny_target, "drafter": tiny_drafter, "onnx": onnx_bundle, "web": web_bundle}
     port = [] if "--port" in argv else ["--port", "0"]
     assert said in refusal(capsys, *port, *(part.format(**paths) for part in argv))
 
