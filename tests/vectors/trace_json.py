@@ -13,12 +13,14 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import DecodeError, Message
 
 from moa_runtime.drafting.events import RoundEnded
-from moa_runtime.session.events import RowsReceived
+from moa_runtime.session.events import Committed, RowsReceived
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 #: Larger whole numbers are written as texts: JSON readers in most languages have doubles.
 LARGEST_EXACT = 2**53 - 1
+#: Fields that no port has: the scores are for controllers.
+_PYTHON_ALONE: dict[type, str] = {RoundEnded: "scores", Committed: "logprobs"}
 
 
 def plain(value: object) -> Any:
@@ -39,10 +41,9 @@ def plain(value: object) -> Any:
         return {"start": value.start, "keys": value.keys.tolist(), "values": value.values.tolist()}
     if isinstance(value, DraftTree):  # the session reads no more of it
         return {"tokens": list(value.tokens), "parents": list(value.parents)}
-    if isinstance(value, RoundEnded):  # the scores are for controllers that no port has
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.name != "scores"}
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        names = [field.name for field in fields(value) if field.name != _PYTHON_ALONE.get(type(value))]
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):

@@ -122,17 +122,17 @@ def logprobs_of(logits: Float32, token: int, count: int) -> TokenLogprobs:
     Args:
         logits: ``[vocab_size]``; NaN counts as minus infinity.
     """
-    known = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
-    best = known.max()
+    best = logits.max()
+    if np.isnan(best):
+        logits = np.where(np.isnan(logits), -np.float32(np.inf), logits)
+        best = logits.max()
     if not np.isfinite(best):  # all of the probability is that of the infinite ones
-        known, best = np.where(known == best, 0.0, -np.inf), 0.0
-    logprobs = known - (best + np.log(np.exp(known - best).sum()))
-    logprobs = np.minimum(logprobs, 0.0)
-    if not count:
-        return TokenLogprobs(float(logprobs[token]))
-    tokens = np.flatnonzero(largest(logprobs, min(count, len(logprobs))))
-    tokens = tokens[np.argsort(-logprobs[tokens], kind="stable")]
-    return TokenLogprobs(float(logprobs[token]), tuple(tokens.tolist()), tuple(logprobs[tokens].tolist()))
+        logits, best = np.where(logits == best, np.float32(0), -np.float32(np.inf)), np.float32(0)
+    shift = float(best) + float(np.log(np.exp(logits - best).sum(dtype=np.float64)))
+    tokens = np.flatnonzero(largest(logits, min(count, len(logits)))) if count else np.empty(0, np.int64)
+    tokens = tokens[np.argsort(-logits[tokens], kind="stable")]
+    own, *top = (min(0.0, float(logits[each]) - shift) for each in (token, *tokens))
+    return TokenLogprobs(own, tuple(tokens.tolist()), tuple(top))
 
 
 def choose(logits: Float32 | Float64, sampling: Sampling, position: int) -> int:
@@ -188,7 +188,7 @@ def _unmasked(scaled: Float64, sampling: Sampling) -> Int64 | None:
     return np.flatnonzero(weights)
 
 
-def largest(weights: Float64, count: int) -> Mask:
+def largest(weights: Float32 | Float64, count: int) -> Mask:
     """Return a mask of the ``count`` largest weights; of equal ones at the edge, those of lower ids."""
     return _down_to(weights, np.partition(weights, -count)[-count], count)
 
@@ -209,7 +209,7 @@ def nucleus(weights: Float64, top_p: float) -> Mask:
     return _down_to(weights, descending[count - 1], count)
 
 
-def _down_to(weights: Float64, edge: float, count: int) -> Mask:
+def _down_to(weights: Float32 | Float64, edge: float, count: int) -> Mask:
     kept = weights > edge
     kept[np.flatnonzero(weights == edge)[: count - int(kept.sum())]] = True
     return kept
