@@ -94,7 +94,7 @@ export class Connection {
     const chat = await Chat.connect(
       bundle,
       { url: place.verifier, token },
-      { ...drafters, policy: "ask", settings: { drafting }, ...storeOf(), wait: false },
+      { ...drafters, policy: "ask", overflow: "trim", settings: { drafting }, ...storeOf(), wait: false },
     );
     this.chat = chat;
     this.follow();

@@ -140,6 +140,7 @@ export function remarksOf(statistics: Statistics, reason: FinishReason | null, s
     reason === null ? "stopped" : FINISH[reason],
     kept > 0 ? (kept === statistics.tokens ? "" : "partly ") + AS_WRITTEN : "",
     spans.some(({ origin }) => origin === "offline") ? "partly written offline" : "",
+    statistics.droppedTurns > 0 ? `without the oldest messages (${statistics.droppedTurns}), which do not fit` : "",
     offline > 0 && statistics.rolledBack > 0 && kept === 0 ? "corrected by the server" : "",
   ];
   return parts.filter((part) => part !== "").join(" · ");

@@ -27,6 +27,7 @@ export const STATISTICS: Statistics = {
   offline: 0,
   kept: 0,
   rolledBack: 0,
+  droppedTurns: 0,
   takenBack: 0,
   reconnects: 0,
   bytesUp: 10,

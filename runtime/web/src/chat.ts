@@ -7,6 +7,7 @@ import {
   type ChatBundle,
   type ChatOptions,
   type ConnectOptions,
+  type Overflow,
   type SendOptions,
   type Where,
 } from "./chat_options.js";
@@ -97,6 +98,7 @@ export class Chat {
     /** The bundle's tokenizer. */
     readonly tokenizer: ChatTokenizer,
     private readonly maxContext: number,
+    private readonly overflow: Overflow,
     private readonly endpoint: Endpoint,
     private readonly sessionId: string,
     timing: Timing,
@@ -119,7 +121,7 @@ export class Chat {
    * @throws StoreError the store is in use, or its content can be neither used nor set aside.
    */
   static async create(bundle: ChatBundle, { token, url }: Where, options: ChatOptions = {}): Promise<Chat> {
-    const { controller, drafter, policy = "rollback", store, system = "", writer } = options;
+    const { controller, drafter, overflow = "error", policy = "rollback", store, system = "", writer } = options;
     const { architecture, fingerprints, maxContext, stopTokens, vocabSize } = bundle.manifest;
     const tokenizer = await bundle.tokenizer();
     const host = options.host ?? ownHost();
@@ -139,7 +141,8 @@ export class Chat {
     const timing = { ...USUAL_TIMING, ...options.timing };
     const conversation = new Conversation(tokenizer, system);
     const sessionId = saved ? sessionIdFor(saved.state, endpoint.url) : newSessionId();
-    const chat = new Chat(session, loop, conversation, tokenizer, maxContext, endpoint, sessionId, timing, saver, host);
+    const rest = [endpoint, sessionId, timing, saver, host] as const;
+    const chat = new Chat(session, loop, conversation, tokenizer, maxContext, overflow, ...rest);
     if (saved) chat.resume(saved.state);
     return chat;
   }
@@ -433,6 +436,7 @@ export class Chat {
     this.checkReady();
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { loop, maxContext } = this;
+    this.limitContext();
     const question = this.conversation.ask(loop.committed, text);
     const length = lengthOf(question);
     if (length >= maxContext) {
@@ -453,6 +457,7 @@ export class Chat {
     const sampling = options.sampling ? samplingOf(options.sampling) : this.session.sampling;
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { committed } = loop;
+    this.limitContext();
     const [question, tokens] = conversation.lastAnswer(committed);
     const last = tokens.at(-1);
     if (last === undefined || this.tokenizer.stopTokens.has(last)) {
@@ -488,6 +493,7 @@ export class Chat {
     this.checking = { messages, marks };
     let finished = false;
     try {
+      this.limitContext();
       const question = conversation.ask(loop.committed, messages[mark.turn - 1]!.content);
       const draft = this.tokenizer.encode(written);
       const most = Math.min(mark.most, session.limits.maxContext);
@@ -539,6 +545,13 @@ export class Chat {
     return left;
   }
 
+  /** Tell the conversation how many tokens the target holds, if it is to be trimmed. */
+  private limitContext(): void {
+    const { capabilities, limits } = this.session; // the verifier's own limit is known after the first connection
+    const most = capabilities === null ? this.maxContext : Math.min(this.maxContext, limits.maxContext);
+    this.conversation.context = this.overflow === "trim" ? most : 0;
+  }
+
   /** Have the loop ask, and follow the answer, whose beginning may be known. */
   private async *ask(follower: Follower, question: Question, ask: () => void, known = NO_BEGINNING): Events {
     this.events.clear();
@@ -548,7 +561,8 @@ export class Chat {
         this.events.beginEdition(edition);
         this.record = this.newRecord(question);
         this.unfinished = true;
-        this.record.resume(known.tokens, known.origins, newStatistics());
+        const statistics = { ...newStatistics(), droppedTurns: question.dropped ?? 0 };
+        this.record.resume(known.tokens, known.origins, statistics);
         ask();
         resolve(this.saver.save());
       });
@@ -692,7 +706,8 @@ export class Chat {
       return;
     }
     const asked = [...messages, { role: "user", content: answer.question }];
-    const question = conversation.question(asked, session.tokens.slice(0, answer.start), answer.kept);
+    const dropped = answer.statistics.droppedTurns;
+    const question = { ...conversation.question(asked, session.tokens.slice(0, answer.start), answer.kept), dropped };
     const record = (this.record = this.newRecord(question));
     record.resume(committed.slice(answer.start), answer.origins, answer.statistics);
     if (!session.answering && answer.ended === null) {

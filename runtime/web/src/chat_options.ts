@@ -11,6 +11,8 @@ import type { Policy } from "./session/events.js";
 import type { Fingerprints } from "./session/handshake.js";
 import { GREEDY, type Sampling } from "./session/sampling.js";
 
+export type Overflow = "error" | "trim";
+
 /** The parts of a `Bundle` that a chat uses. */
 export interface ChatBundle {
   readonly manifest: {
@@ -50,6 +52,11 @@ export interface ChatOptions {
   readonly timing?: Partial<Timing>;
   /** A message at the beginning of a new conversation. */
   readonly system?: string;
+  /**
+   * What happens if a conversation outgrows the target's context. `error`, when omitted: the question is refused. `trim`: once it
+   * leaves less than an eighth free, the target reads the system message and as many of the newest turns as take half.
+   */
+  readonly overflow?: Overflow;
   /**
    * Where to store the conversation. The stored one is continued, with an answer that was under way (`pending`). If it cannot
    * be, it is set aside, and `storeProblem` tells why.

@@ -229,6 +229,7 @@ function statisticsFrom(figures: JsonReader): Statistics {
   const read = Object.entries(newStatistics()).map(([name, usual]) => {
     const key = snake(name);
     if (name === "dtype") return [name, dtypesFrom(figures)];
+    if (name === "droppedTurns" && !figures.has(key)) return [name, 0]; // likewise
     const value = figures.get(key);
     if (typeof usual === "boolean") return [name, figures.flag(key)];
     if (Array.isArray(usual)) return [name, figures.list(key).map((each) => seconds(each, key))];

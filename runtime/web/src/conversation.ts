@@ -15,6 +15,8 @@ export interface Question {
   readonly kept: number;
   /** Tokens that follow them, at least one. */
   readonly supplied: readonly number[];
+  /** Oldest turns that are not among the tokens; a system message is. None when omitted. */
+  readonly dropped?: number;
 }
 
 /** Return the number of tokens before the answer. */
@@ -37,7 +39,10 @@ export class Conversation {
   unconfirmed: readonly Unconfirmed[] = [];
   /** Whether the target reasons before it answers; undefined for the template's default. */
   thinking: boolean | undefined;
+  /** Tokens that the target holds, if the oldest turns are to be dropped when they outgrow it; else 0. */
+  context = 0;
   private turnsEnds: TurnsEnd[] = [[0, 0]];
+  private readonly droppedAt = new Map<number, number>(); // turns that are not among the tokens, by number of turns
 
   constructor(
     private readonly tokenizer: ChatTokenizer,
@@ -124,6 +129,7 @@ export class Conversation {
   answered(question: Question, text: string, length: number): void {
     this.close(question, text);
     this.turnsEnds.push([this.messages.length, length]);
+    this.droppedAt.set(this.messages.length, question.dropped ?? 0);
   }
 
   /** Add a question and an answer whose end the target has not confirmed; with `kept` it is not to be checked. */
@@ -140,8 +146,10 @@ export class Conversation {
   }
 
   private questionOf(committed: readonly number[], messages: readonly Message[]): Question {
-    const [turns, length] = this.turnsEnds.filter(([count]) => count < messages.length).at(-1)!;
+    const ends = this.turnsEnds.filter(([count]) => this.context > 0 || !this.droppedAt.get(count));
+    const [turns, length] = ends.filter(([count]) => count < messages.length).at(-1)!;
     const known = committed.slice(0, length);
+    let dropped = this.droppedAt.get(turns) ?? 0;
     let whole: number[];
     try {
       const [before, after] = [messages.slice(0, turns), messages.slice(turns)];
@@ -149,9 +157,35 @@ export class Conversation {
     } catch (error) {
       if (!(error instanceof HistoryRewrittenError)) throw error;
       whole = this.tokenizer.encodeChat(messages, true, this.thinking);
+      dropped = 0;
+    }
+    if (this.context > 0 && whole.length > this.context - Math.floor(this.context / 8)) {
+      [whole, dropped] = this.trimmed(messages, whole);
     }
     if (!whole.length) throw new MoaError("there is no text to go on with: it is empty");
-    return this.question(messages, whole, Math.min(commonLength(committed, whole), whole.length - 1));
+    const kept = Math.min(commonLength(committed, whole), whole.length - 1);
+    return { ...this.question(messages, whole, kept), dropped };
+  }
+
+  /**
+   * Return the tokens of a conversation without its oldest turns, and the number of these. What is left begins with a question
+   * and takes at most half of the context, if the last question allows: the next questions need not be trimmed then.
+   */
+  private trimmed(messages: readonly Message[], whole: number[]): [number[], number] {
+    const first = messages[0]!.role === "system" ? 1 : 0;
+    const starts = [...messages.keys()].filter((turn) => turn > first && messages[turn]!.role === "user");
+    const tokensFrom = (start: number): number[] => {
+      const left = [...messages.slice(0, first), ...messages.slice(start)];
+      return this.tokenizer.encodeChat(left, true, this.thinking);
+    };
+    if (!starts.length) return [whole, 0];
+    let [low, high] = [0, starts.length - 1]; // the last one is taken, fit or not
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (tokensFrom(starts[middle]!).length <= this.context / 2) high = middle;
+      else low = middle + 1;
+    }
+    return [tokensFrom(starts[low]!), starts[low]! - first];
   }
 
   private close(question: Question, text: string): void {

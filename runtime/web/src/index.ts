@@ -8,7 +8,7 @@ export type { Fetch } from "./bundle/download.js";
 export { BundleError, hasGraph, type Manifest, type RecommendedSampling } from "./bundle/manifest.js";
 export { MemoryStore, type BundleStore } from "./bundle/store.js";
 export { Chat } from "./chat.js";
-export type { ChatBundle, ChatOptions, ConnectOptions, SendOptions, Where } from "./chat_options.js";
+export type { ChatBundle, ChatOptions, ConnectOptions, Overflow, SendOptions, Where } from "./chat_options.js";
 export type { ChatStore } from "./chat_store.js";
 export { ChatTemplateError, ChatTokenizer, HistoryRewrittenError, type Message } from "./chat_tokenizer.js";
 export { USUAL_TIMING, type Timing } from "./connection.js";

@@ -29,6 +29,8 @@ export interface Statistics {
   /** Tokens of verdicts that the user replaced by the device's text. */
   takenBack: number;
   reconnects: number;
+  /** Oldest turns that the target did not read, because its context has no room for them, see `ChatOptions.overflow`. */
+  droppedTurns: number;
   bytesUp: number;
   bytesDown: number;
   seconds: number;
@@ -60,6 +62,7 @@ export function newStatistics(): Statistics {
     rolledBack: 0,
     takenBack: 0,
     reconnects: 0,
+    droppedTurns: 0,
     bytesUp: 0,
     bytesDown: 0,
     seconds: 0,

@@ -369,6 +369,29 @@ chat("what no verifier can do is refused with a sentence", async (world) => {
   await assert.rejects(talk.send("word ".repeat(600)).next(), tooLong);
 });
 
+chat("a conversation that outgrows the context loses its oldest turns", async (world) => {
+  const talk = await world.begin({ overflow: "trim" });
+  const system = { role: "system", content: "Be brief." };
+  const roles = ["user", "assistant"];
+  const turns = Array.from({ length: 40 }, (_, at) => ({ role: roles[at % 2]!, content: `${at} ${"word ".repeat(9)}` }));
+  talk.restore([system, ...turns]);
+  const answer = finished(await world.follow(talk.send(QUESTION, { maxNewTokens: 8 })));
+  const { droppedTurns } = answer.statistics;
+  const asked = { role: "user", content: QUESTION };
+  const left = (dropped: number): number[] => tokenizer.encodeChat([system, ...turns.slice(dropped), asked]);
+  assert.ok(droppedTurns > 0 && droppedTurns % 2 === 0 && talk.messages.length === 43);
+  assert.deepEqual(talk.tokens.slice(0, talk.promptTokens), left(droppedTurns));
+  assert.ok(talk.promptTokens <= 256 && left(droppedTurns - 2).length > 256);
+  assert.deepEqual(ids(answer), own(talk.promptTokens, 8));
+  const whole = finished(await world.follow(talk.continueAnswer({ maxNewTokens: 4 })));
+  assert.deepEqual(ids(whole).slice(0, 8), ids(answer));
+  assert.equal(whole.statistics.droppedTurns, droppedTurns);
+  const again = finished(await world.follow(talk.send("And why?", { maxNewTokens: 4 })));
+  assert.equal(again.statistics.droppedTurns, droppedTurns);
+  assert.ok(talk.promptTokens < 300);
+  await assert.rejects(talk.send("word ".repeat(600)).next(), /shorten the message or begin a new chat$/);
+});
+
 chat("one answer at a time", async (world) => {
   const talk = await world.begin();
   const events = talk.send(QUESTION);
