@@ -196,6 +196,14 @@ USE_DEFAULT = "Use the default one"
 
 CONVERSATION = "Conversation"
 EMPTY_CHAT = "Ask something. The answer continues without a network, too."
+MODEL_ANSWERS = "{}, {}"
+TRIAL_TARGET = "smollm2-135m-instruct"
+TRIAL_MODEL = "A small model, made for trying things out: moa-serve --model NAME takes a better one."
+EXAMPLES = (
+    "Why is the sky blue? Explain in three sentences.",
+    "Write a short poem about a train in a tunnel.",
+    "Give me three ideas for a quick dinner.",
+)
 SHOW_EARLIER = "Show earlier messages"
 MESSAGE = "Message"
 ASK_ANYTHING = "Ask anything"

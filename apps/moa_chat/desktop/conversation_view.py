@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
@@ -26,6 +27,7 @@ class ConversationView(QScrollArea):
     again = Signal()  # the user wants another answer to the last question
     continued = Signal()  # the user wants the last answer continued
     stopped = Signal()  # the user cancels the answer
+    suggested = Signal(str)  # the user takes one of the example questions
 
     def __init__(self, appearance: Appearance) -> None:
         super().__init__()
@@ -39,8 +41,9 @@ class ConversationView(QScrollArea):
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.earlier = push_button(strings.SHOW_EARLIER, self._show_earlier)
-        self._empty = label(strings.EMPTY_CHAT, "muted")
-        self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.model = label(style="muted")
+        self._empty = QWidget()
+        self._fill_empty()
         self._column = QVBoxLayout()
         self._column.addWidget(self.earlier, 0, Qt.AlignmentFlag.AlignHCenter)
         self._column.addWidget(self._empty, 1)
@@ -62,6 +65,24 @@ class ConversationView(QScrollArea):
         appearance.changed.connect(self._refresh)
         self._settle()
         self._refresh()
+
+    def _fill_empty(self) -> None:
+        """Lay out what an empty chat shows: the model, and questions to begin with."""
+        lead = label(strings.EMPTY_CHAT, "muted")
+        column = QVBoxLayout(self._empty)
+        column.addStretch()
+        for text in (self.model, lead):
+            text.setAlignment(Qt.AlignmentFlag.AlignCenter)
+            column.addWidget(text)
+        for question in strings.EXAMPLES:
+            made = push_button(question, partial(self.suggested.emit, question))
+            column.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addStretch()
+
+    def show_model(self, name: str, where: str) -> None:
+        """Say in an empty chat which model answers, and where it runs."""
+        words = strings.MODEL_ANSWERS.format(name, where)
+        self.model.setText(f"{words}\n{strings.TRIAL_MODEL}" if name == strings.TRIAL_TARGET else words)
 
     def show_messages(self, messages: Sequence[Message]) -> None:
         """Show another conversation, scrolled to its end."""

@@ -155,6 +155,7 @@ class Window(QWidget):
         chats.round_trip_changed.connect(page.pill.set_round_trip)
         chats.waiting.connect(conversation.set_waiting)
         chats.returned.connect(page.composer.put_back)
+        page.conversation.suggested.connect(page.composer.put_back)
         chats.told.connect(self._tell)
         chats.corrected.connect(lambda text, undo: page.notice.say(text, strings.UNDO, undo, until_asked=True))
         chats.context_changed.connect(page.context.show_use)
@@ -335,6 +336,8 @@ class Window(QWidget):
         page = self.page
         page.progress.end()
         page.pill.set_server(where)
+        if self.runtime.chat is not None:
+            page.conversation.show_model(self.runtime.chat.manifest.target, where)
         page.composer.set_ready(True)
         if page.offline.isChecked():
             self.runtime.work_offline(True)

@@ -9,11 +9,11 @@ import { Connection } from "./connection.js";
 import { Conversations } from "./conversations.js";
 import { loadSettings, saveSettings, usualSettings } from "./settings.js";
 import { parted } from "./message.js";
-import { asSentence } from "./strings.js";
+import { EXAMPLES, asSentence, modelWords } from "./strings.js";
 import { ChatsView } from "./views/chats_view.js";
 import { Composer } from "./views/composer.js";
 import { ConversationView } from "./views/conversation_view.js";
-import { byId, setText } from "./views/dom.js";
+import { button, byId, setText } from "./views/dom.js";
 import { SettingsView, type Chosen } from "./views/settings_view.js";
 import { BannerView, LinkView, NoticeView, speak } from "./views/status_views.js";
 
@@ -99,6 +99,8 @@ export class App {
       (chosen) => this.choose(chosen),
       () => this.settings.address !== "" || this.connection.bundle === null,
     );
+    const examples = EXAMPLES.map((question) => button(question, () => this.composer.suggest(question)));
+    byId("examples").append(...examples);
     byId("new-chat").addEventListener("click", () => {
       this.leave();
       conversations.newChat();
@@ -229,6 +231,7 @@ export class App {
     this.link.show(link, connection.problem === "" ? "starting…" : "not connected");
     this.banner.show(bannerOf(connection.problem, this.link.wantedOffline ? null : link, state, this.postponed, this.bannerActions));
     this.settingsView.showDevice(deviceNotice(state, this.bannerActions));
+    setText(byId("model"), modelWords(connection.bundle?.manifest.target ?? "", connection.server));
     this.conversation.show(messages, conversations.busy, conversations.waiting, settings.origins);
     this.composer.show(conversations.busy && !conversations.atLimit, connection.talk !== null);
     this.sayAnswer();

@@ -29,6 +29,11 @@ export class Connection {
   bundle: Bundle | null = null;
   /** Why there is no chat, in a sentence; empty if there is one, or will be. */
   problem = "";
+  /** Host of the server; empty before the first start. */
+  get server(): string {
+    return this.place.verifier === "" ? "" : new URL(this.place.verifier).host;
+  }
+
   private unfollow: () => void = () => undefined;
   private place: Place = { verifier: "", bundle: "" };
 

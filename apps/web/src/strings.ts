@@ -44,6 +44,23 @@ export const PAUSES: { readonly [reason in PauseReason]: string } = {
 /** While the server is away, and this device has not begun to write. */
 export const ALONE = "The server is away: this device prepares to write on its own…";
 
+/** Questions to begin with. */
+export const EXAMPLES: readonly string[] = [
+  "Why is the sky blue? Explain in three sentences.",
+  "Write a short poem about a train in a tunnel.",
+  "Give me three ideas for a quick dinner.",
+];
+const TRIAL_TARGET = "smollm2-135m-instruct";
+
+/** Return which model answers, and where it runs; empty if that is not known yet. */
+export function modelWords(name: string, server: string): string {
+  if (name === "") return "";
+  const words = `${name}, on ${server}`;
+  return name === TRIAL_TARGET
+    ? `${words}\nA small model, made for trying things out: moa-serve --model NAME takes a better one.`
+    : words;
+}
+
 export function readingWords(tokens: number): string {
   return tokens > 0
     ? `The server reads your text (${tokens.toLocaleString("en")} tokens)…`

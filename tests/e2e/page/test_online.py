@@ -13,6 +13,9 @@ def test_a_chat_with_the_token_of_the_address(site: Site, person: Person) -> Non
     page = person.online(site.url())
     assert page.do("evaluate", "location.href") == site.url(token="")
     page.set_up(COUNT)
+    page.wait("#model", "127.0.0.1")
+    page.do("click", "#examples >> text=train")
+    assert "train" in page.do("evaluate", "document.querySelector('#question').value")
     page.answer()
     assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)]
     assert "Answer: " + page.messages[1] in page.do("texts", "#spoken")[0]  # whole, and once

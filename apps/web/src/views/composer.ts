@@ -40,6 +40,12 @@ export class Composer {
     this.grow();
   }
 
+  /** Begin with a question that the user may change. */
+  suggest(text: string): void {
+    this.giveBack(text);
+    this.field.focus();
+  }
+
   /** Edit an earlier question. Emptying the field ends the edit. */
   edit(text: string, replace: (text: string) => void): void {
     this.field.value = text;

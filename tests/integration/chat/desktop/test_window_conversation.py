@@ -7,7 +7,7 @@ import json
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QPushButton
 
 from moa_chat import strings
 from moa_chat.desktop.message_widgets import Question
@@ -88,6 +88,14 @@ def test_escape_stops_at_once_even_if_the_link_hangs(linked, link, qtbot, until)
     qtbot.mouseClick(window.page.composer.button, Qt.MouseButton.LeftButton)
     wait_for_answer(qtbot, window)
     assert roles(window) == TWO_TURNS
+
+
+def test_an_empty_chat_names_the_model_and_suggests_questions(connected, qtbot):
+    conversation, composer = connected.page.conversation, connected.page.composer
+    assert conversation.model.text().startswith(connected.runtime.chat.manifest.target)
+    made = {button.text(): button for button in conversation.findChildren(QPushButton)}
+    qtbot.mouseClick(made[strings.EXAMPLES[1]], Qt.MouseButton.LeftButton)
+    assert composer.field.toPlainText() == strings.EXAMPLES[1] and connected.chats.messages == []
 
 
 def test_an_edited_question_replaces_the_turns_after_it(connected, qtbot):
