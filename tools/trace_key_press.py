@@ -2,7 +2,7 @@
 
 A window and a verifier of the tiny target run in this process. From the key press that sends a question until the
 first committed token of its answer is shown, each product file in which a function is called is noted; importing and
-starting are not.
+starting are not. The engine is the default one of a processor.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
 ROOT = Path(__file__).resolve().parents[1]
 _PRODUCT = tuple(f"{ROOT / folder}{os.sep}" for folder in ("runtime", "export", "server_stub", "apps"))
+_WINDOW = "apps/moa_chat/"
 _WARM_QUESTION, _QUESTION = "Name three colours.", "Why is the sky blue?"
 
 
@@ -47,7 +48,7 @@ def trace(folder: Path) -> Counter[str]:
     from PySide6.QtTest import QTest
 
     from moa_chat.desktop.profile import Settings
-    from moa_server.engine.torch_engine import load_torch_engine
+    from moa_server.engine.load import load_local
     from moa_server.settings import Settings as ServerSettings
     from staged_window import staged_window, until
     from support.server.running import serving
@@ -56,7 +57,7 @@ def trace(folder: Path) -> Counter[str]:
     target = make_tiny_target(folder / "target")
     drafter = make_tiny_drafter(target, folder / "drafter")
     bundle = make_tiny_bundle(folder / "bundle", target, drafter, "none", questions=())
-    engine = load_torch_engine(str(target), drafter)
+    engine = load_local(str(target), drafter)
     with serving(engine, ServerSettings()) as verifier:
         settings = Settings(bundle=str(bundle), server=f"ws://127.0.0.1:{verifier.port}", max_new_tokens=24)
         with staged_window(settings) as window:
@@ -84,7 +85,8 @@ def main() -> int:
         print(json.dumps(dict(sorted(calls.items()))))
     else:
         print("\n".join(f"{count:6} {name}" for name, count in sorted(calls.items())))
-        print(f"{len(calls)} files")
+        own = sum(name.startswith(_WINDOW) for name in calls)
+        print(f"{len(calls) - own} files, and {own} of the window's own")
     return 0
 
 

@@ -1,29 +1,109 @@
-"""The weights of a folder with config.json and safetensors, as they are or rounded."""
+"""The weights of a folder with config.json and safetensors (huggingface/safetensors), as they are or rounded."""
 
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moa_decoder.errors import TargetError
 from moa_decoder.families import has_tied_head, norm_offset, spec_of_config, tensor_names
 from moa_decoder.matrix import Float32, Matrix
 from moa_decoder.rounding import rounded
-from moa_decoder.safetensors_file import SafetensorsFile, StoredTensor
 from moa_decoder.spec import DecoderSpec
 from moa_decoder.tensor_layout import TensorLayout
 from moa_decoder.text_part import is_multimodal, text_config, text_name
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_decoder.weights import LayerMatrix, LayerVector
-from moa_runtime.checked_file import read_checked
+from moa_runtime.checked_file import open_checked, read_checked
+from moa_runtime.errors import reason_of
 
 WEIGHT_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 #: Ends of names of tensors that are computed from the configuration, and that some checkpoints hold.
 _COMPUTED = ("rotary_emb.inv_freq",)
+_LARGEST_HEADER = 100_000_000
+_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: its type in the words of the format, its shape, and the place of its bytes."""
+
+    file: SafetensorsFile
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def first_row(self) -> bytes:
+        """Return the bytes of the first row; of all if it has no dimension."""
+        rows = self.shape[0] if self.shape else 1
+        return self.file.data[self.start : self.start + (self.stop - self.start) // max(rows, 1)]
+
+    def numbers(self, rows: slice | NDArray[np.int64] = slice(None)) -> Float32:
+        """Return some rows (all) as float32. Raises TargetError (``unsupported_type``) for other types than F32, F16
+        and BF16."""
+        if self.dtype not in _SIZES:
+            raise TargetError(
+                f"{self.file.path.name} has {self.name[:60]!r} in the type {self.dtype[:20]}: expected "
+                f"{', '.join(_SIZES)}",
+                code="unsupported_type",
+            )
+        kind = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[self.dtype]
+        mapped = np.frombuffer(self.file.data, kind, prod(self.shape), self.start).reshape(self.shape)[rows]
+        if self.dtype == "BF16":
+            return (mapped.astype(np.uint32) << 16).view(np.float32)
+        return mapped.astype(np.float32)
+
+
+class SafetensorsFile:
+    """A safetensors file, mapped into memory.
+
+    Attributes:
+        tensors: by name.
+
+    Raises:
+        TargetError: ``unreadable``, or ``damaged``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors: dict[str, StoredTensor] = {}
+        try:
+            with open_checked(path) as file:
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            for name, entry in self._header().items():
+                if name != "__metadata__":
+                    self.tensors[name] = self._tensor(name, entry)
+        except OSError as error:
+            raise TargetError(f"{path} cannot be read: {reason_of(error)}", code="unreadable") from error
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise TargetError(f"{path} is damaged: fetch it again, or remove it", code="damaged") from error
+
+    def _header(self) -> Mapping[str, Any]:
+        length = int.from_bytes(self.data[:8], "little")
+        if not 2 <= length <= min(_LARGEST_HEADER, len(self.data) - 8):
+            raise ValueError("the header does not fit")
+        self._start = 8 + length
+        header: Mapping[str, Any] = json.loads(self.data[8 : self._start])
+        return header
+
+    def _tensor(self, name: str, entry: Mapping[str, Any]) -> StoredTensor:
+        dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if any(type(number) is not int or number < 0 for number in (*shape, start, stop)):
+            raise ValueError("a size is no number")
+        size = _SIZES.get(dtype)
+        if not start <= stop <= len(self.data) - self._start or (size and stop - start != size * prod(shape)):
+            raise ValueError("a tensor does not fit")
+        return StoredTensor(self, name, dtype, tuple(shape), self._start + start, self._start + stop)
 
 
 class CheckpointWeights:
@@ -35,7 +115,7 @@ class CheckpointWeights:
 
     Raises:
         TargetError: see :func:`read_config`, :func:`weight_files`, :func:`moa_decoder.families.spec_of_config` and
-            :class:`moa_decoder.safetensors_file.SafetensorsFile`; ``weights_differ`` if tensors are missing,
+            :class:`SafetensorsFile`; ``weights_differ`` if tensors are missing,
             superfluous or of another shape.
     """
 
@@ -144,7 +224,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
     Raises:
         TargetError: ``file_missing`` if there is none; see :func:`weight_files` and
-            :class:`moa_decoder.safetensors_file.SafetensorsFile`.
+            :class:`SafetensorsFile`.
     """
     if (folder / WEIGHT_INDEX).is_file() or (folder / _SINGLE).is_file():
         files = weight_files(folder)

@@ -274,12 +274,10 @@ def test_answers_lose_their_link_and_are_whole(tiny, slow, verifier, prompts):
     bundle, link, settings = Bundle.open(tiny[2]), get_profile("3g"), AnswerSettings(max_new_tokens=80)
     cut = partial(serving_module.ask_and_cut, verifier, bundle, settings)
     turns = [turn_of(prompt, verifier, 80) for prompt in prompts]
-    answers = [found for turn in turns if (found := cut(CutSettings(3, 1.5), link, "auto", turn, QUICK)) is not None]
-    assert answers
-    for answer in answers:
-        assert answer.identical and 3 <= answer.confirmed < answer.tokens
-        assert 0 <= answer.kept <= answer.tentative
-        assert answer.hello_s is not None and answer.hello_s > 0 and 0 < answer.token_s <= answer.whole_s
+    answer = next(filter(None, (cut(CutSettings(3, 1.5), link, "auto", turn, QUICK) for turn in turns)))
+    assert answer.identical and 3 <= answer.confirmed < answer.tokens
+    assert 0 <= answer.kept <= answer.tentative
+    assert answer.hello_s is not None and answer.hello_s > 0 and 0 < answer.token_s <= answer.whole_s
     assert cut(CutSettings(9, 1), link, "auto", turn_of(prompts[0], verifier, 9), QUICK) is None
 
 

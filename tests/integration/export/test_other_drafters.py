@@ -52,7 +52,7 @@ def checkpoint(request: pytest.FixtureRequest, once, tiny_target: Path, tiny_dra
 @pytest.fixture(scope="module")
 def bundle(checkpoint: Path, once, tiny_target: Path) -> Bundle:
     def make(folder: Path) -> None:
-        make_tiny_bundle(folder, tiny_target, checkpoint, "none", preset="max-quality")
+        make_tiny_bundle(folder, tiny_target, checkpoint, "none", preset="max-quality", questions=())
 
     return Bundle.open(once(f"{checkpoint.name}-bundle", make))
 

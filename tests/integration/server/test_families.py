@@ -37,11 +37,21 @@ NO_GRAPHS["Llama (scaled queries, which it has not)"] = "rope_parameters.llama_4
 SHORTER = {"Phi 3 (longrope)": (ORIGINAL, "(longrope)")}
 
 
+@pytest.fixture(scope="module", params=[family for family in FAMILIES if family not in REFUSED])
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of the family."""
+    return make_target(family, tiny_target, tmp_path_factory.mktemp("family"))
+
+
 @pytest.mark.filterwarnings("error:.*is deprecated:FutureWarning")
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in REFUSED])
-def test_a_target_is_computed_as_transformers_does(family: str, tiny_target: Path, tmp_path: Path) -> None:
+def test_a_target_is_computed_as_transformers_does(family: str, folder: Path) -> None:
     """To the end of its context, over the end of an original one, of a window and of a chunk; no further."""
-    found = computed(make_target(family, tiny_target, tmp_path))
+    found = computed(folder)
     assert found.runs == ("FusedLlama" if family in FUSED else "GeneralPass")
     context, why = SHORTER.get(family, (CONTEXT, "max_position_embeddings"))
     assert (found.context, why in found.why) == (context, True)
@@ -49,10 +59,8 @@ def test_a_target_is_computed_as_transformers_does(family: str, tiny_target: Pat
     assert found.equal
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in REFUSED])
-def test_graphs_compute_a_target_as_transformers_does(family: str, tiny_target: Path, tmp_path: Path) -> None:
+def test_graphs_compute_a_target_as_transformers_does(family: str, folder: Path) -> None:
     """Over the end of a window, and to that of an original context."""
-    folder = make_target(family, tiny_target, tmp_path)
     if family in NO_GRAPHS:
         with refused("unsupported_target", TargetError, NO_GRAPHS[family]):
             computed_by_graphs(folder)

@@ -83,7 +83,7 @@ def converse(verifier: Verifier, engine: ToyEngine) -> None:
 def test_sessions_go_on_beside_readers_that_stand_still(files, opened, complaints, monkeypatch):
     monkeypatch.setattr(web_site, "_SPAN_S", float("inf"))  # however long this takes
     engine = ToyEngine()
-    with serving(engine, Settings(), files=files, limits=EdgeLimits(send_seconds=1000)) as verifier:
+    with serving(engine, Settings(), files=files, limits=EdgeLimits(connections=64, send_seconds=1000)) as verifier:
         most = verifier.parts.website.downloads.most // 2  # of one address
         readers = [opened(verifier) for _ in range(most)]
         eventually(lambda: running(verifier) == most)
@@ -97,7 +97,7 @@ def test_sessions_go_on_beside_readers_that_stand_still(files, opened, complaint
 
 def test_a_reader_that_stands_still_gives_way(files, folder, opened, complaints, monkeypatch):
     monkeypatch.setattr(web_site, "_SPAN_S", 0.0)
-    with serving(ToyEngine(), Settings(), files=files) as verifier:
+    with serving(ToyEngine(), Settings(), files=files, limits=EdgeLimits(connections=64)) as verifier:
         most = verifier.parts.website.downloads.most // 2
         readers = [opened(verifier) for _ in range(most)]
         eventually(lambda: running(verifier) == most)

@@ -214,8 +214,8 @@ async def asked(chat: Chat) -> str:
     raise AssertionError("no AnswerFinished")
 
 
-def outcome(server: Server, bundle: Any, caplog: pytest.LogCaptureFixture) -> str:
-    """What a user hears, "refused: [code] why" if the chat does not even open."""
+def outcome(server: Server, bundle: Any, caplog: pytest.LogCaptureFixture, wait_s: float = DEADLINE_S) -> str:
+    """What a user hears within ``wait_s`` of a question, "refused: [code] why" if the chat does not even open."""
     lost: list[str] = []
     rss = psutil.Process().memory_info
     before = most = rss().rss
@@ -236,7 +236,7 @@ def outcome(server: Server, bundle: Any, caplog: pytest.LogCaptureFixture) -> st
             chat = Chat(bundle, endpoint, drafter=Guesser(), controller=shape, settings=settings, timing=TIMING)
             try:
                 await asyncio.wait_for(chat.open(), DEADLINE_S)
-                return await asyncio.wait_for(asked(chat), DEADLINE_S)
+                return await asyncio.wait_for(asked(chat), wait_s)
             except asyncio.TimeoutError:
                 return "waits"  # as for a verifier that hangs; the user may stop it, or the device write on
             except MoaError as error:

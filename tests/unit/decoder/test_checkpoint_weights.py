@@ -12,9 +12,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 
-from moa_decoder.checkpoint_weights import CheckpointWeights
+from moa_decoder.checkpoint_weights import CheckpointWeights, SafetensorsFile
 from moa_decoder.errors import TargetError
-from moa_decoder.safetensors_file import SafetensorsFile
 from moa_export.quantize import round_symmetric
 from support.refusals import refused
 

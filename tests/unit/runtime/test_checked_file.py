@@ -11,9 +11,8 @@ import pytest
 
 from moa_bench.questions import read_questions
 from moa_chat.chat_config import endpoint_for
-from moa_decoder.checkpoint_weights import read_config, weight_files
+from moa_decoder.checkpoint_weights import SafetensorsFile, read_config, weight_files
 from moa_decoder.gguf_file import GgufFile
-from moa_decoder.safetensors_file import SafetensorsFile
 from moa_drafter.drafter_weights import read_weights
 from moa_drafter.training.settings import read_mapping
 from moa_runtime.bundle import read_manifest
