@@ -42,7 +42,7 @@ PAUSES = {
     PauseReason.LIMIT: "Offline limit reached; waiting for the server…",
     PauseReason.OFF: "Waiting for the server…",
     PauseReason.UNSURE: "This device is not sure of the next words; waiting for the server…",
-    PauseReason.UNPREPARED: "Waiting for the server: it has to read a question before this device can write on…",
+    PauseReason.UNPREPARED: "Waiting for the server: it has to read a question before this device can continue…",
     PauseReason.LOW_POWER: "Saving power: this device writes nothing on its own; waiting for the server…",
     PauseReason.BACKGROUND: "Paused in the background; it continues when you are back…",
 }
@@ -87,10 +87,10 @@ While an answer is written: Ctrl-C stops it, Tab switches between offline and on
 TERMINAL_FINISH = {**FINISH, FinishReason.LENGTH: "cut off at --max-new-tokens"}
 TERMINAL_WELCOME = "{} at {}; /help lists the commands, Ctrl-C stops an answer"
 NO_DRAFTER = (
-    "the bundle has no drafter: answers are streamed, and while the server is away nothing is written; one that is "
-    "published for this model, or made by moa-train, is quicker and writes on (docs/models.md)"
+    "the bundle has no drafter: answers are streamed, and nothing is written while the server is away; a drafter that "
+    "is published for this model, or made by moa-train, is quicker and continues offline (docs/models.md)"
 )
-KEPT_NOWHERE = "{}; this one is kept nowhere"
+KEPT_NOWHERE = "{}; this conversation is not stored"
 WRITER_ANSWERS = "{}; until then the writer on this device answers"
 HOW_TO_LEAVE = "Ctrl-C again or Ctrl-D leaves; /help lists the commands"
 UNKNOWN_COMMAND = "unknown command {}; /help lists the commands"
@@ -110,7 +110,7 @@ KEEP_KEY = "the server disagrees; Ctrl-K: keep the offline text"
 OFFLINE_KEY = "Tab: go offline"
 ONLINE_KEY = "Tab: go online"
 STAY_OFFLINE_KEY = "Tab: stay offline"
-ASK_ON_KEY = "Enter: leave this answer as it is, and ask on"
+ASK_ON_KEY = "Enter: leave this answer as it is, and ask the next question"
 WORDS_ALONE = "({words} written by this device alone{limit}: {later})"
 ONE_WORD = "1 word"
 WORDS = "{} words"
@@ -118,7 +118,7 @@ LIMIT_REACHED = "; no more may be written offline"
 CHECKED_LATER = "the server checks that when it is back"
 STAYS = "that stays as it is"
 STARTING_LOCAL = "starting a server on this machine (it fetches the model if it is not here yet)"
-STILL_STARTING = "the server is not ready after {:.0f} s; waiting on"
+STILL_STARTING = "the server is not ready after {:.0f} s; still waiting"
 ONCE_OFFLINE = "moa-chat: offline: {}"
 ONCE_ONLINE = "moa-chat: online again"
 
@@ -156,7 +156,7 @@ TOKEN_NAME = "Token of the server"
 TOKEN_HINT = "leave empty if it asks for none"
 TEST_CONNECTION = "Test the connection"
 CONNECTION_STATE = "State of the connection"
-CONNECTED = "Connected. The server serves {}, as this bundle wants it."
+CONNECTED = "Connected. The server has {}, the model of this bundle."
 
 CERTIFICATE = "Certificate"
 CERTIFICATE_TRUSTED = "trusted by you"
@@ -178,8 +178,8 @@ TRUST = "They are the same: trust this certificate"
 
 BUNDLE = "Bundle"
 ABOUT_BUNDLE = (
-    "The small model for this device. It has to be made for the server's model. A bundle without one streams the "
-    "server's answers."
+    "The small model for this device. It has to be made for the server's model. Without a small model, answers are "
+    "streamed by the server."
 )
 BUNDLE_CACHED = "The default bundle is in the cache."
 BUNDLE_MISSING = "There is none yet. Making it takes about a minute."
@@ -308,9 +308,9 @@ SETTINGS = "Settings"
 SETTINGS_PARTS = "Parts of the settings"
 CHAT_SETTINGS = "Chat settings"
 ANSWERS = "Answers"
-ABOUT_ANSWERS = "New chats begin with this. A chat in progress has settings of its own."
+ABOUT_ANSWERS = "New chats begin with these settings. A chat in progress has settings of its own."
 ABOUT_CHAT_SETTINGS = (
-    "These settings count from the next question on. What new chats begin with is in Settings, “Answers”."
+    "These settings apply from the next question on. Those of new chats are under Settings, “Answers”."
 )
 WHEN_DISAGREES = "When the server disagrees"
 WHEN_DISAGREES_WITH = "with text that this device wrote offline, in all chats"

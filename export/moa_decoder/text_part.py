@@ -46,7 +46,7 @@ _SHARED = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype
 
 
 def is_multimodal(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a multimodal model with a text part."""
+    """Return whether a config.json is that of a multimodal model with a text part."""
     return isinstance(config.get("text_config"), Mapping) or str(config.get("model_type")) in _TYPES
 
 

@@ -15,7 +15,7 @@ MOST_BYTES = 1 << 26
 
 
 def open_checked(path: Path, most_bytes: int | None = None, inside: Path | None = None) -> IO[bytes]:
-    """Open a regular file for reading; a pipe, which could block, and a device, which has no end, are not waited for.
+    """Open a regular file for reading; refuse pipes, which could block, and devices, which have no end.
 
     Args:
         most_bytes: size limit; None for none.

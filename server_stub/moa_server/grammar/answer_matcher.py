@@ -43,7 +43,7 @@ class AnswerMatcher:
         self._lock = threading.Lock()
 
     def accepts(self, answer: Sequence[int]) -> bool:
-        """Whether an answer can begin with these tokens."""
+        """Return whether an answer can begin with these tokens."""
         with self._lock:
             return self._sync(answer)
 
@@ -56,7 +56,7 @@ class AnswerMatcher:
             return self._mask(answer)
 
     def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Return of each token of a tree after the answer whether the grammar allows the path to it."""
+        """Return, for each token of a tree after the answer, whether the grammar allows the path to it."""
         found = [False] * len(tokens)
         with self._lock:
             if not self._sync(answer):

@@ -20,14 +20,14 @@ MOST_US = (1 << 32) - 1
 
 @dataclass
 class Calibrations:
-    """Those of a session: of its client's drafts, and of the verifier's copies and its model, which sessions share."""
+    """Calibrations of a session: its client's drafts; the verifier's copies and its model, which all sessions share."""
 
     device: Calibration = field(default_factory=Calibration)
     copies: Calibration = field(default_factory=Calibration)
     model: Calibration = field(default_factory=Calibration)
 
     def of_own(self, draft: OwnDraft) -> Calibration:
-        """Return that of a draft of the verifier."""
+        """Return the calibration of a draft of the verifier."""
         return self.model if draft.modelled else self.copies
 
 
