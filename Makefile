@@ -12,10 +12,13 @@ VLLM := .venv-vllm
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 WEB := runtime/web
 PAGE := apps/web
+# Other people's clients of the endpoint, for its tests; most of them in an environment of their own.
+CLIENTS := tests/e2e/chat/clients
+CLIENTS_VENV := .venv-clients
 LIBRARIES := chromium haproxy libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve vllm web test test-unit test-integration test-e2e test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
+.PHONY: help demo chat serve vllm web test test-unit test-integration test-e2e test-web clients clients-slow node engine screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -56,14 +59,23 @@ test-unit: $(STAMP) ## pure tests: no process, socket, browser or Qt
 test-integration: $(STAMP) libraries ## a verifier in the test's process, the window offscreen, the gateway
 	$(PYTEST) tests/integration
 
-test-e2e: $(STAMP) libraries test-web engine ## processes, the wheel, browsers, Node, HAProxy
+test-e2e: $(STAMP) libraries test-web engine clients ## processes, the wheel, browsers, Node, HAProxy
 	$(PYTEST) tests/e2e
 
 test-web: web ## the tests of the TypeScript runtime and of the page
 	cd $(WEB) && npm test --silent
 	cd $(PAGE) && npm test --silent
 
-$(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed: %/node_modules/.installed: %/package.json %/package-lock.json | node
+clients: $(CLIENTS)/node_modules/.installed
+
+clients-slow: $(CLIENTS_VENV)/.installed
+
+$(CLIENTS_VENV)/.installed: $(CLIENTS)/requirements.txt
+	test -x $(CLIENTS_VENV)/bin/python || $(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+$(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed $(CLIENTS)/node_modules/.installed: %/node_modules/.installed: %/package.json %/package-lock.json | node
 	cd $* && npm ci --silent
 	touch $@
 
@@ -94,7 +106,7 @@ $(RAY): $(STAMP)
 	touch $@
 
 test-slow: LIBRARIES += prometheus
-test-slow: $(RAY) libraries vllm ## the tests that take minutes
+test-slow: $(RAY) libraries vllm clients-slow ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/integration/vllm_engine
 	$(BIN)/python -m pytest --timeout 0 tools/protocol_model tools/soak
 	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/integration/vllm_engine
@@ -123,4 +135,4 @@ proto: | node ## generate the wire code from runtime/proto
 	  --es_out=$(WEB)/src/wire --es_opt=target=ts runtime/proto/moa/v1/session.proto
 
 clean: ## remove what make created
-	rm -rf $(VENV) $(VLLM) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VLLM) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist $(CLIENTS_VENV) $(CLIENTS)/node_modules apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache

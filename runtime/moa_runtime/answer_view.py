@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 
 from moa_runtime.conversation import Question
@@ -33,6 +33,7 @@ class AnswerRecord:
 
     Args:
         bytes_moved: returns the payload bytes sent and received so far, with those of earlier answers.
+        shown: see :meth:`moa_runtime.tokenizer.ChatTokenizer.decode`.
 
     Attributes:
         start: absolute position of the answer's first token.
@@ -42,7 +43,11 @@ class AnswerRecord:
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, question: Question, bytes_moved: Callable[[], tuple[int, int]]
+        self,
+        tokenizer: ChatTokenizer,
+        question: Question,
+        bytes_moved: Callable[[], tuple[int, int]],
+        shown: Collection[int] = frozenset(),
     ) -> None:
         self.question = question
         self.start = question.length
@@ -52,7 +57,7 @@ class AnswerRecord:
         self._stop_tokens = tokenizer.stop_tokens
         self._tokens: list[TokenOrigin] = []
         self._settled = 0  # of these, the ones in the last update
-        self._text = AnswerText(tokenizer, question.behind)
+        self._text = AnswerText(tokenizer, question.behind, shown)
         self._rolled_back: RolledBack | None = None
         self._cause: Cause | None = None  # of the next committed tokens
         self._bytes_moved, self._bytes_before = bytes_moved, bytes_moved()
@@ -209,10 +214,13 @@ class AnswerText:
 
     Args:
         behind: last tokens of a text that the answer continues; none for an answer of its own.
+        shown: see :meth:`moa_runtime.tokenizer.ChatTokenizer.decode`.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, behind: Sequence[int] = ()) -> None:
-        self._stream = TextStream(tokenizer, behind)
+    def __init__(
+        self, tokenizer: ChatTokenizer, behind: Sequence[int] = (), shown: Collection[int] = frozenset()
+    ) -> None:
+        self._stream = TextStream(tokenizer, behind, shown)
         self._tokens: list[TokenOrigin] = []
         self._pieces: list[str] = []
         self._settled = 0  # tokens that have not changed since the runs were made

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,8 @@ from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_writer
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_store import AnswerState, ChatSaver, ChatState
-from moa_runtime.chat_template import ChatTemplateError
-from moa_runtime.conversation import Conversation, Question, Unconfirmed, check_request
+from moa_runtime.chat_template import ChatTemplateError, Message, Tool
+from moa_runtime.conversation import Conversation, Question, Unconfirmed, check_request, is_answer
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
@@ -71,6 +71,7 @@ class Chat:
         tokenizer: the bundle's.
         manifest: the bundle's.
         overflow: what happens to a conversation that outgrows the target's context; may be set between answers.
+        shown_tokens: special tokens that stay in the text of the next answers, such as the marks of a tool call.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Chat:
     ) -> None:
         self.tokenizer, self.manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
         self.overflow: Overflow = overflow
+        self.shown_tokens: Collection[int] = frozenset()
         self._server = endpoint.url
         self._events = EventQueue()
         self._saver = ChatSaver(self._state)
@@ -121,7 +123,7 @@ class Chat:
         self._pending = False  # an answer of an earlier program is being written, and is not followed yet
         self._unheard = False  # the application has not received the end of the record's answer
         #: While an answer is checked: turns and marks as before, which stay until the check is done.
-        self._checking: tuple[list[dict[str, str]], list[Unconfirmed]] | None = None
+        self._checking: tuple[list[dict[str, Any]], list[Unconfirmed]] | None = None
         if saved:
             self._resume(saved)
 
@@ -247,7 +249,7 @@ class Chat:
     # -- the conversation -----------------------------------------------------------------------------
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The turns, ``{"role": ..., "content": ...}`` each, with finished answers."""
         return list(self._turns[0])
 
@@ -268,7 +270,7 @@ class Chat:
 
     @property
     def question(self) -> str:
-        """The question of the present or last answer; empty before the first one."""
+        """The text of the present or last answer's question; empty before the first one."""
         messages = self._record.question.messages
         return messages[-1]["content"] if messages else ""
 
@@ -277,7 +279,7 @@ class Chat:
         """The answers of :attr:`messages` that the target has not confirmed, in order; see :meth:`check`."""
         return tuple(self._turns[1])
 
-    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
+    def restore(self, messages: Sequence[Message], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
         """Set the conversation to ``messages``, so that the next question continues them.
 
         Use it to regenerate an answer (all turns but the last two), to edit a question (the turns before it) or to
@@ -285,7 +287,8 @@ class Chat:
         A :meth:`pending` answer is dropped.
 
         Args:
-            messages: ``{"role": ..., "content": ...}`` each; none, a system message, or turns up to an answer.
+            messages: see :data:`moa_runtime.chat_template.Message`; none, a system message, or turns up to an answer,
+                or, if the next question is the result of a tool, up to another result of one.
             unconfirmed: answers among them for :meth:`check`.
 
         Raises:
@@ -318,7 +321,12 @@ class Chat:
     # -- answers --------------------------------------------------------------------------------------
 
     def send(
-        self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
+        self,
+        text: str | Message,
+        *,
+        max_new_tokens: int = 512,
+        sampling: Sampling | None = None,
+        while_away: bool = True,
     ) -> AsyncGenerator[ChatEvent, None]:
         """Ask, and yield events while the answer is written. The last one is :class:`AnswerFinished`, unless the chat
         is closed before.
@@ -327,6 +335,7 @@ class Chat:
         outage stays, too, and is :attr:`unconfirmed`; with policy ``KEEP`` it counts as confirmed.
 
         Args:
+            text: the user's; or a turn of the user, or with the result of a tool that the target has called.
             max_new_tokens: of the answer, at most; 0 for no limit.
             while_away: whether the verifier may finish the answer while there is no link.
 
@@ -493,6 +502,20 @@ class Chat:
             raise ChatTemplateError(text, code="no_thinking")
         self._conversation.thinking = thinking
 
+    @property
+    def tools(self) -> Sequence[Tool] | None:
+        """Functions that the target may call, if its template knows them; None for none. Set them between answers. They
+        are not stored with the chat.
+
+        Raises:
+            MoaError: they are no JSON values.
+        """
+        return self._conversation.tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[Tool] | None) -> None:
+        self._conversation.tools = tools
+
     async def work_offline(self, offline: bool) -> None:
         """Close the connection and make no other, or connect again unless the chat is closed."""
         if offline:
@@ -553,8 +576,9 @@ class Chat:
 
     # -- encoding -------------------------------------------------------------------------------------
 
-    async def _question(self, text: str) -> Question:
-        return await self._encoded(partial(self._conversation.ask, self._loop.committed, text), len(text))
+    async def _question(self, asked: str | Message) -> Question:
+        more = len(asked if isinstance(asked, str) else str(asked.get("content")))
+        return await self._encoded(partial(self._conversation.ask, self._loop.committed, asked), more)
 
     async def _encoded(self, encode: Callable[[], T], more: int = 0) -> T:
         """Call ``encode`` on the turns and ``more`` characters, in a thread if that takes tenths of a second."""
@@ -572,7 +596,7 @@ class Chat:
     # -- following an answer --------------------------------------------------------------------------
 
     def _new_record(self, question: Question) -> AnswerRecord:
-        return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
+        return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved, self.shown_tokens)
 
     def _ask(self, question: Question, ask: Callable[[], None], known: Sequence[TokenOrigin] = ()) -> _Asked:
         """Have the loop ask; return None if the chat is not stored.
@@ -688,7 +712,7 @@ class Chat:
         try:
 
             async def begin() -> _Asked:
-                question = await self._question(turns[mark.turn - 1]["content"])
+                question = await self._question(turns[mark.turn - 1])
                 draft, most = self.tokenizer.encode(written), min(mark.most, self._session.limits.max_context)
                 ask = partial(self._loop.ask, question.kept, question.supplied, mark.sampling, most, draft=draft)
                 return self._ask(question, ask)
@@ -712,7 +736,7 @@ class Chat:
                 self._saver.touch()
 
     def _left(
-        self, marks: Sequence[Unconfirmed], checked: Unconfirmed, turns: Sequence[dict[str, str]], *, changed: bool
+        self, marks: Sequence[Unconfirmed], checked: Unconfirmed, turns: Sequence[dict[str, Any]], *, changed: bool
     ) -> list[Unconfirmed]:
         """Return the marks after a checked turn. An answer without a known limit gets its present length, at least."""
         known = {mark.turn: mark for mark in marks if mark.turn > checked.turn}
@@ -720,7 +744,7 @@ class Chat:
         for turn in range(checked.turn + 1, len(turns)) if changed else known:
             if turn in known:
                 left.append(known[turn])
-            elif [turns[turn - 1]["role"], turns[turn]["role"]] == ["user", "assistant"]:
+            elif is_answer(turns, turn):
                 length = len(self.tokenizer.encode(turns[turn]["content"])) + 1  # its end too
                 left.append(Unconfirmed(turn, checked.sampling, max(checked.most, length) if checked.most else 0))
         return left
@@ -749,7 +773,7 @@ class Chat:
         return saved[0] if saved else None
 
     @property
-    def _turns(self) -> tuple[list[dict[str, str]], list[Unconfirmed]]:
+    def _turns(self) -> tuple[list[dict[str, Any]], list[Unconfirmed]]:
         """The conversation's turns, and the marks of the unconfirmed ones."""
         return self._checking or (self._conversation.messages, self._conversation.unconfirmed)
 
@@ -760,7 +784,7 @@ class Chat:
         if self._unheard and not self._checking:
             question = record.question
             answer = AnswerState(
-                self.question, question.kept, record.start, record.origins, record.figures(), record.ended
+                question.messages[-1], question.kept, record.start, record.origins, record.figures(), record.ended
             )
             messages = question.messages[:-1]
             unconfirmed = [mark for mark in unconfirmed if mark.turn < len(messages)]
@@ -778,7 +802,7 @@ class Chat:
         if answer is None:
             self._record = self._new_record(Question([], 0, session.committed[: saved.session["answer_start"] or 0]))
             return
-        messages = [*saved.messages, {"role": "user", "content": answer.question}]
+        messages = [*saved.messages, answer.question]
         question = self._conversation.question(messages, session.tokens[: answer.start], answer.kept)
         question = replace(question, dropped=answer.statistics.dropped_turns)
         record = self._record = self._new_record(question)

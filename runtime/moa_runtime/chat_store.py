@@ -39,13 +39,14 @@ class AnswerState:
     """An answer whose end the application has not received.
 
     Attributes:
+        question: the turn that it answers.
         kept: tokens before the question's own that stayed when it was asked.
         start: absolute position of the answer's first token.
         origins: of its committed tokens.
         ended: how it ended; None if it is being written, or if the user stopped it.
     """
 
-    question: str
+    question: dict[str, Any]
     kept: int
     start: int
     origins: tuple[Origin, ...]
@@ -55,6 +56,8 @@ class AnswerState:
     def to_json(self) -> dict[str, Any]:
         return {
             **vars(self),
+            # As older programs have it, if it is the user's.
+            "question": self.question["content"] if self.question["role"] == "user" else self.question,
             "origins": [[origin.value, len(list(run))] for origin, run in groupby(self.origins)],
             "statistics": asdict(self.statistics),
             "ended": None if self.ended is None else self.ended.value,
@@ -66,8 +69,9 @@ class AnswerState:
         runs = [(Origin(origin), checked_count(length)) for origin, length in data["origins"]]
         if sum(length for _, length in runs) > _MOST_TOKENS:
             raise ValueError(f"an answer of more than {_MOST_TOKENS} tokens")
+        asked = data["question"]
         return cls(
-            question=checked_turn({"role": "user", "content": data["question"]})["content"],
+            question=checked_turn(asked if isinstance(asked, dict) else {"role": "user", "content": asked}),
             kept=checked_count(data["kept"]),
             start=checked_count(data["start"]),
             origins=tuple(origin for origin, length in runs for _ in range(length)),
@@ -91,7 +95,7 @@ class ChatState:
 
     server: str
     session: dict[str, Any]
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     ends: list[tuple[int, int]]
     answer: AnswerState | None
     unconfirmed: list[Unconfirmed] = field(default_factory=list)

@@ -28,7 +28,12 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from moa_runtime.errors import MoaError
 from moa_runtime.reasoning import ENABLE_THINKING
 
-Message = Mapping[str, str]
+#: A turn, ``{"role": ..., "content": ...}``. An assistant's may have ``tool_calls``, each
+#: ``{"type": "function", "id": ..., "function": {"name": ..., "arguments": {...}}}``, and a tool's a ``name`` and a
+#: ``tool_call_id``.
+Message = Mapping[str, Any]
+#: A function that the target may call, as OpenAI describes it: ``{"type": "function", "function": {"name": ...}}``.
+Tool = Mapping[str, Any]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -326,26 +331,41 @@ class ChatTemplate:
         except Exception as error:  # of jinja2, or of Python for what it compiles to
             raise ChatTemplateError(f"the chat template cannot be read: {error}", code="unreadable") from error
         self._special_tokens = dict(special_tokens)
+        self.source = source
         #: Whether reasoning can be switched.
         self.knows_thinking = ENABLE_THINKING in source
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool, *, thinking: bool | None = None) -> str:
-        """Return the text of a conversation, ``{"role": ..., "content": ...}`` each, as the target was trained on it.
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        *,
+        thinking: bool | None = None,
+        tools: Sequence[Tool] | None = None,
+    ) -> str:
+        """Return the text of a conversation as the target was trained on it.
 
         Args:
             thinking: whether the target reasons before it answers; None for the template's default.
+            tools: functions that the target may call; None for none.
 
         Raises:
             ChatTemplateError: the template refuses these messages, fails, or (code ``endless``) takes too many steps.
         """
         copies = [dict(message) for message in messages]
-        characters = sum(len(text) + 16 for message in copies for text in message.values())
-        _meter.left = _BUDGET + _BUDGET_A_CHARACTER * characters
-        _meter.largest = _LARGEST + _LARGEST_A_CHARACTER * characters
         try:
+            characters = _characters(copies) + _characters(tools)
+            _meter.left = _BUDGET + _BUDGET_A_CHARACTER * characters
+            _meter.largest = _LARGEST + _LARGEST_A_CHARACTER * characters
             own = {} if thinking is None else {ENABLE_THINKING: thinking}
+            given = None if tools is None else [dict(tool) for tool in tools]
             return self._template.render(
-                messages=copies, add_generation_prompt=add_generation_prompt, **self._special_tokens, **own
+                messages=copies,
+                add_generation_prompt=add_generation_prompt,
+                tools=given,
+                xml_tools=given,  # SmolLM 3's name
+                **self._special_tokens,
+                **own,
             )
         except _BudgetError as error:
             text = "the chat template does not end, or writes without end: export the bundle again with another one"
@@ -353,6 +373,15 @@ class ChatTemplate:
         except Exception as error:  # foreign code may raise anything
             text = f"the chat template refuses this conversation: {str(error) or type(error).__name__}"
             raise ChatTemplateError(text, code="template_refuses") from error
+
+
+def _characters(value: Any) -> int:
+    """Return the characters of the texts in a value, and some for each part."""
+    if isinstance(value, str):
+        return len(value) + 16
+    if isinstance(value, Mapping):
+        return _characters(list(value.items()))
+    return 16 + sum(map(_characters, value)) if isinstance(value, list | tuple) else 16
 
 
 def _iterations(values: Iterable[Any]) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moa_runtime.bundle import checked_count
+from moa_runtime.chat_template import Message, Tool
 from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.snapshot import sampling_from_json
@@ -26,6 +27,10 @@ def check_request(max_new_tokens: int, sampling: Sampling | None) -> None:
         raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}", code="out_of_range")
 
 
+#: Roles of a turn that is answered, the fields that a turn may have besides role and content, and levels of these.
+_ASKING = ("user", "tool")
+_FIELDS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+_DEEPEST = 48
 #: Tokens before a raw answer, with which its first ones are decoded: more than the bytes of a character.
 _CONTEXT = 32
 
@@ -57,7 +62,7 @@ class Question:
         dropped: number of the oldest turns that are not among the tokens; a system message is.
     """
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     kept: int
     supplied: list[int]
     behind: tuple[int, ...] = ()
@@ -70,7 +75,7 @@ class Question:
 
 
 class Conversation:
-    """Turns as messages, ``{"role": ..., "content": ...}``.
+    """Turns as messages, see :data:`moa_runtime.chat_template.Message`.
 
     Answers keep their committed tokens, because encoding their text could give other tokens. So the position of
     each answer's end is stored; other text is encoded.
@@ -85,11 +90,24 @@ class Conversation:
     def __init__(self, tokenizer: ChatTokenizer, system: str | None = None) -> None:
         self.thinking: bool | None = None
         self.context = 0
-        self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self.unconfirmed: list[Unconfirmed] = []
         self._tokenizer = tokenizer
+        self._tools: list[Tool] | None = None
         self._ends = [(0, 0)]  # (turns, committed tokens that these take)
         self._dropped: dict[int, int] = {}  # by number of turns: those that are not among these tokens
+
+    @property
+    def tools(self) -> Sequence[Tool] | None:
+        """Functions that the target may call; None for none."""
+        return self._tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[Tool] | None) -> None:
+        checked = None if tools is None else [dict(tool) for tool in tools]
+        _check_part(checked)
+        if checked != self._tools:  # they are a part of the prompt, before the first turn
+            self._tools, self._ends, self._dropped = checked, [(0, 0)], {}
 
     @property
     def length(self) -> int:
@@ -103,7 +121,7 @@ class Conversation:
 
     def resume(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Message],
         ends: Sequence[tuple[int, int]],
         committed: int,
         unconfirmed: Sequence[Unconfirmed],
@@ -112,7 +130,7 @@ class Conversation:
         self.restore(messages, unconfirmed)
         self._ends = [(0, 0), *(end for end in ends if 0 < end[1] <= committed)]
 
-    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
+    def restore(self, messages: Sequence[Message], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
         """Replace the turns; raise MoaError for a malformed message, or a mark that is not on an answer."""
         turns = [checked_turn(message) for message in messages]
         self.unconfirmed = checked_marks(unconfirmed, turns)
@@ -120,17 +138,22 @@ class Conversation:
         self._ends = [end for end in self._ends if end[0] <= common]
         self.messages = turns
 
-    def ask(self, committed: Sequence[int], text: str) -> Question:
+    def ask(self, committed: Sequence[int], asked: str | Message) -> Question:
         """Encode a question.
 
         Args:
             committed: the session's tokens, which may still hold turns that were replaced.
+            asked: the user's text, or the last turn: the user's, or the result of a tool.
 
         Raises:
             ChatTemplateError: the template refuses the conversation.
             MoaError: it is no text, or it is empty and there is no template.
         """
-        return self._question(committed, [*self.messages, checked_turn({"role": "user", "content": text})])
+        turn = checked_turn({"role": "user", "content": asked} if isinstance(asked, str) else asked)
+        if turn["role"] not in _ASKING:
+            text = f"a question is the user's or the result of a tool, not of the role {turn['role']!r}"
+            raise MoaError(text, code="malformed_message")
+        return self._question(committed, [*self.messages, turn])
 
     def last_answer(self, committed: Sequence[int]) -> tuple[Question, list[int]]:
         """Return the last question and the tokens of its answer: the committed ones if they are known.
@@ -140,7 +163,7 @@ class Conversation:
             ChatTemplateError: see :meth:`ask`.
         """
         last = len(self.messages) - 1
-        if [turn["role"] for turn in self.messages[-2:]] != ["user", "assistant"]:
+        if not is_answer(self.messages, last):
             raise ChatError("there is no answer to continue: ask something", code="nothing_to_continue")
         if any(mark.turn == last for mark in self.unconfirmed):
             text = "the answer is not confirmed yet: it can be continued once it is checked"
@@ -152,16 +175,16 @@ class Conversation:
             return question, list(committed[question.length : end])
         return question, self._tokenizer.encode(self.messages[last]["content"])
 
-    def _question(self, committed: Sequence[int], messages: list[dict[str, str]]) -> Question:
+    def _question(self, committed: Sequence[int], messages: list[dict[str, Any]]) -> Question:
         ends = (end for end in reversed(self._ends) if self.context or not self._dropped.get(end[0]))
         turns, length = next(end for end in ends if end[0] < len(messages))
         known, dropped = list(committed[:length]), self._dropped.get(turns, 0)
         try:
             whole = known + self._tokenizer.continue_turns(
-                known, messages[:turns], messages[turns:], thinking=self.thinking
+                known, messages[:turns], messages[turns:], thinking=self.thinking, tools=self.tools
             )
         except HistoryRewrittenError:
-            whole, dropped = self._tokenizer.encode_chat(messages, thinking=self.thinking), 0
+            whole, dropped = self._tokenizer.encode_chat(messages, thinking=self.thinking, tools=self.tools), 0
         if self.context and not self._tokenizer.raw and len(whole) > self.context - self.context // 8:
             whole, dropped = self._trimmed(messages, whole)
         if not whole:
@@ -169,7 +192,7 @@ class Conversation:
         kept = min(common_length(committed, whole), len(whole) - 1)
         return replace(self.question(messages, whole, kept), dropped=dropped)
 
-    def _trimmed(self, messages: list[dict[str, str]], whole: list[int]) -> tuple[list[int], int]:
+    def _trimmed(self, messages: list[dict[str, Any]], whole: list[int]) -> tuple[list[int], int]:
         """Return the tokens of a conversation without its oldest turns, and the number of these. What is left begins
         with a question and takes at most half of the context if the last question allows.
 
@@ -182,13 +205,14 @@ class Conversation:
             return whole, 0
 
         def tokens_from(start: int) -> list[int]:
-            return self._tokenizer.encode_chat([*messages[:first], *messages[start:]], thinking=self.thinking)
+            left = [*messages[:first], *messages[start:]]
+            return self._tokenizer.encode_chat(left, thinking=self.thinking, tools=self.tools)
 
         last, half = len(starts) - 1, self.context // 2
         start = starts[bisect_left(starts, True, hi=last, key=lambda turn: len(tokens_from(turn)) <= half)]
         return tokens_from(start), start - first
 
-    def question(self, messages: list[dict[str, str]], tokens: Sequence[int], kept: int) -> Question:
+    def question(self, messages: list[dict[str, Any]], tokens: Sequence[int], kept: int) -> Question:
         """Return the question at the end of ``messages``, whose tokens are ``tokens``."""
         behind = tuple(tokens[-_CONTEXT:]) if self._tokenizer.raw else ()
         return Question(messages, kept, list(tokens[kept:]), behind)
@@ -205,7 +229,7 @@ class Conversation:
         if not kept:
             self.unconfirmed.append(Unconfirmed(len(self.messages) - 1, sampling, most))
 
-    def add(self, turns: Sequence[dict[str, str]], unconfirmed: Sequence[Unconfirmed]) -> None:
+    def add(self, turns: Sequence[dict[str, Any]], unconfirmed: Sequence[Unconfirmed]) -> None:
         """Add those of ``turns`` that follow the newest one; ``unconfirmed`` are the marks of all."""
         self.messages = [*self.messages, *turns[len(self.messages) :]]
         self.unconfirmed = list(unconfirmed)
@@ -216,15 +240,34 @@ class Conversation:
         self.unconfirmed = [mark for mark in self.unconfirmed if mark.turn < len(question.messages)]
 
 
-def checked_turn(message: Mapping[str, str]) -> dict[str, str]:
-    """Return a message as a turn; raise MoaError if it is not ``{"role": text, "content": text}``."""
+def checked_turn(message: Message) -> dict[str, Any]:
+    """Return a message as a turn, with the fields that a chat template may use. Raises MoaError for another form."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
         text = f'a message must be {{"role": text, "content": text}}, not {dict(message)!r}'
         raise MoaError(text, code="malformed_message")
-    if any("\ud800" <= char <= "\udfff" for char in role + content):
-        raise MoaError("a message must be text, without halves of characters (surrogates)", code="not_unicode")
-    return {"role": role, "content": content}
+    more = {name: message[name] for name in _FIELDS.get(role, ()) if message.get(name)}
+    _check_part([role, content, more])
+    return {"role": role, "content": content, **more}
+
+
+def is_answer(turns: Sequence[Message], turn: int) -> bool:
+    """Whether the turn at an index is the assistant's answer to a question or to the result of a tool."""
+    return 0 < turn < len(turns) and turns[turn - 1]["role"] in _ASKING and turns[turn]["role"] == "assistant"
+
+
+def _check_part(value: Any, depth: int = 0) -> None:
+    """Raise MoaError if a part of a message or of a tool is no JSON value, is nested too deeply, or holds half of a
+    character."""
+    if isinstance(value, str):
+        if any("\ud800" <= char <= "\udfff" for char in value):
+            raise MoaError("a message must be text, without halves of characters (surrogates)", code="not_unicode")
+    elif isinstance(value, list | Mapping) and depth < _DEEPEST:
+        for part in value if isinstance(value, list) else [*value, *value.values()]:
+            _check_part(part, depth + 1)
+    elif not (value is None or isinstance(value, bool | int | float)):
+        text = f"tools and their calls are JSON values of at most {_DEEPEST} levels"
+        raise MoaError(text, code="malformed_message")
 
 
 def mark_from_json(data: Any) -> Unconfirmed:
@@ -237,13 +280,11 @@ def mark_from_json(data: Any) -> Unconfirmed:
     return Unconfirmed(turn, sampling_from_json(data.get("sampling")), most)
 
 
-def checked_marks(marks: Sequence[Unconfirmed], turns: Sequence[dict[str, str]]) -> list[Unconfirmed]:
+def checked_marks(marks: Sequence[Unconfirmed], turns: Sequence[dict[str, Any]]) -> list[Unconfirmed]:
     """Return the marks of ``turns`` in order; raise MoaError if one is not on an answer, or cannot be checked."""
     for mark in marks:
-        turn = mark.turn
-        answers = 0 < turn < len(turns) and [turns[turn - 1]["role"], turns[turn]["role"]] == ["user", "assistant"]
-        if not answers:
-            text = f"an unconfirmed turn must be an answer after its question, and turn {turn} is not"
+        if not is_answer(turns, mark.turn):
+            text = f"an unconfirmed turn must be an answer after its question, and turn {mark.turn} is not"
             raise MoaError(text, code="malformed_mark")
         check_request(mark.most, mark.sampling)
     return sorted({mark.turn: mark for mark in marks}.values(), key=lambda mark: mark.turn)

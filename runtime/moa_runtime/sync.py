@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.chat_template import Message
 from moa_runtime.conversation import Unconfirmed
 from moa_runtime.events import ChatEvent, LinkStatus
 from moa_runtime.options import Conditions
@@ -49,7 +50,9 @@ class SyncChat:
     def status(self) -> LinkStatus:
         return self.chat.status
 
-    def send(self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None) -> Iterator[ChatEvent]:
+    def send(
+        self, text: str | Message, *, max_new_tokens: int = 512, sampling: Sampling | None = None
+    ) -> Iterator[ChatEvent]:
         """See :meth:`moa_runtime.chat.Chat.send`. Leaving the loop early stops the answer."""
         return self._follow(self.chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling))
 
@@ -58,7 +61,7 @@ class SyncChat:
         return self._follow(self.chat.continue_answer(max_new_tokens=max_new_tokens, sampling=sampling))
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         return self.chat.messages
 
     @property
@@ -98,7 +101,7 @@ class SyncChat:
             if not self._loop.is_closed():
                 self._run(events.aclose())
 
-    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
+    def restore(self, messages: Sequence[Message], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
         """See :meth:`moa_runtime.chat.Chat.restore`."""
         self._run(_call(self.chat.restore, messages, unconfirmed))
 

@@ -8,14 +8,14 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from moa_runtime.bundle import Bundle
-from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message
+from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message, Tool
 from moa_runtime.checked_file import read_checked, read_checked_text
 from moa_runtime.control_tokens import ControlState, ControlTokens
 from moa_runtime.errors import MoaError, reason_of
@@ -96,10 +96,29 @@ class ChatTokenizer:
             [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of ``tokens``; bytes that are no UTF-8 become replacement characters."""
+    def decode(
+        self, tokens: Sequence[int], skip_special_tokens: bool = True, *, shown: Collection[int] = frozenset()
+    ) -> str:
+        """Return the text of ``tokens``; bytes that are no UTF-8 become replacement characters.
+
+        Args:
+            shown: special tokens that are not skipped, such as the marks of a tool call.
+        """
         with self._failures():
-            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+            if not any(token in shown for token in tokens):
+                return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+            runs = groupby(tokens, key=lambda token: token in shown)
+            return "".join(self._tokenizer.decode(list(run), skip_special_tokens=not special) for special, run in runs)
+
+    @property
+    def template_source(self) -> str:
+        """The chat template as Jinja."""
+        return self._template.source
+
+    def special_tokens(self, texts: Collection[str]) -> dict[str, int]:
+        """Return the ids of those of ``texts`` that are special tokens."""
+        found = {text: self._tokenizer.token_to_id(text) for text in self._specials if text in texts}
+        return {text: token for text, token in found.items() if token is not None}
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token in the middle of a text, perhaps of a part of a character."""
@@ -133,17 +152,29 @@ class ChatTokenizer:
         return prompt.rstrip().endswith(OPEN)
 
     def render_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, *, thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        thinking: bool | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> str:
         """Return the text of a conversation, see :meth:`moa_runtime.chat_template.ChatTemplate.render`."""
-        return self._template.render(messages, add_generation_prompt, thinking=thinking)
+        return self._template.render(messages, add_generation_prompt, thinking=thinking, tools=tools)
 
     def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, *, thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        thinking: bool | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> list[int]:
         """Return the tokens of a conversation, as transformers' ``apply_chat_template`` does, but a special token in a
         message stays the text that the user typed."""
-        text = self.render_chat(self._guard(messages), add_generation_prompt, thinking=thinking)
+        text = self.render_chat(
+            self._guard(messages), add_generation_prompt, thinking=thinking, tools=self._guard_texts(tools)
+        )
         tokens = self._encode_guarded(text)
         return [*self._text_beginning, *tokens] if self.raw else tokens
 
@@ -158,6 +189,7 @@ class ChatTokenizer:
         turns: Sequence[Message],
         *,
         thinking: bool | None = None,
+        tools: Sequence[Tool] | None = None,
     ) -> list[int]:
         """Return the tokens that follow ``committed`` up to the next answer, generation prompt included.
 
@@ -169,19 +201,20 @@ class ChatTokenizer:
         Args:
             committed: the conversation's tokens so far; empty for a new one.
             history: its messages, the last one the assistant's; before the first question perhaps a system message.
-            turns: the messages that follow, the last one the user's.
-            thinking: see :meth:`moa_runtime.chat_template.ChatTemplate.render`.
+            turns: the messages that follow, the last one the user's or a tool's.
+            thinking, tools: see :meth:`moa_runtime.chat_template.ChatTemplate.render`.
 
         Raises:
             HistoryRewrittenError: the conversation cannot be continued token by token.
             ChatTemplateError: the template refuses the messages.
         """
         if not committed:
-            return self.encode_chat([*history, *turns], thinking=thinking)
+            return self.encode_chat([*history, *turns], thinking=thinking, tools=tools)
+        options: dict[str, Any] = {"thinking": thinking, "tools": self._guard_texts(tools)}
         # The committed tokens began as this.
-        asked = self.render_chat(self._guard(history[:-1]), thinking=thinking)
-        before = self.render_chat(self._guard(history), add_generation_prompt=False, thinking=thinking)
-        after = self.render_chat(self._guard([*history, *turns]), thinking=thinking)
+        asked = self.render_chat(self._guard(history[:-1]), **options)
+        before = self.render_chat(self._guard(history), add_generation_prompt=False, **options)
+        after = self.render_chat(self._guard([*history, *turns]), **options)
         end_text, cut = self._last_stop(before)
         if not after.startswith(asked) or not after.startswith(before[:cut]):
             text = "the chat template changes earlier messages when a new one follows; start a new conversation"
@@ -245,17 +278,26 @@ class ChatTokenizer:
         return plain
 
     def _guard(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages with a placeholder for each of :attr:`_guarded` in their text. Reasoning that control
+        """Return the messages with a placeholder for each of :attr:`_guarded` in their texts. Reasoning that control
         tokens mark is left out: templates know it by these tokens alone, and drop it."""
-
-        def placeholder(match: re.Match[str]) -> str:
-            return f"{_GUARD_OPEN}{self._guarded.index(match[0])}{_GUARD_CLOSE}"
 
         def content(message: Message) -> str:
             drops = self.control_tokens and message["role"] == "assistant"
             return split_reasoning(message["content"]).answer if drops else message["content"]
 
-        return [{**message, "content": self._to_guard.sub(placeholder, content(message))} for message in messages]
+        return [self._guard_texts({**message, "content": content(message)}) for message in messages]
+
+    def _guard_texts(self, value: Any) -> Any:
+        """Return a JSON value with a placeholder for each of :attr:`_guarded` in its texts."""
+
+        def placeholder(match: re.Match[str]) -> str:
+            return f"{_GUARD_OPEN}{self._guarded.index(match[0])}{_GUARD_CLOSE}"
+
+        if isinstance(value, str):
+            return self._to_guard.sub(placeholder, value)
+        if isinstance(value, Mapping):
+            return {self._guard_texts(name): self._guard_texts(part) for name, part in value.items()}
+        return [self._guard_texts(part) for part in value] if isinstance(value, list | tuple) else value
 
     def _encode_guarded(self, text: str) -> list[int]:
         """Encode a rendered conversation, with placeholders turned back into plain text."""
@@ -378,10 +420,13 @@ class TextStream:
     Args:
         behind: tokens of a text that they continue. By default they begin a text, whose leading space some decoders
             drop.
+        shown: see :meth:`ChatTokenizer.decode`.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, behind: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: ChatTokenizer, behind: Sequence[int] = (), shown: Collection[int] = frozenset()
+    ) -> None:
+        self._tokenizer, self._shown = tokenizer, shown
         self._tokens = list(behind)
         self._lead = len(behind)
         # The text up to token `_anchor` was emitted. Decoding starts at `_window` before it, because decoders treat the
@@ -424,5 +469,5 @@ class TextStream:
             del self._tokens[self._lead + count :], self._states[count:]
 
     def _pending(self) -> str:
-        known = self._tokenizer.decode(self._tokens[self._window : self._anchor])
-        return self._tokenizer.decode(self._tokens[self._window :])[len(known) :]
+        known = self._tokenizer.decode(self._tokens[self._window : self._anchor], shown=self._shown)
+        return self._tokenizer.decode(self._tokens[self._window :], shown=self._shown)[len(known) :]

@@ -101,7 +101,7 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
     latest: AnswerUpdate | AnswerFinished | None = None
     chat.offline, chat.overflow = request.offline, request.overflow
     if not request.raw:
-        chat.thinking = request.thinking
+        chat.thinking, chat.tools, chat.shown_tokens = request.thinking, request.tools, request.shown_tokens
     sampling = request.sampling_of(index)
     sending = chat.send(request.question, max_new_tokens=request.max_new_tokens, sampling=sampling)
     async with aclosing(_patiently(sending)) as events:
@@ -240,7 +240,7 @@ class AnswerWriter:
                         task.cancel()
                     await asyncio.gather(*writing, return_exceptions=True)
         except MoaError as error:
-            self._pieces.put_nowait(as_api_error(error, request.asked_in, request.sampling.grammar))
+            self._pieces.put_nowait(as_api_error(error, request.asked_in, request.constrained_in))
         except Exception as error:  # otherwise the reader would wait for ever
             failed = ApiError(500, f"the answer failed: {type(error).__name__}: {error}", code="internal_error")
             self._pieces.put_nowait(failed)

@@ -24,7 +24,8 @@ from moa_chat.gateway.answers import AnswerWriter
 from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.replies import Ending, Part, Reply, TextReply, event
-from moa_chat.gateway.requests import AnswerRequest, Defaults, no_model, parse_chat, parse_completion
+from moa_chat.gateway.requests import AnswerRequest, Defaults, no_model, parse_chat, parse_completion, prompted
+from moa_chat.gateway.tool_formats.tool_format import ToolFormat
 from moa_chat.terminal.answer_state import figures
 from moa_runtime.errors import MoaError
 from moa_runtime.sockets import bearer_matches, host_allowed, origin_allowed
@@ -120,6 +121,7 @@ def create_app(
     access: Access,
     say: Callable[[str], None],
     begins_reasoning: Callable[[bool | None], bool] = lambda thinking: False,
+    tool_format: Callable[[], ToolFormat] = prompted,
 ) -> Starlette:
     """Return the app, which closes its pools at the end.
 
@@ -127,6 +129,7 @@ def create_app(
         texts: has chats without template.
         say: logs.
         begins_reasoning: see :meth:`moa_runtime.tokenizer.ChatTokenizer.begins_reasoning`.
+        tool_format: returns the format in which the target writes calls of tools.
     """
     model = {"id": defaults.model, "object": "model", "created": int(time.time()), "owned_by": "moa-edge"}
 
@@ -139,8 +142,9 @@ def create_app(
         return JSONResponse(model)
 
     async def chat_completions(request: Request) -> Response:
-        asked = parse_chat(await _body(request, defaults.max_context), defaults)
-        reply = Reply(defaults.model, asked.count, begun=begins_reasoning(asked.thinking))
+        asked = parse_chat(await _body(request, defaults.max_context), defaults, tool_format)
+        begun = begins_reasoning(asked.thinking)
+        reply = Reply(defaults.model, asked.count, begun=begun, calls=asked.call_splitter if asked.calls else None)
         return await _answered(request, asked, AnswerWriter(pool, asked), reply)
 
     async def completions(request: Request) -> Response:

@@ -9,7 +9,6 @@ from starlette.responses import JSONResponse
 
 from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.errors import ContextFullError, MoaError
-from moa_runtime.session.events import Grammar
 from moa_runtime.transport import ConnectError
 
 RETRY_SECONDS = 5
@@ -40,13 +39,13 @@ def verifier_away(text: str) -> ApiError:
     return ApiError(503, text, code="verifier_unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def as_api_error(error: MoaError, asked_in: str | None = None, grammar: Grammar | None = None) -> ApiError:
-    """Convert an error of the runtime into one of the API; ``asked_in`` is the field of the question, and ``grammar``
-    what its answer was to conform to."""
+def as_api_error(error: MoaError, asked_in: str | None = None, constrained_in: str | None = None) -> ApiError:
+    """Convert an error of the runtime into one of the API; ``asked_in`` is the field of the question, and
+    ``constrained_in`` that of what its answer was to conform to."""
     if isinstance(error, ApiError):
         return error
-    if grammar is not None and error.code in ("protocol", "unsupported_grammar"):
-        return ApiError(400, f"response_format: {error}", param="response_format", code="invalid_value")
+    if constrained_in is not None and error.code in ("protocol", "unsupported_grammar"):
+        return ApiError(400, f"{constrained_in}: {error}", param=constrained_in, code="invalid_value")
     if error.code == "unsupported_logprobs":
         return ApiError(400, str(error), param="logprobs", code="unsupported_parameter")
     if isinstance(error, ContextFullError):

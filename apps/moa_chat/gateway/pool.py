@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from moa_chat.gateway.errors import RETRY_SECONDS, ApiError
 from moa_runtime.chat import Chat
-from moa_runtime.tokenizer import Message
+from moa_runtime.chat_template import Message
 from moa_runtime.tokens import common_length
 from moa_runtime.transport import ConnectError
 
@@ -26,7 +26,7 @@ class ChatPool:
 
     @asynccontextmanager
     async def lend(
-        self, history: Sequence[Message], question: str, *, count: int = 1, needs_verifier: bool = True
+        self, history: Sequence[Message], question: str | Message, *, count: int = 1, needs_verifier: bool = True
     ) -> AsyncIterator[list[Chat]]:
         """Lend ``count`` chats that are set to the turns of ``history``, ready for ``question``. Raises ApiError (429)
         if the pool is exhausted, ConnectError if it ``needs_verifier`` for a new chat and there is none."""
@@ -36,7 +36,7 @@ class ChatPool:
         self._lent += count
         chats: list[Chat] = []
         try:
-            turns = [*history, {"role": "user", "content": question}]
+            turns = [*history, {"role": "user", "content": question} if isinstance(question, str) else question]
             while len(chats) < count:
                 chats.append(await self._take(turns, needs_verifier))
                 chats[-1].restore(history)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moa_chat.gateway.tool_formats.tool_format import CallSplitter
 from moa_runtime.events import Statistics
 from moa_runtime.reasoning import ReasoningSplitter, split_reasoning
 
@@ -64,13 +65,20 @@ class Reply:
 
     id_begins, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: str, choices: int, *, begun: bool = False) -> None:
-        """``begun``: whether answers begin inside their reasoning, see :mod:`moa_runtime.reasoning`."""
+    def __init__(
+        self, model: str, choices: int, *, begun: bool = False, calls: Callable[[], CallSplitter] | None = None
+    ) -> None:
+        """
+        Args:
+            begun: whether answers begin inside their reasoning, see :mod:`moa_runtime.reasoning`.
+            calls: makes what reads an answer's calls of tools; None if it has none.
+        """
         name = f"{self.id_begins}-{secrets.token_hex(12)}"
         self._about = {"id": name, "created": int(time.time()), "model": model}
         self.choices, self._begun = choices, begun
         self._scores: list[list[ScoredToken]] = [[] for _ in range(choices)]  # of tokens that no choice has shown
         self._splitters = [ReasoningSplitter(begun=begun) for _ in range(choices)]
+        self._calls = [calls() for _ in range(choices)] if calls else []
 
     def score(self, index: int, tokens: Sequence[ScoredToken]) -> None:
         """Have the next choice of an answer show these tokens, too."""
@@ -79,7 +87,7 @@ class Reply:
     def whole(self, texts: Sequence[str], endings: Sequence[Ending]) -> dict[str, Any]:
         """The answer to a request without ``stream``."""
         choices = [
-            self._choice(index, ending.reason, **self.part(text))
+            self._whole_choice(index, text, ending)
             for index, (text, ending) in enumerate(zip(texts, endings, strict=True))
         ]
         about = {**self._about, "object": self.whole_object, "choices": choices}
@@ -99,7 +107,7 @@ class Reply:
         """Return the chunk that says why an answer ended, and whether offline."""
         rest = self.delta(index, "", final=True)
         held = self._event([self._choice(index, None, **rest)]) if rest else ""
-        choice = self._choice(index, ending.reason, **self.empty)
+        choice = self._choice(index, self._reason(index, ending), **self.empty)
         dropped = ending.statistics.dropped_turns
         moa = {"offline": ending.offline, **({"dropped_turns": dropped} if dropped else {})}
         return held + self._event([choice], moa=moa)
@@ -114,16 +122,32 @@ class Reply:
         """The fields of a choice without text, in a stream."""
         return {"delta": {}}
 
-    def part(self, text: str) -> dict[str, Any]:
+    def _whole_choice(self, index: int, text: str, ending: Ending) -> dict[str, Any]:
+        part = self.part(index, text)
+        return self._choice(index, self._reason(index, ending), **part)
+
+    def _reason(self, index: int, ending: Ending) -> str:
+        """Return why an answer ended, as OpenAI names it."""
+        called = bool(self._calls) and self._calls[index].called
+        return "tool_calls" if called and ending.reason == "stop" else ending.reason
+
+    def part(self, index: int, text: str) -> dict[str, Any]:
         """Return the fields of a choice that hold its whole text, its reasoning apart as vLLM has it."""
         reasoning, answer = split_reasoning(text, begun=self._begun)
-        own = {"reasoning_content": reasoning} if reasoning else {}
-        return {"message": {"role": "assistant", "content": answer, "refusal": None, **own}}
+        own: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
+        if self._calls:
+            answer, calls = self._calls[index].whole(answer)
+            own |= {"tool_calls": calls} if calls else {}
+        content = None if "tool_calls" in own and not answer else answer
+        return {"message": {"role": "assistant", "content": content, "refusal": None, **own}}
 
     def delta(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
         """Return the fields of a choice that hold the text of a piece; none if nothing is certain yet."""
         reasoning, answer = self._splitters[index].feed(text, final=final)
-        parts = {"reasoning_content": reasoning, "content": answer}
+        calls: list[dict[str, Any]] = []
+        if self._calls:
+            answer, calls = self._calls[index].feed(answer, final=final)
+        parts = {"reasoning_content": reasoning, "content": answer, "tool_calls": calls}
         delta = {name: part for name, part in parts.items() if part}
         return {"delta": delta} if delta else {}
 
@@ -152,7 +176,7 @@ class TextReply(Reply):
     def empty(self) -> dict[str, Any]:
         return {"text": ""}
 
-    def part(self, text: str) -> dict[str, Any]:
+    def part(self, index: int, text: str) -> dict[str, Any]:
         return {"text": text}
 
     def delta(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:

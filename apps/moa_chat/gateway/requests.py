@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -21,7 +23,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from moa_chat.gateway.errors import ApiError, unsupported
+from moa_chat.gateway.tool_formats.prompted import PromptedFormat
+from moa_chat.gateway.tool_formats.tool_format import CallSplitter, FunctionTool, ToolFormat
 from moa_chat.history.chat_settings import sampling_for
+from moa_runtime.chat_template import Tool
 from moa_runtime.options import OFFLINES, Offline, Overflow
 from moa_runtime.session.events import MOST_BIASED, MOST_LOGPROBS, Grammar, Sampling
 
@@ -31,13 +36,16 @@ _UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
     ((1,), "typical_p repeat_penalty"),
     ((False,), "ignore_eos echo"),
     (("",), "grammar suffix"),
-    (([],), "stop_token_ids tools functions"),
+    (([],), "stop_token_ids functions"),
     (({},), "json_schema"),
-    (("none", "auto"), "tool_choice function_call"),
+    (("none", "auto"), "function_call"),
     ((["text"],), "modalities"),
 )
 _MOST_CHOICES = 8
 _MOST_STOPS = 4
+_MOST_TOOLS = 128
+_NAME = re.compile("[a-zA-Z0-9_.-]{1,64}")
+_DEEPEST = 32  # levels of a tool's schema, and of a call's arguments
 _SEEDS = 1 << 64
 _MOST = (1 << 32) - 1  # the largest id of a token, and the largest ``top_k``
 #: Texts of more characters for each token of the context are not even counted in tokens: that takes its time.
@@ -76,8 +84,8 @@ class Defaults:
 class AnswerRequest:
     """A request that can be answered."""
 
-    history: list[dict[str, str]]  # the turns before the question; none before a raw text
-    question: str  # the user's message, or the raw text that the target is to write on
+    history: list[dict[str, Any]]  # the turns before the question; none before a raw text
+    question: str | dict[str, Any]  # the user's message, the result of a tool, or the raw text that is to be continued
     sampling: Sampling
     max_new_tokens: int
     stops: tuple[str, ...]
@@ -88,6 +96,21 @@ class AnswerRequest:
     raw: bool  # whether the question is a text without chat template
     thinking: bool | None = None  # see :class:`Defaults`
     overflow: Overflow = "error"  # likewise
+    tools: Sequence[Tool] | None = None  # for the chat template
+    calls: ToolFormat | None = None  # in which the target writes calls; None if it may call nothing
+    callable: tuple[str, ...] = ()  # names of the tools
+    parallel: bool = True  # whether an answer may have several calls
+    constrained_in: str | None = None  # the field that a grammar comes from
+
+    def call_splitter(self) -> CallSplitter:
+        """Return what reads the calls in one answer."""
+        assert self.calls is not None
+        return CallSplitter(self.calls, self.callable, parallel=self.parallel)
+
+    @property
+    def shown_tokens(self) -> frozenset[int]:
+        """Special tokens that stay visible in the answer."""
+        return self.calls.shown if self.calls else frozenset()
 
     @property
     def asked_in(self) -> str:
@@ -175,8 +198,45 @@ def _biases(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _function_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise _invalid(f"must be 1 to 64 letters, digits, '_', '-' or '.', not {_short(name)}")
+    return name
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of a tool's arguments."""
+    if (kind := schema.get("type", "object")) != "object":
+        raise _invalid(f"must be a schema of the type 'object', not {_short(kind)}")
+    _check_levels(schema)
+    return {"type": "object", **schema} if schema else schema
+
+
+def _check_levels(value: Any, depth: int = 0) -> None:
+    """Raise an error for JSON that is nested too deeply, or holds half of a character."""
+    if isinstance(value, str):
+        _whole_text(value)
+    elif isinstance(value, dict | list):
+        if depth == _DEEPEST:
+            raise _invalid(f"is nested more than {_DEEPEST} levels deep")
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_levels(part, depth + 1)
+
+
+def _choice(choice: Any) -> tuple[str, str]:
+    """Return one of OpenAI's ``tool_choice``, and the name of a tool that is chosen by name."""
+    if isinstance(choice, str) and choice in ("auto", "none", "required"):
+        return choice, ""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        text = 'must be auto, none, required or {"type": "function", "function": {"name": ...}}, not '
+        raise _invalid(text + _short(choice))
+    return "named", function["name"]
+
+
 Text = Annotated[str, AfterValidator(_whole_text)]
 Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+Name = Annotated[str, AfterValidator(_function_name)]
 
 
 class Part(BaseModel):
@@ -222,42 +282,103 @@ class ResponseFormat(Part):
     def _complete(self) -> ResponseFormat:
         if self.type not in ("text", "json_object", "json_schema"):
             raise _invalid(f".type must be text, json_object or json_schema, not {_short(self.type)}")
-        if self.type == "json_schema" and self.schema_text is None:
+        if self.type == "json_schema" and self.answer_schema is None:
             raise _invalid(".json_schema.schema is missing", "missing_required_parameter")
         return self
 
     @property
-    def schema_text(self) -> str | None:
-        """The JSON schema as a text; None without one."""
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the answer; None if it is text."""
         schema = self.json_schema.json_schema if self.json_schema else None
-        return None if schema is None else json.dumps(schema)
+        return {"json_schema": schema, "json_object": {"type": "object"}}.get(self.type)
 
     @property
     def grammar(self) -> Grammar | None:
         """What the answer conforms to."""
         if self.type == "json_schema":
-            return Grammar("json_schema", self.schema_text or "")
+            return Grammar("json_schema", json.dumps(self.answer_schema))
         return Grammar("json_object") if self.type == "json_object" else None
+
+
+class FunctionDefinition(Part):
+    """A function that the target may call."""
+
+    name: Name
+    description: Text = ""
+    parameters: Annotated[dict[str, Any], AfterValidator(_schema)] = {}
+    strict: bool = False
+
+
+class ToolDefinition(Part):
+    """One of OpenAI's ``tools``."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def described(self) -> dict[str, Any]:
+        """Return the tool as chat templates take it."""
+        own = self.function
+        parameters = own.parameters or {"type": "object", "properties": {}}
+        function = {"name": own.name, "description": own.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def tool(self) -> FunctionTool:
+        """Return the tool as grammars take it; without a schema it has no arguments."""
+        nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+        return FunctionTool(self.function.name, self.function.parameters or nothing, self.function.strict)
+
+
+class FunctionCall(Part):
+    """The function of a call."""
+
+    name: Text
+    arguments: Text = "{}"
+
+    def parsed(self) -> Any:
+        """Return the arguments as chat templates take them: an object, or the text of something else."""
+        try:
+            arguments = json.loads(self.arguments)
+            _check_levels(arguments)
+        except (ValueError, RecursionError):
+            return self.arguments
+        return arguments if isinstance(arguments, dict) else self.arguments
+
+
+class ToolCall(Part):
+    """A call in an earlier answer."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def turn(self) -> dict[str, Any]:
+        """Return the call as the runtime has it."""
+        function = {"name": self.function.name, "arguments": self.function.parsed()}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 class Message(Part):
     """A turn of the conversation."""
 
     # Without a default a missing role would be no wrong one.
-    role: Literal["system", "developer", "user", "assistant"] = Field(None, validate_default=True)  # type: ignore[assignment]
-    tool_calls: list[Any] = []
-    content: Annotated[str, BeforeValidator(_content)] = Field(None, validate_default=True)  # type: ignore[assignment]
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(None, validate_default=True)  # type: ignore[assignment]
+    tool_calls: Annotated[list[ToolCall], FailFast(), Field(max_length=_MOST_TOOLS)] = []
+    tool_call_id: Text = ""
+    content: str = Field(None, validate_default=True)  # type: ignore[assignment]
 
-    @field_validator("tool_calls")
+    @field_validator("content", mode="before")
     @classmethod
-    def _no_calls(cls, calls: list[Any]) -> list[Any]:
-        if calls:
-            raise _invalid("is not supported here: leave it out", "unsupported_parameter")
-        return calls
+    def _joined(cls, content: Any, info: ValidationInfo) -> str:
+        return "" if content is None and info.data.get("tool_calls") else _content(content)
 
-    def turn(self) -> dict[str, str]:
-        """Return the message as the runtime has it."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+    def turn(self, names: dict[str, str]) -> dict[str, Any]:
+        """Return the message as the runtime has it; ``names`` are those of the functions that were called."""
+        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        if self.role == "assistant" and self.tool_calls:
+            turn["tool_calls"] = [call.turn() for call in self.tool_calls]
+        if self.role == "tool":
+            turn |= {"tool_call_id": self.tool_call_id, "name": names[self.tool_call_id]}
+        return turn
 
 
 # -- bodies ---------------------------------------------------------------------------------------------------
@@ -375,6 +496,7 @@ class CompletionBody(Part):
             include_usage=self.stream_options.include_usage,
             offline=self.offline or defaults.offline,
             overflow=defaults.overflow,
+            constrained_in="response_format" if self.grammar else None,
             **asked,
         )
 
@@ -383,6 +505,9 @@ class ChatBody(CompletionBody):
     """The body of a chat completion."""
 
     messages: Annotated[list[Message], FailFast()]
+    tools: Annotated[list[ToolDefinition], FailFast(), Field(max_length=_MOST_TOOLS)] = []
+    tool_choice: Annotated[tuple[str, str], BeforeValidator(_choice)] | None = None
+    parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateOptions = TemplateOptions()
     logprobs: bool = False
     top_logprobs: Logprobs = 0
@@ -407,11 +532,70 @@ class ChatBody(CompletionBody):
     @field_validator("messages")
     @classmethod
     def _answerable(cls, messages: list[Message], info: ValidationInfo) -> list[Message]:
-        if messages[-1].role != "user":
-            text = f"the last message must be the user's, not of the role {messages[-1].role!r}"
+        if messages[-1].role not in ("user", "tool"):
+            text = f"the last message must be the user's or the result of a tool, not of the role {messages[-1].role!r}"
             raise ApiError(400, text, param=f"messages[{len(messages) - 1}].role", code="invalid_value")
-        _check_length(sum(len(message.content) for message in messages), info.context)
+        called: set[str] = set()
+        for index, message in enumerate(messages):
+            if message.role != "tool":
+                called = {call.id for call in message.tool_calls}
+            elif not called:
+                text, param = (
+                    "messages: the result of a tool must follow an answer with calls",
+                    f"messages[{index}].role",
+                )
+                raise ApiError(400, text, param=param, code="invalid_value")
+            elif message.tool_call_id not in called:
+                text = f"messages: no call before has the id {_short(message.tool_call_id)}"
+                raise ApiError(400, text, param=f"messages[{index}].tool_call_id", code="invalid_value")
         return messages
+
+    @model_validator(mode="after")
+    def _short_enough(self, info: ValidationInfo) -> ChatBody:
+        calls = [call.function.arguments for message in self.messages for call in message.tool_calls]
+        tools = [json.dumps(tool.described()) for tool in self.tools]
+        characters = sum(map(len, [*(message.content for message in self.messages), *calls, *tools]))
+        _check_length("messages", characters, info.context)
+        return self
+
+    @model_validator(mode="after")
+    def _callable(self) -> ChatBody:
+        kind, name = self.choice
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ApiError(400, "tools: two have the same name", param="tools", code="invalid_value")
+        if kind == "required" and not names:
+            raise ApiError(400, "tool_choice: there are no tools", param="tool_choice", code="invalid_value")
+        if kind == "named" and name not in names:
+            text = f"tool_choice: no tool has the name {_short(name)}"
+            raise ApiError(400, text, param="tool_choice", code="invalid_value")
+        for guided in ("guided_json", "guided_regex", "guided_grammar"):
+            if names and getattr(self, guided) is not None:
+                text = f"tools and {guided} exclude each other"
+                raise ApiError(400, text, param=guided, code="invalid_value")
+        return self
+
+    @property
+    def choice(self) -> tuple[str, str]:
+        """Whether the target calls tools, and the name of one that is chosen by name."""
+        return self.tool_choice or ("auto", "")
+
+    def call_grammar(self, form: ToolFormat, thinking: bool | None) -> Grammar | None:
+        """Return what an answer conforms to that is or may be a call; None if it is free."""
+        kind, name = self.choice
+        tools = [each.tool() for each in self.tools if kind != "named" or each.function.name == name]
+        required = kind in ("required", "named")
+        other = self.response_format.answer_schema if self.response_format else None
+        if not (required or other or any(tool.strict for tool in tools)):
+            return None
+        text = form.grammar(
+            tools,
+            required=required,
+            parallel=self.parallel_tool_calls and kind != "named",
+            otherwise=None if required else other,
+            thought=form.thought(thinking),
+        )
+        return Grammar("lark", text)
 
 
 class TextBody(CompletionBody):
@@ -427,23 +611,54 @@ class TextBody(CompletionBody):
     @field_validator("prompt")
     @classmethod
     def _short(cls, prompt: str, info: ValidationInfo) -> str:
-        _check_length(len(prompt), info.context)
+        _check_length("prompt", len(prompt), info.context)
         return prompt
 
 
-def parse_chat(data: bytes, defaults: Defaults) -> AnswerRequest:
-    """Read the body of a chat completion; unknown fields are ignored. Raises ApiError, which names the field."""
+def prompted() -> ToolFormat:
+    """Return the format of a chat template that knows no tools."""
+    return PromptedFormat("", {})
+
+
+def parse_chat(data: bytes, defaults: Defaults, tool_format: Callable[[], ToolFormat] = prompted) -> AnswerRequest:
+    """Read the body of a chat completion; unknown fields are ignored.
+
+    Args:
+        tool_format: returns the format in which the target writes calls.
+
+    Raises:
+        ApiError: it is no request that can be answered; names the field.
+    """
     body = read_body(ChatBody, data, defaults)
-    turns = [message.turn() for message in body.messages]
+    names = {call.id: call.function.name for message in body.messages for call in message.tool_calls}
+    turns = [message.turn(names) for message in body.messages]
     if defaults.system and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": defaults.system})
     thinking = body.chat_template_kwargs.enable_thinking
-    return body.request(
+    thinking = defaults.thinking if thinking is None else thinking
+    # A target to which tools are described may call them.
+    tools = [] if body.choice[0] == "none" else [tool.described() for tool in body.tools]
+    form = tool_format() if tools or names else None
+    if form is not None:
+        turns = form.turns(turns, tools)
+    asked = body.request(
         defaults,
         history=turns[:-1],
-        question=turns[-1]["content"],
+        question=turns[-1]["content"] if turns[-1]["role"] == "user" else turns[-1],
         raw=False,
-        thinking=defaults.thinking if thinking is None else thinking,
+        thinking=thinking,
+    )
+    if form is None or not tools:
+        return asked
+    grammar = body.call_grammar(form, thinking)
+    return replace(
+        asked,
+        sampling=replace(asked.sampling, grammar=grammar),
+        tools=form.templated(tools),
+        calls=form,
+        callable=tuple(tool["function"]["name"] for tool in tools),
+        parallel=body.parallel_tool_calls,
+        constrained_in="tools" if grammar else None,
     )
 
 
@@ -518,10 +733,10 @@ def kind_of(value: object) -> str:
     return _KINDS[type(value)]
 
 
-def _check_length(characters: int, defaults: Defaults) -> None:
+def _check_length(name: str, characters: int, defaults: Defaults) -> None:
     if characters > _MOST_PER_TOKEN * defaults.max_context:
-        text = f"has {characters} characters; the target's context holds {defaults.max_context} tokens"
-        raise _invalid(text, "context_length_exceeded")
+        text = f"{name}: {characters} characters; the target's context holds {defaults.max_context} tokens"
+        raise ApiError(400, text, param=name, code="context_length_exceeded")
 
 
 def _same(value: Any, one: Any) -> bool:

@@ -20,6 +20,8 @@ from moa_chat.chat_config import ChatConfig, open_datastore
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.requests import Defaults
+from moa_chat.gateway.tool_formats.choice import tool_format
+from moa_chat.gateway.tool_formats.tool_format import ToolFormat
 from moa_chat.local_verifier import LocalVerifier
 from moa_chat.options import DEFAULT_GATEWAY
 from moa_runtime.backends.load import SharedBackend, load_writer
@@ -86,9 +88,13 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
     def begins_reasoning(thinking: bool | None) -> bool:
         return ChatTokenizer.from_bundle(config.bundle).begins_reasoning(thinking)
 
+    @lru_cache
+    def calls() -> ToolFormat:
+        return tool_format(ChatTokenizer.from_bundle(config.bundle))
+
     with listen(address.host, address.port) as listening:
         _serve(
-            create_app(chats, texts, defaults, access, _say, begins_reasoning),
+            create_app(chats, texts, defaults, access, _say, begins_reasoning, calls),
             listening,
             config.target,
             verifier,

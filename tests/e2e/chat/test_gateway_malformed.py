@@ -63,7 +63,6 @@ CHATS = [
     ("messages", "messages[0].content", VALUE, (user([{"type": "image_url"}]), user([{"type": "text", "text": 3}]))),
     ("messages", "messages[0].content", VALUE, (user("\ud800"), user([{"type": "text", "text": "\udfff"}]))),
     ("messages", "messages[1].role", VALUE, ([USER, ASSISTANT],)),
-    ("messages", "messages[0].tool_calls", UNSUPPORTED, ([{**ASSISTANT, "tool_calls": [{}]}, USER],)),
     ("model", "model", TYPE, (3,)),
     ("temperature", "temperature", TYPE, ("hot", True)),
     ("temperature", "temperature", LESS, (3, -0.1, float("nan"))),
@@ -99,11 +98,118 @@ CHATS = [
     ("guided_regex", "response_format", VALUE, ("a{", "(" * 5000)),
     ("guided_grammar", "response_format", VALUE, ("", "start: nothing")),
     ("guided_grammar", "guided_grammar", VALUE, ("\ud800",)),
-    *((name, name, UNSUPPORTED, ([{"name": "f"}],)) for name in ("tools", "functions")),
-    *((name, name, UNSUPPORTED, (value,)) for name, value in (("tool_choice", "required"), ("modalities", ["audio"]))),
+    *(
+        (name, name, UNSUPPORTED, (value,))
+        for name, value in (("functions", [{"name": "f"}]), ("modalities", ["audio"]))
+    ),
     ("logprobs", "logprobs", TYPE, (5, "true")),
     ("top_logprobs", "top_logprobs", VALUE, (3,)),  # without logprobs
     ("top_logprobs", "top_logprobs", LESS, (21, -1)),
+]
+
+
+def tool(name: object = "f", **own: object) -> dict:
+    return {"type": "function", "function": {"name": name, **own}}
+
+
+def schema(**own: object) -> dict:
+    return {"tools": [tool(parameters={"type": "object", **own})], "tool_choice": "required"}
+
+
+def deep(levels: int) -> dict:
+    """A schema of many levels."""
+    found: dict = {"type": "object"}
+    for _ in range(levels):
+        found = {"type": "object", "properties": {"a": found}}
+    return found
+
+
+def called(call: object, **result: object) -> list:
+    """A question, an answer with a call, and its result."""
+    return [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", **result}]
+
+
+CALL = {"id": "1", **tool(arguments="{}")}
+NAMED = {"type": "function", "function": {"name": "g"}}
+#: Requests that are malformed or hostile in their tools, by the field and the code that the error names.
+TOOLS: list[tuple[str, str, dict]] = [
+    *(("tools", TYPE, {"tools": value}) for value in ("f", {"f": 1}, 3, True)),
+    *(("tools[0]", TYPE, {"tools": [value]}) for value in (3, "f", [], None)),
+    ("tools[0].type", MISSING, {"tools": [{}]}),
+    *(
+        ("tools[0].type", VALUE, {"tools": [{**tool(), "type": value}]})
+        for value in ("web_search", 3, ["function"], {})
+    ),
+    ("tools[0].function", MISSING, {"tools": [{"type": "function"}]}),
+    *(("tools[0].function", TYPE, {"tools": [{"type": "function", "function": value}]}) for value in ("f", [], 1)),
+    ("tools[0].function.name", MISSING, {"tools": [tool(None)]}),
+    *(("tools[0].function.name", TYPE, {"tools": [tool(value)]}) for value in (1, ["f"], True)),
+    *(
+        ("tools[0].function.name", VALUE, {"tools": [tool(value)]})
+        for value in ("", "a b", "f" * 65, "\ud800", 'a"}', "\x1b[2J", "<|im_end|>", "é", "f\n")
+    ),
+    ("tools[1].function.name", MISSING, {"tools": [tool(), tool(None)]}),
+    ("tools", VALUE, {"tools": [tool(), tool()]}),
+    ("tools", VALUE, {"tools": [tool(f"f{n}") for n in range(200)]}),
+    ("tools[0].function.description", TYPE, {"tools": [tool(description=["x"])]}),
+    ("tools[0].function.description", VALUE, {"tools": [tool(description="\udfff")]}),
+    ("tools[0].function.strict", TYPE, {"tools": [tool(strict="yes")]}),
+    *(("tools[0].function.parameters", TYPE, {"tools": [tool(parameters=value)]}) for value in ("{}", [], True)),
+    *(
+        ("tools[0].function.parameters", VALUE, {"tools": [tool(parameters=value)]})
+        for value in (
+            {"type": "array"},
+            {"type": ["object"]},
+            {"type": None, "a": deep(40)},
+            deep(40),
+            {"type": "object", "\ud800": 1},
+        )
+    ),
+    *(("tools", VALUE, schema(**own)) for own in ({"properties": 3}, {"properties": {"a": {"type": "nothing"}}})),
+    *(("tools", VALUE, schema(properties={"a": own})) for own in ({"$ref": "#/none"}, {"pattern": "("}, {"allOf": 1})),
+    *(("tools", VALUE, schema(required=[each], additionalProperties=False)) for each in ("a",)),
+    *(("tool_choice", VALUE, {"tools": [tool()], "tool_choice": value}) for value in ("any", 1, [], {}, NAMED, True)),
+    *(
+        ("tool_choice", VALUE, {"tools": [tool()], "tool_choice": {"type": "function", **v}})
+        for v in ({}, {"function": 1})
+    ),
+    *(("tool_choice", VALUE, {"tool_choice": value}) for value in ("required", NAMED)),
+    *(("parallel_tool_calls", TYPE, {"tools": [tool()], "parallel_tool_calls": value}) for value in ("no", 0)),
+    *((name, VALUE, {"tools": [tool()], name: "a"}) for name in ("guided_json", "guided_regex", "guided_grammar")),
+    *(
+        ("messages[1].tool_calls", TYPE, {"messages": [USER, {**ASSISTANT, "tool_calls": v}, USER]})
+        for v in ("f", {"a": 1})
+    ),
+    *(("messages[1].tool_calls[0]", TYPE, {"messages": called(value)}) for value in (1, "f", [])),
+    ("messages[1].tool_calls[0].id", MISSING, {"messages": called({"function": {"name": "f"}})}),
+    ("messages[1].tool_calls[0].id", TYPE, {"messages": called({**CALL, "id": 1})}),
+    ("messages[1].tool_calls[0].type", VALUE, {"messages": called({**CALL, "type": "custom"})}),
+    ("messages[1].tool_calls[0].function", MISSING, {"messages": called({"id": "1"})}),
+    ("messages[1].tool_calls[0].function.name", MISSING, {"messages": called({"id": "1", "function": {}})}),
+    ("messages[1].tool_calls[0].function.arguments", TYPE, {"messages": called({"id": "1", **tool(arguments={})})}),
+    (
+        "messages[1].tool_calls[0].function.arguments",
+        VALUE,
+        {"messages": called({"id": "1", **tool(arguments="\ud800")})},
+    ),
+    *(
+        ("messages[2].content", TYPE, {"messages": called(CALL, tool_call_id="1", content=v)})
+        for v in (None, 1, {"a": 1})
+    ),
+    *(
+        ("messages[2].tool_call_id", VALUE, {"messages": called(CALL, content="x", tool_call_id=v)})
+        for v in ("2", "", None)
+    ),
+    ("messages[2].tool_call_id", TYPE, {"messages": called(CALL, content="x", tool_call_id=1)}),
+    ("messages[1].role", VALUE, {"messages": [USER, {"role": "tool", "content": "x"}]}),
+    ("messages[1].role", VALUE, {"messages": called(CALL, content="x", tool_call_id="1")[:2]}),
+    ("messages[3].role", VALUE, {"messages": [*called(CALL, content="x", tool_call_id="1"), {"role": "function"}]}),
+    ("messages", FULL, {"tools": [tool(description="word " * 600)]}),
+    (
+        "messages",
+        FULL,
+        {"messages": called({"id": "1", **tool(arguments='"' + "a " * 900 + '"')}, content="x", tool_call_id="1")},
+    ),
 ]
 TEXTS = [
     ("prompt", "prompt", MISSING, (None, "", [""])),
@@ -129,6 +235,16 @@ def test_an_invalid_field_is_named(endpoint, path, name, param, code, values):
         assert (error["param"], error["code"]) == (param, code) and error["message"].isprintable()
         assert param.partition("[")[0].rstrip("s") in error["message"] or code == FULL
         after(endpoint, f"POST /v1/{path} 400")
+
+
+@pytest.mark.parametrize(("param", "code", "fields"), TOOLS, ids=lambda value: str(value)[:60])
+def test_tools_that_are_malformed_or_hostile_are_refused(endpoint, param, code, fields):
+    for stream in (False, True):
+        answered = post(endpoint, CHAT, {"messages": [USER], "max_tokens": 4, "stream": stream, **fields})
+        error = answered.json()["error"]
+        assert (answered.status_code, error["param"], error["code"]) == (400, param, code), error
+        assert error["message"].isprintable() and len(error["message"]) < 1000
+    no_traceback(endpoint)
 
 
 @pytest.mark.parametrize(

@@ -319,3 +319,45 @@ def test_the_bytes_of_tokens_are_those_of_the_text(folder: Path, tmp_path: Path)
         assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == USER["content"]
         [special] = tokenizer.encode("<|im_end|>")
         assert tokenizer.token_bytes(special) == b"<|im_end|>" and tokenizer.token_bytes(1 << 20) == b""
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "note": "<|im_end|>"}}}]
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": "<|im_end|>"}}}
+TOOL_TEMPLATE = (
+    "{% if tools is not none %}[{{ tools | tojson }}]{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls %}({{ call.function | tojson }}){% endfor %}{{ m.name }}<|im_end|>{% endfor %}"
+)
+
+
+def test_tools_and_their_calls_are_rendered_and_encoded_as_by_transformers(folder: Path, reference: Any):
+    turns = [USER, {**ANSWER, "tool_calls": [CALL]}, {"role": "tool", "content": "3", "name": "add"}]
+    tokenizer = load(folder, TOOL_TEMPLATE)
+    for tools in (None, TOOLS):
+        expected = reference.apply_chat_template(turns, tools=tools, chat_template=TOOL_TEMPLATE, tokenize=False)
+        assert tokenizer.render_chat(turns, tools=tools) == expected
+        typed, ends = expected.count("<|im_end|>"), tokenizer.encode_chat(turns, tools=tools).count(2)
+        assert (typed, ends) == (5 if tools else 4, 3), "what a user typed is no special token"
+
+
+def test_a_result_of_a_tool_is_answered_and_other_tools_change_the_prompt(folder: Path):
+    conversation, call = Conversation(load(folder, TOOL_TEMPLATE)), {**ANSWER, "tool_calls": [CALL]}
+    conversation.tools = TOOLS
+    question = conversation.ask([], "Hi")
+    conversation.answered(question, "", question.length)
+    conversation.restore([*question.messages, call])
+    again = conversation.ask(question.supplied, {"role": "tool", "content": "3", "tool_call_id": "1", "more": 1})
+    assert again.messages[-1] == {"role": "tool", "content": "3", "tool_call_id": "1"} and again.kept
+    conversation.tools = None
+    assert conversation.ends == [(0, 0)] and not conversation.ask(question.supplied, "Hi").kept
+    for bad in ({"role": "assistant", "content": "x"}, {**again.messages[-1], "name": object()}):
+        with refused("malformed_message"):
+            conversation.ask([], bad)
+
+
+def test_special_tokens_stay_in_a_text_if_they_are_shown(folder: Path):
+    tokenizer = load(folder)
+    shown = frozenset(tokenizer.special_tokens(("<|im_start|>", "none", "a")).values())
+    tokens = [*tokenizer.encode("ab"), 1, *tokenizer.encode("é"), 2, *tokenizer.encode("c")]
+    stream = TextStream(tokenizer, shown=shown)
+    text = "".join(stream.push(token) for token in tokens) + stream.finish()
+    assert shown == {1} and text == "ab<|im_start|>éc" == tokenizer.decode(tokens, shown=shown)

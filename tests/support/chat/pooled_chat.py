@@ -25,5 +25,6 @@ class PooledChat(FakeChat):
 
     prompt_tokens = 5
     offline = "writer"
-    thinking = None
+    thinking = tools = None
+    shown_tokens = frozenset()
     gave_up = False

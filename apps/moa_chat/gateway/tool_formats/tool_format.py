@@ -1,0 +1,241 @@
+"""The base of the formats, and the split of an answer into its text and its calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
+from moa_runtime.chat_template import Message
+from moa_runtime.reasoning import OPEN
+from moa_runtime.tokens import open_length
+
+#: JSON as targets were trained on it, so that most of an answer is forced, and no white space goes on for ever.
+_SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+
+
+@dataclass(frozen=True)
+class FunctionTool:
+    """A function that the target may call.
+
+    Attributes:
+        parameters: JSON schema of its arguments.
+        strict: whether calls must conform to it, if the target may choose not to call.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool = False
+
+
+class Parsed(NamedTuple):
+    """An answer in its two parts."""
+
+    content: str
+    calls: list[Call]
+
+
+class ToolFormat:
+    """How a target writes calls: JSON objects after a mark.
+
+    Args:
+        source: the chat template.
+        special: ids of those of :attr:`marks` that are special tokens of the tokenizer.
+        begins_reasoning: see :meth:`moa_runtime.tokenizer.ChatTokenizer.begins_reasoning`.
+
+    Attributes:
+        marks: texts that begin and end calls. If they are special tokens, they stay visible in an answer.
+    """
+
+    marks: ClassVar[tuple[str, ...]] = ()
+    opening: str = ""  # before a call, or before a list of calls
+    closing: str = ""  # after it
+    listed: bool = False  # whether one mark begins a list of calls
+    single: ClassVar[bool] = False  # whether the target was trained to write one call at a time
+    between: str = ""  # two calls
+    arguments: ClassVar[str] = "arguments"  # their name in an object
+
+    def __init__(
+        self, source: str, special: Mapping[str, int], begins_reasoning: Callable[[bool | None], bool] | None = None
+    ) -> None:
+        self._special, self._reasons = special, OPEN in source
+        self._begins_reasoning = begins_reasoning
+
+    @classmethod
+    def known_by(cls, source: str) -> bool:
+        """Return whether a chat template has its target write calls in this format."""
+        return bool(cls.marks) and cls.marks[0] in source
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens that must stay visible in an answer."""
+        return frozenset(self._special.values())
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def turns(self, turns: list[dict[str, Any]], tools: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return the conversation as the chat template takes it, with the calls and results in it."""
+        return turns
+
+    def templated(self, tools: Sequence[Message]) -> Sequence[Message] | None:
+        """Return the tools as the chat template takes them."""
+        return tools
+
+    def thought(self, thinking: bool | None) -> str:
+        """Return whether answers have reasoning, see :meth:`grammar`."""
+        if self._begins_reasoning is not None and self._begins_reasoning(thinking):
+            return "begun"
+        return "may" if self._reasons and thinking is not False else ""
+
+    def call_id(self) -> str:
+        """Return a new id for a call."""
+        return f"call_{secrets.token_hex(12)}"
+
+    def write(self, calls: Sequence[Message]) -> str:
+        """Return calls of a turn as the target would write them."""
+        named = [{"name": each["function"]["name"], self.arguments: each["function"]["arguments"]} for each in calls]
+        return self.between.join(f"{self.opening}\n{json.dumps(each)}\n{self.closing}" for each in named)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def read(self, text: str, names: Sequence[str], *, final: bool) -> Parsed:
+        """Split an answer into its text and its calls.
+
+        Args:
+            names: of the tools.
+            final: whether the answer is whole. If not, more of it only adds to what is returned.
+        """
+        marks = [mark for mark in (self.opening, *self._other_openings) if mark]
+        content, *blocks = re.split("|".join(map(re.escape, marks)), text)
+        calls: list[Call] = []
+        for number, block in enumerate(blocks, 1):
+            inside, closed, after = block.partition(self.closing) if self.closing else (block, "", "")
+            whole = bool(closed) or final or number < len(blocks)
+            if not whole:
+                inside = inside[: len(inside) - open_length(inside, (self.closing,))] if self.closing else inside
+            found, rest = self._calls(inside, final=whole)
+            if rest and not found:
+                content += f"{self.opening}{inside}{closed}"
+            calls += found
+            content += after
+        if not final:
+            content = content[: len(content) - open_length(content, marks)]
+        return Parsed(content if final and not calls else content.rstrip(), calls)
+
+    _other_openings: tuple[str, ...] = ()
+
+    def _calls(self, text: str, *, final: bool) -> tuple[list[Call], str]:
+        """Read calls between the marks, see :func:`read_calls`."""
+        return read_calls(text, final=final)
+
+    # -- grammars ---------------------------------------------------------------------------------
+
+    def grammar(
+        self,
+        tools: Sequence[FunctionTool],
+        *,
+        required: bool,
+        parallel: bool,
+        otherwise: Mapping[str, Any] | None = None,
+        thought: str = "",
+    ) -> str:
+        """Return llguidance's Lark grammar of an answer.
+
+        Args:
+            required: whether it is a call, and every schema binds; else it may be a text, and strict schemas bind.
+            parallel: whether it may have several calls.
+            otherwise: JSON schema of an answer that is no call.
+            thought: ``begun`` if answers begin inside their reasoning, ``may`` if they may have some, else empty.
+        """
+        free = not required and otherwise is None
+        one = " | ".join(f"call_{index}" for index in range(len(tools)))
+        lines = [f"call: {one}", "TEXT: /(.|\\n)*/", *self._head(free, otherwise is None)]
+        for index, tool in enumerate(tools):
+            schema = tool.parameters if required or tool.strict else {"type": "object"}
+            lines.append(f"call_{index}: {self._call(tool.name, {**schema, 'x-guidance': _SPACING})}")
+        more = parallel and not self.single
+        if self.listed:
+            calls = f'head "[" call ("{self.between}" call)* "]"' if more else 'head "[" call "]"'
+        else:
+            calls = f"head call ({self._text(self.between)} head call)*" if more else "head call"
+        if required:
+            start = calls
+        elif otherwise is not None:
+            lines.append(f"other: %json {json.dumps(otherwise)}")
+            start = f"{calls} | other"
+        else:
+            lines.append(f"tail: {self._tail}")
+            start = "(head call)* tail" if more and not self.listed else f"{calls} | tail"
+        if thought and not free:
+            begins = "" if thought == "begun" else '"<think>" '
+            lines += [f'thought[lazy]: {begins}TEXT "</think>"', "SPACE: /[ \\n]{0,4}/", f"answer: {start}"]
+            start = "thought SPACE answer" if thought == "begun" else "answer | thought SPACE answer"
+        return "\n".join(["%llguidance {}", f"start: {start}", *lines])
+
+    _tail: ClassVar[str] = "TEXT"
+
+    def _head(self, free: bool, exclusive: bool) -> list[str]:
+        """Return the rule of what comes before a call; ``free``: with text before; ``exclusive``: an answer that is no
+        call is no JSON."""
+        if self.opening in self._special:
+            return [f"head: {'TEXT ' if free else ''}{self._mark(self.opening)}"]
+        return [f"head[lazy]: TEXT {json.dumps(self.opening)}" if free else f"head: {json.dumps(self.opening)}"]
+
+    def _call(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Return the rule of a call after the opening mark."""
+        begins = json.dumps(f'{{"name": {json.dumps(name)}, "{self.arguments}": ')
+        return f'{begins} %json {json.dumps(schema)} "}}"'
+
+    def _mark(self, mark: str) -> str:
+        """Return a mark as a grammar has it."""
+        return f"<[{self._special[mark]}]>" if mark in self._special else json.dumps(mark)
+
+    @staticmethod
+    def _text(text: str) -> str:
+        return json.dumps(text) if text else ""
+
+
+class CallSplitter:
+    """Splits an answer that comes piece by piece into text and OpenAI's ``tool_calls``.
+
+    Args:
+        names: of the tools.
+        parallel: whether several calls are wanted; else those after the first are left out.
+    """
+
+    def __init__(self, form: ToolFormat, names: Sequence[str], *, parallel: bool) -> None:
+        self._form, self._names, self._parallel = form, names, parallel
+        self._text, self._content, self._arguments = "", 0, list[int]()
+        self.called = False
+
+    def feed(self, text: str, *, final: bool = False) -> tuple[str, list[dict[str, Any]]]:
+        """Add text; return what is certain now and was not returned before: text, and changes of ``tool_calls``."""
+        self._text += text
+        content, calls = self._form.read(self._text, self._names, final=final)
+        piece, self._content = content[self._content :], max(self._content, len(content))
+        changes = []
+        for index, call in enumerate(calls if self._parallel else calls[:1]):
+            if index == len(self._arguments):
+                self._arguments.append(0)
+                own = {"id": self._form.call_id(), "type": "function"}
+                changes.append({"index": index, **own, "function": {"name": call.name, "arguments": ""}})
+            if more := call.arguments[self._arguments[index] :]:
+                self._arguments[index] += len(more)
+                changes.append({"index": index, "function": {"arguments": more}})
+        self.called = bool(self._arguments)
+        return piece, changes
+
+    def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        """Split a whole answer into its text and its ``tool_calls``."""
+        content, changes = self.feed(text, final=True)
+        calls: list[dict[str, Any]] = []
+        for change in changes:
+            if "id" in change:
+                calls.append({name: change[name] for name in ("id", "type", "function")})
+            else:
+                calls[change["index"]]["function"]["arguments"] += change["function"]["arguments"]
+        return content, calls
