@@ -104,7 +104,7 @@ class Conversation:
 
     @tools.setter
     def tools(self, tools: Sequence[Tool] | None) -> None:
-        checked = None if tools is None else [dict(tool) for tool in tools]
+        checked: list[Tool] | None = None if tools is None else [dict(tool) for tool in tools]
         _check_part(checked)
         if checked != self._tools:  # they are a part of the prompt, before the first turn
             self._tools, self._ends, self._dropped = checked, [(0, 0)], {}

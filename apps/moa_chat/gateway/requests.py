@@ -537,17 +537,15 @@ class ChatBody(CompletionBody):
             raise ApiError(400, text, param=f"messages[{len(messages) - 1}].role", code="invalid_value")
         called: set[str] = set()
         for index, message in enumerate(messages):
+            where = f"messages[{index}]"
             if message.role != "tool":
                 called = {call.id for call in message.tool_calls}
             elif not called:
-                text, param = (
-                    "messages: the result of a tool must follow an answer with calls",
-                    f"messages[{index}].role",
-                )
-                raise ApiError(400, text, param=param, code="invalid_value")
+                text = f"{where}: the result of a tool must follow an answer with calls"
+                raise ApiError(400, text, param=f"{where}.role", code="invalid_value")
             elif message.tool_call_id not in called:
-                text = f"messages: no call before has the id {_short(message.tool_call_id)}"
-                raise ApiError(400, text, param=f"messages[{index}].tool_call_id", code="invalid_value")
+                text = f"{where}: no call before has the id {_short(message.tool_call_id)}"
+                raise ApiError(400, text, param=f"{where}.tool_call_id", code="invalid_value")
         return messages
 
     @model_validator(mode="after")
@@ -586,7 +584,7 @@ class ChatBody(CompletionBody):
         tools = [each.tool() for each in self.tools if kind != "named" or each.function.name == name]
         required = kind in ("required", "named")
         other = self.response_format.answer_schema if self.response_format else None
-        if not (required or other or any(tool.strict for tool in tools)):
+        if not (required or other is not None or any(tool.strict for tool in tools)):
             return None
         text = form.grammar(
             tools,

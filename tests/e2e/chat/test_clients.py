@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("granian")
 pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 

@@ -239,11 +239,10 @@ def test_an_invalid_field_is_named(endpoint, path, name, param, code, values):
 
 @pytest.mark.parametrize(("param", "code", "fields"), TOOLS, ids=lambda value: str(value)[:60])
 def test_tools_that_are_malformed_or_hostile_are_refused(endpoint, param, code, fields):
-    for stream in (False, True):
-        answered = post(endpoint, CHAT, {"messages": [USER], "max_tokens": 4, "stream": stream, **fields})
-        error = answered.json()["error"]
-        assert (answered.status_code, error["param"], error["code"]) == (400, param, code), error
-        assert error["message"].isprintable() and len(error["message"]) < 1000
+    answered = post(endpoint, CHAT, {"messages": [USER], "max_tokens": 4, "stream": True, **fields})
+    error = answered.json()["error"]
+    assert (answered.status_code, error["param"], error["code"]) == (400, param, code), error
+    assert error["message"].isprintable() and len(error["message"]) < 1000
     no_traceback(endpoint)
 
 

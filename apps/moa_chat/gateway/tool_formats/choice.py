@@ -13,6 +13,7 @@ from moa_chat.gateway.tool_formats.mistral import MistralFormat
 from moa_chat.gateway.tool_formats.prompted import PromptedFormat
 from moa_chat.gateway.tool_formats.smollm3 import SmolLM3Format
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
+from moa_runtime.reasoning import CLOSE, OPEN
 from moa_runtime.tokenizer import ChatTokenizer
 
 #: In the order in which they are tried: the marks of some occur in the templates of others.
@@ -45,4 +46,5 @@ def format_class(source: str) -> type[ToolFormat]:
 def tool_format(tokenizer: ChatTokenizer) -> ToolFormat:
     """Return the format of a tokenizer's chat template; see :func:`format_class`."""
     form = format_class(tokenizer.template_source)
-    return form(tokenizer.template_source, tokenizer.special_tokens(form.marks), tokenizer.begins_reasoning)
+    special = tokenizer.special_tokens((*form.marks, OPEN, CLOSE))
+    return form(tokenizer.template_source, special, tokenizer.begins_reasoning)

@@ -12,4 +12,4 @@ class GraniteFormat(ToolFormat):
     opening = marks[0]
     listed = True
     between = ", "
-    _other_openings = ("<tool_call>",)  # as Granite 3.1 writes it
+    other_openings = ("<tool_call>",)  # as Granite 3.1 writes it

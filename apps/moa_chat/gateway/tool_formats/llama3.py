@@ -15,7 +15,7 @@ class Llama3Format(ToolFormat):
     marks = ("<|python_tag|>",)
     single = True
     arguments = "parameters"
-    _tail = "/([^{](.|\\n)*)?/"
+    tail = "/([^{](.|\\n)*)?/"
 
     @classmethod
     def known_by(cls, source: str) -> bool:

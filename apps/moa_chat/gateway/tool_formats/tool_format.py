@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
 from moa_runtime.chat_template import Message
-from moa_runtime.reasoning import OPEN
+from moa_runtime.reasoning import CLOSE, OPEN
 from moa_runtime.tokens import open_length
 
 #: JSON as targets were trained on it, so that most of an answer is forced, and no white space goes on for ever.
@@ -44,7 +44,7 @@ class ToolFormat:
 
     Args:
         source: the chat template.
-        special: ids of those of :attr:`marks` that are special tokens of the tokenizer.
+        special: ids of those marks that are special tokens of the tokenizer, those of reasoning among them.
         begins_reasoning: see :meth:`moa_runtime.tokenizer.ChatTokenizer.begins_reasoning`.
 
     Attributes:
@@ -55,9 +55,11 @@ class ToolFormat:
     opening: str = ""  # before a call, or before a list of calls
     closing: str = ""  # after it
     listed: bool = False  # whether one mark begins a list of calls
+    other_openings: ClassVar[tuple[str, ...]] = ()  # that are read, too
     single: ClassVar[bool] = False  # whether the target was trained to write one call at a time
     between: str = ""  # two calls
     arguments: ClassVar[str] = "arguments"  # their name in an object
+    tail: ClassVar[str] = "TEXT"  # grammar of an answer that is no call
 
     def __init__(
         self, source: str, special: Mapping[str, int], begins_reasoning: Callable[[bool | None], bool] | None = None
@@ -73,7 +75,7 @@ class ToolFormat:
     @property
     def shown(self) -> frozenset[int]:
         """Special tokens that must stay visible in an answer."""
-        return frozenset(self._special.values())
+        return frozenset(token for mark, token in self._special.items() if mark in self.marks)
 
     # -- prompts ----------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class ToolFormat:
             names: of the tools.
             final: whether the answer is whole. If not, more of it only adds to what is returned.
         """
-        marks = [mark for mark in (self.opening, *self._other_openings) if mark]
+        marks = [mark for mark in (self.opening, *self.other_openings) if mark]
         content, *blocks = re.split("|".join(map(re.escape, marks)), text)
         calls: list[Call] = []
         for number, block in enumerate(blocks, 1):
@@ -125,8 +127,6 @@ class ToolFormat:
         if not final:
             content = content[: len(content) - open_length(content, marks)]
         return Parsed(content if final and not calls else content.rstrip(), calls)
-
-    _other_openings: tuple[str, ...] = ()
 
     def _calls(self, text: str, *, final: bool) -> tuple[list[Call], str]:
         """Read calls between the marks, see :func:`read_calls`."""
@@ -168,15 +168,14 @@ class ToolFormat:
             lines.append(f"other: %json {json.dumps(otherwise)}")
             start = f"{calls} | other"
         else:
-            lines.append(f"tail: {self._tail}")
+            lines.append(f"tail: {self.tail}")
             start = "(head call)* tail" if more and not self.listed else f"{calls} | tail"
         if thought and not free:
-            begins = "" if thought == "begun" else '"<think>" '
-            lines += [f'thought[lazy]: {begins}TEXT "</think>"', "SPACE: /[ \\n]{0,4}/", f"answer: {start}"]
+            begins = "" if thought == "begun" else f"{self._mark(OPEN)} "
+            lazy = "" if CLOSE in self._special else "[lazy]"
+            lines += [f"thought{lazy}: {begins}TEXT {self._mark(CLOSE)}", "SPACE: /[ \\n]{0,4}/", f"answer: {start}"]
             start = "thought SPACE answer" if thought == "begun" else "answer | thought SPACE answer"
         return "\n".join(["%llguidance {}", f"start: {start}", *lines])
-
-    _tail: ClassVar[str] = "TEXT"
 
     def _head(self, free: bool, exclusive: bool) -> list[str]:
         """Return the rule of what comes before a call; ``free``: with text before; ``exclusive``: an answer that is no

@@ -1,0 +1,89 @@
+"""Grammars of calls, as llguidance reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+pytest.importorskip("starlette")
+llguidance = pytest.importorskip("llguidance")
+
+from moa_chat.gateway.tool_formats.functiongemma import FunctionGemmaFormat  # noqa: E402
+from moa_chat.gateway.tool_formats.granite import GraniteFormat  # noqa: E402
+from moa_chat.gateway.tool_formats.hermes import HermesFormat  # noqa: E402
+from moa_chat.gateway.tool_formats.llama3 import Llama3Format  # noqa: E402
+from moa_chat.gateway.tool_formats.mistral import MistralFormat  # noqa: E402
+from moa_chat.gateway.tool_formats.tool_format import FunctionTool  # noqa: E402
+
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = [FunctionTool("add", ADD, strict=True), FunctionTool("now", NOTHING)]
+OTHER = {"type": "object", "properties": {"q": {"type": "integer"}}, "required": ["q"]}
+#: Format, template, a call, what is between two.
+FORMATS = [
+    (HermesFormat, "", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "\n"),
+    (Llama3Format, "", '{"name": "add", "parameters": {"a": 1}}', None),
+    (MistralFormat, "", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]', None),
+    (MistralFormat, "[ARGS]", '[TOOL_CALLS]add[ARGS]{"a": 1}', ""),
+    (GraniteFormat, "", '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]', None),
+    (FunctionGemmaFormat, "", "<start_function_call>call:add{a:1}<end_function_call>", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_target: Path, tmp_path_factory) -> Path:
+    """A tokenizer without the marks as tokens, and one with."""
+    made = tmp_path_factory.mktemp("tokenizers")
+    for name, marks in (("text", []), ("special", [mark for form, *_ in FORMATS for mark in form.marks])):
+        tokenizer = Tokenizer.from_file(str(tiny_target / "tokenizer.json"))
+        tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+        tokenizer.save(str(made / name))
+    return made
+
+
+def read(file: Path, grammar: str, text: str) -> str:
+    """How far the grammar takes a text: ``whole``, ``begun`` or ``no``."""
+    tokenizer = Tokenizer.from_file(str(file))
+    vocabulary = llguidance.LLTokenizer(str(file), tokenizer.get_vocab_size(), [2])
+    matcher = llguidance.LLMatcher(vocabulary, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    if matcher.try_consume_tokens(tokens) < len(tokens):
+        return "no"
+    return "whole" if matcher.is_accepting() else "begun"
+
+
+@pytest.mark.parametrize("kind", ["text", "special"])
+@pytest.mark.parametrize(("form", "source", "call", "between"), FORMATS)
+def test_an_answer_is_a_call_a_text_or_an_object(folder, kind, form, source, call, between):
+    file = folder / kind
+    tokenizer = Tokenizer.from_file(str(file))
+    special = {mark: found for mark in form.marks if (found := tokenizer.token_to_id(mark)) is not None}
+    written, wrong = form(source, special), call.replace("1", "true")
+    none = call.replace("add", "sub")
+
+    def reads(text: str, *, required: bool = False, parallel: bool = False, **options) -> str:
+        grammar = written.grammar(TOOLS, required=required, parallel=parallel, **options)
+        return read(file, grammar, text)
+
+    assert [reads(text, required=True) for text in (call, wrong, none, "Hi", "Hi " + call)] == ["whole", *["no"] * 4]
+    assert reads("Hi there, 1 < 2.") == reads("") == "whole" and reads(call) == "whole"
+    assert reads(wrong) == "no" and (reads("Hi " + call) == "whole" or form is Llama3Format)
+    twice = "no" if between is None else "whole"
+    assert reads(call + (between or "\n") + call, required=True, parallel=True) == twice
+    assert reads(call + (between or "\n") + call, required=True) == "no"
+    both = [reads(text, otherwise=OTHER) for text in ('{"q": 1}', '{"q": "1"}', "Hi")]
+    assert both == ["whole", "no", "no"]
+    marked = "<|python_tag|>" + call if form is Llama3Format else call
+    assert reads(marked, otherwise=OTHER) == "whole"
+    thought = {"required": True, "thought": "may"}
+    assert reads("<think>Hm.</think>\n\n" + call, **thought) == reads(call, **thought) == "whole"
+    thought["thought"] = "begun"
+    assert reads("Hm.</think>\n\n" + call, **thought) == "whole" and reads("Hm.", **thought) == "begun"
