@@ -1,9 +1,8 @@
 """``langchain-openai``: see ``openai_client.py``."""
 
-import json
 import sys
 
-from asked import CALLING, QUESTION, SCHEMA, TOOL
+from asked import CALLING, QUESTION, SCHEMA, TOOL, show
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
@@ -19,16 +18,5 @@ for chunk in calling.stream(QUESTION):
     streamed = chunk if streamed is None else streamed + chunk
 result = ToolMessage("done", tool_call_id=call["id"])
 final = model.bind_tools([TOOL], tool_choice="none").invoke([HumanMessage(QUESTION), called, result]).content
-print(
-    json.dumps(
-        {
-            "plain": plain,
-            "stream": stream,
-            "object": answered,
-            "call": [call["name"], call["args"]],
-            "streamed_call": [streamed.tool_calls[0]["name"], streamed.tool_calls[0]["args"]],
-            "reason": called.response_metadata["finish_reason"],
-            "final": final,
-        }
-    )
-)
+called_in, streamed_in = ([each["name"], each["args"]] for each in (call, streamed.tool_calls[0]))
+show(plain, stream, answered, called_in, streamed_in, called.response_metadata["finish_reason"], final)

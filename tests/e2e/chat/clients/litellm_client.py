@@ -4,7 +4,7 @@ import json
 import sys
 
 import litellm
-from asked import CALLING, SCHEMA, TOOL, USER
+from asked import CALLING, SCHEMA, TOOL, USER, named, show
 
 
 def ask(messages=USER, **options):
@@ -22,16 +22,4 @@ chunks = list(ask(**CALLING, stream=True))
 [streamed] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
 result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
 final = ask([*USER, called.message.model_dump(), result], tools=[TOOL], tool_choice="none").choices[0].message.content
-print(
-    json.dumps(
-        {
-            "plain": plain,
-            "stream": stream,
-            "object": answered,
-            "call": [call.function.name, json.loads(call.function.arguments)],
-            "streamed_call": [streamed.function.name, json.loads(streamed.function.arguments)],
-            "reason": called.finish_reason,
-            "final": final,
-        }
-    )
-)
+show(plain, stream, answered, named(call), named(streamed), called.finish_reason, final)

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from asked import CALLING, SCHEMA, TOOL, USER
+from asked import CALLING, SCHEMA, TOOL, USER, named, show
 from openai import OpenAI
 
 client = OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0)
@@ -23,16 +23,4 @@ result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
 final = ask([*USER, called.message, result], tools=[TOOL], tool_choice="none").choices[0].message.content
 with client.chat.completions.stream(model="target", messages=USER, max_tokens=64, temperature=0, **CALLING) as events:
     [streamed] = events.get_final_completion().choices[0].message.tool_calls
-print(
-    json.dumps(
-        {
-            "plain": plain,
-            "stream": stream,
-            "object": answered,
-            "call": [call.function.name, json.loads(call.function.arguments)],
-            "streamed_call": [streamed.function.name, json.loads(streamed.function.arguments)],
-            "reason": called.finish_reason,
-            "final": final,
-        }
-    )
-)
+show(plain, stream, answered, named(call), named(streamed), called.finish_reason, final)
