@@ -28,7 +28,7 @@ from moa_runtime.options import (
     drafter_option,
 )
 from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
-from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.session.events import Grammar, Policy, Sampling
 from moa_runtime.sockets import check_token
 from moa_runtime.transport import Endpoint
 
@@ -54,6 +54,7 @@ class ChatConfig:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None  # of the sampling; None draws one for each answer
+    schema: Grammar | None = None  # what answers conform to
     thinking: bool | None = None  # whether the target reasons before it answers; None for its template's default
     overflow: Overflow = "trim"  # what happens if a conversation outgrows the context
     store: Path | None = None  # the file in which the conversation is kept; None to keep it nowhere
@@ -99,13 +100,14 @@ class ChatConfig:
 
     def sampling(self) -> Sampling:
         """Return the sampling of the next answer."""
-        return sampling_for(self.temperature, self.top_p, self.seed)
+        return replace(sampling_for(self.temperature, self.top_p, self.seed), grammar=self.schema)
 
 
 #: Options of the command line that a configuration takes as they are.
 _TAKEN = (
     "system",
     "thinking",
+    "schema",
     "drafter",
     "backend",
     "threads",

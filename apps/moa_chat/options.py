@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from moa_drafter.pretrained import offered_names
+from moa_runtime.checked_file import read_checked_text
 from moa_runtime.cli_main import add_version
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, OVERFLOWS, DrafterName, draft_length_of
 from moa_runtime.paths import expanded
+
+if TYPE_CHECKING:
+    from moa_runtime.session.events import Grammar
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
 DEFAULT_GATEWAY = "127.0.0.1:11435"
@@ -116,6 +121,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="0 is greedy (default: what the model's authors recommend, as the bundle says)",
     )
     answer.add_argument("--top-p", type=float, metavar="P", help="default: 1; without --temperature as recommended")
+    answer.add_argument(
+        "--schema",
+        type=grammar_of,
+        metavar="json|FILE",
+        help="answers are JSON: any object, or as the JSON schema in FILE (the verifier needs its extra grammar)",
+    )
     answer.add_argument("--seed", type=int, help="of the sampling (default: a new one for each answer)")
 
     drafting = parser.add_argument_group("drafting")
@@ -191,6 +202,20 @@ def drafter_of(text: str) -> DrafterName | Path:
     raise argparse.ArgumentTypeError(f"{text!r} is no folder and none of {', '.join(offered_names())}")
 
 
+def grammar_of(text: str) -> Grammar:
+    """Return what answers conform to. Raises ArgumentTypeError if the file holds no JSON object."""
+    from moa_runtime.session.events import Grammar  # late: --help needs none
+
+    if text == "json":
+        return Grammar("json_object")
+    try:
+        schema = json.loads(read_checked_text(expanded(text)))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise argparse.ArgumentTypeError(f"{text!r} holds no JSON schema: {reason}") from None
+    return Grammar("json_schema", json.dumps(schema))
+
+
 def check_options(options: argparse.Namespace) -> None:
     """Raise UsageError if options exclude each other, or a value is out of range."""
     once, serve = options.once is not None, options.serve is not None
@@ -218,6 +243,11 @@ def check_options(options: argparse.Namespace) -> None:
     if options.model is not None and not options.local:
         raise UsageError("--model belongs to --local: a verifier elsewhere has its own target", code="excluded")
     window = not (once or serve or options.terminal)
+    if options.schema is not None and (serve or window):
+        text = (
+            "--schema is for --terminal and --once: with --serve a request has a response_format, in the window a chat"
+        )
+        raise UsageError(f"{text} has settings", code="excluded")
     if options.model is not None and window:
         text = "--model is for --terminal, --once and --serve: the window takes a bundle, made by moa-export"
         raise UsageError(text, code="excluded")

@@ -182,7 +182,16 @@ class ChatSettingsForm(QWidget):
         self.top_p = _number(strings.TOP_P_NAME, 0.05, 1.0, 0.05)
         self.temperature.setValue(settings.temperature)
         self.top_p.setValue(settings.top_p)
+        self.as_json = QCheckBox(strings.AS_JSON)
+        self.as_json.setChecked(settings.as_json)
+        self.schema = QPlainTextEdit(settings.schema)
+        self.schema.setObjectName("field")
+        self.schema.setPlaceholderText(strings.ANY_OBJECT)
+        self.schema.setTabChangesFocus(True)
+        self.schema.setFixedHeight(lines(_SYSTEM_LINES))
+        self.schema.setAccessibleName(strings.SCHEMA_NAME)
         self.recommended.toggled.connect(self._show_own)
+        self.as_json.toggled.connect(self._show_schema)
         form = self._form = QFormLayout(self)
         form.setRowWrapPolicy(QFormLayout.RowWrapPolicy.WrapLongRows)
         pad(form, 0, spacing=0.6)
@@ -192,7 +201,10 @@ class ChatSettingsForm(QWidget):
         form.addRow("", self._said)
         form.addRow(strings.TEMPERATURE, self.temperature)
         form.addRow(strings.TOP_P, self.top_p)
+        form.addRow(strings.FORM_OF_ANSWERS, self.as_json)
+        form.addRow(strings.SCHEMA, self.schema)
         self._show_own(settings.recommended)
+        self._show_schema(settings.as_json)
 
     def settings(self) -> ChatSettings:
         """Return what is chosen."""
@@ -202,12 +214,17 @@ class ChatSettingsForm(QWidget):
             recommended=self.recommended.isChecked(),
             temperature=self.temperature.value(),
             top_p=self.top_p.value(),
+            as_json=self.as_json.isChecked(),
+            schema=self.schema.toPlainText(),
         )
 
     def _show_own(self, recommended: bool) -> None:
         self._said.setVisible(recommended)
         for field in (self.temperature, self.top_p):
             self._form.setRowVisible(field, not recommended)
+
+    def _show_schema(self, as_json: bool) -> None:
+        self._form.setRowVisible(self.schema, as_json)
 
 
 class ChatSettingsDialog(_Dialog):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from moa_runtime.bundle import RecommendedSampling
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import Grammar, Sampling
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,15 @@ class ChatSettings:
     recommended: bool = True  # sample as the target's authors recommend; temperature and top_p do not count then
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0  # 1 is no limit
+    as_json: bool = False  # whether answers are JSON
+    schema: str = ""  # the JSON schema that they conform to; empty for any object
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What answers conform to; None for any text."""
+        if not self.as_json:
+            return None
+        return Grammar("json_schema", self.schema) if self.schema.strip() else Grammar("json_object")
 
 
 def settings_from_json(text: str) -> ChatSettings:
@@ -48,6 +57,9 @@ def sampling_for(temperature: float, top_p: float, seed: int | None) -> Sampling
 
 def sampling_of(settings: ChatSettings, recommended: RecommendedSampling | None, seed: int | None) -> Sampling:
     """Return the sampling of a chat with these settings; greedy if the bundle recommends none."""
+    chosen = Sampling()
     if not settings.recommended:
-        return sampling_for(settings.temperature, settings.top_p, seed)
-    return sampling_for(recommended.temperature, recommended.top_p, seed) if recommended else Sampling()
+        chosen = sampling_for(settings.temperature, settings.top_p, seed)
+    elif recommended:
+        chosen = sampling_for(recommended.temperature, recommended.top_p, seed)
+    return replace(chosen, grammar=settings.grammar)

@@ -13,9 +13,10 @@ import pytest
 from moa_chat import local_verifier as local
 from moa_chat.chat_config import chat_config_for, endpoint_for
 from moa_chat.cli import main
-from moa_chat.options import build_parser
+from moa_chat.options import UsageError, build_parser, check_options
 from moa_runtime import optional_deps
 from moa_runtime.bundle import Fingerprints, RecommendedSampling
+from moa_runtime.session.events import Grammar, Sampling
 from moa_runtime.transport import ConnectError
 from support.refusals import refused
 
@@ -186,3 +187,19 @@ def test_each_program_says_its_version(capsys, program):
     with pytest.raises(SystemExit, match="0"):
         importlib.import_module(f"{program}.cli").main(["--version"])
     assert capsys.readouterr().out.split()[1] == version("moa-edge")
+
+
+def test_answers_conform_to_the_schema_that_is_named(tmp_path):
+    (tmp_path / "schema.json").write_text('{"type": "array"}')
+    assert config_of("--terminal", "--schema", "json", "--seed", "5").sampling() == Sampling(
+        0.2, 0.9, 5, grammar=Grammar("json_object")
+    )
+    named = config_of("--once", "x", "--schema", str(tmp_path / "schema.json"), "--temperature", "0").sampling()
+    assert named == Sampling(grammar=Grammar("json_schema", '{"type": "array"}'))
+    (tmp_path / "broken.json").write_text("{")
+    for file in ("broken.json", "missing.json"):
+        with refused("bad_option", UsageError):
+            build_parser().parse_args(["--once", "x", "--schema", str(tmp_path / file)])
+    for words in (["--serve"], []):
+        with refused("excluded", UsageError):
+            check_options(build_parser().parse_args([*words, "--schema", "json"]))

@@ -17,7 +17,7 @@ from moa_chat.history.message import Message
 from moa_chat.options import build_parser
 from moa_runtime.bundle import RecommendedSampling, read_manifest, write_manifest
 from moa_runtime.conversation import Unconfirmed
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import Grammar, Sampling
 from support.chat.desktop.window_driving import AWAY, QUESTION, answered
 
 SYSTEM = "You are terse.\nYou never say please."
@@ -101,6 +101,9 @@ def test_the_recommendation_of_the_bundle_is_followed_and_named(recommending, co
         (ChatSettings(), RecommendedSampling(0.2, 0.9), Sampling(0.2, 0.9, 5)),
         (ChatSettings(recommended=False), RecommendedSampling(0.2, 0.9), Sampling()),
         (ChatSettings(recommended=False, temperature=1.0, top_p=0.5), None, Sampling(1.0, 0.5, 5)),
+        (ChatSettings(as_json=True), None, Sampling(grammar=Grammar("json_object"))),
+        (ChatSettings(as_json=True, schema="{}"), None, Sampling(grammar=Grammar("json_schema", "{}"))),
+        (ChatSettings(schema="{}"), None, Sampling()),
     ],
 )
 def test_settings_choose_the_sampling(settings, recommended, wanted):
@@ -130,11 +133,14 @@ def test_no_row_of_the_dialog_lies_over_another(away, recommended):
     dialog = away.chat_settings_dialog
     form = dialog.form
     form.recommended.setChecked(recommended)
+    assert not form.schema.isVisible()
+    form.as_json.setChecked(True)
     for width in (dialog.width(), dialog.minimumWidth()):
         dialog.resize(width, 0)
         QApplication.processEvents()
         rows = [form.system, form.max_new_tokens, form.recommended]
         rows += [form._said] if recommended else [form.temperature, form.top_p]
+        rows += [form.as_json, form.schema]
         for above, below in pairwise(rows):
             assert above.geometry().bottom() < below.geometry().top(), (width, below)
         for label in dialog.findChildren(QLabel):
@@ -144,12 +150,15 @@ def test_no_row_of_the_dialog_lies_over_another(away, recommended):
 @pytest.mark.parametrize("zoom", [100, 200])
 def test_a_number_is_seen_whole_and_read_by_screen_readers(qtbot, appearance, zoom):
     appearance.set_zoom(zoom)
-    settings = ChatSettings(SYSTEM, 300, False, 0.35, 0.9)
+    settings = ChatSettings(SYSTEM, 300, False, 0.35, 0.9, True, '{"type": "array"}')
     dialog = ChatSettingsDialog("Colours", settings, None)
     qtbot.addWidget(dialog)
     dialog.show()
     numbers = (dialog.form.temperature, dialog.form.top_p)
-    assert all(field.accessibleName() for field in (*numbers, dialog.form.system, dialog.form.max_new_tokens))
+    assert all(
+        field.accessibleName()
+        for field in (*numbers, dialog.form.system, dialog.form.max_new_tokens, dialog.form.schema)
+    )
     for field in numbers:
         line, frame = field.lineEdit(), field.rect().adjusted(2, 2, -2, -2)
         assert frame.contains(line.geometry()) and line.width() > 2 * line.fontMetrics().horizontalAdvance(field.text())
