@@ -23,8 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moa_chat.gateway.answers import AnswerWriter
 from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.replies import Ending, Part, Reply, TextReply, event
+from moa_chat.gateway.replies import Ending, Part, Reply, TextReply
 from moa_chat.gateway.requests import AnswerRequest, Defaults, no_model, parse_chat, parse_completion, prompted
+from moa_chat.gateway.responses import ResponseReply, parse_response
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
 from moa_chat.terminal.answer_state import figures
 from moa_runtime.errors import MoaError
@@ -35,7 +36,7 @@ _NOTE = "moa_chat.note"  # key of what the request's line in the log says more
 #: requests wait while JSON is parsed.
 _LEAST_BYTES, _MOST_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 20, 64
 _CLIENT_LEFT = 499
-_THERE_IS = "GET /v1/models, GET /v1/models/{name}, POST /v1/chat/completions and POST /v1/completions"
+_THERE_IS = "GET /v1/models, GET /v1/models/{name}, and POST /v1/chat/completions, /v1/completions and /v1/responses"
 
 T = TypeVar("T")
 Pieces = AsyncGenerator[tuple[int, Part], None]
@@ -147,6 +148,12 @@ def create_app(
         reply = Reply(defaults.model, asked.count, begun=begun, calls=asked.call_splitter if asked.calls else None)
         return await _answered(request, asked, AnswerWriter(pool, asked), reply)
 
+    async def responses(request: Request) -> Response:
+        asked, about = parse_response(await _body(request, defaults.max_context), defaults, tool_format)
+        calls = asked.call_splitter if asked.calls else None
+        reply = ResponseReply(defaults.model, about, begun=begins_reasoning(asked.thinking), calls=calls)
+        return await _answered(request, asked, AnswerWriter(pool, asked), reply)
+
     async def completions(request: Request) -> Response:
         asked = parse_completion(await _body(request, defaults.max_context), defaults)
         return await _answered(request, asked, AnswerWriter(texts, asked), TextReply(defaults.model, asked.count))
@@ -170,6 +177,7 @@ def create_app(
             Route("/v1/models/{name:path}", one_model),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
         ],
         middleware=middleware,
         exception_handlers={MoaError: _refuse, HTTPException: _refuse_http, ClientDisconnect: _client_left},
@@ -242,8 +250,7 @@ async def _stream(
                 yield reply.chunk(index, piece)
         yield reply.end(endings, include_usage=asked.include_usage)
     except MoaError as error:
-        # The status is sent already; clients know an error object in the stream.
-        yield event(as_api_error(error, asked.asked_in).body)
+        yield reply.failure(as_api_error(error, asked.asked_in))
     finally:
         writing.stop()
 

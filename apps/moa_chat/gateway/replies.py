@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.tool_formats.tool_format import CallSplitter
 from moa_runtime.events import Statistics
 from moa_runtime.reasoning import ReasoningSplitter, split_reasoning
@@ -116,6 +117,10 @@ class Reply:
         """Return the end of a stream, with figures on request."""
         figures = {"usage": usage_of(endings), "metrics": metrics_of(endings)}
         return (self._event([], **figures) if include_usage else "") + DONE
+
+    def failure(self, error: ApiError) -> str:
+        """Return the end of a stream that an error ends: its status is sent already."""
+        return event(error.body)
 
     @property
     def empty(self) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class AnswerRequest:
     callable: tuple[str, ...] = ()  # names of the tools
     parallel: bool = True  # whether an answer may have several calls
     constrained_in: str | None = None  # the field that a grammar comes from
+    asked_in: str = "messages"  # the field that holds what is asked
 
     def call_splitter(self) -> CallSplitter:
         """Return what reads the calls in one answer."""
@@ -112,11 +113,6 @@ class AnswerRequest:
         """Special tokens that stay visible in the answer."""
         return self.calls.shown if self.calls else frozenset()
 
-    @property
-    def asked_in(self) -> str:
-        """The field that holds what is asked."""
-        return "prompt" if self.raw else "messages"
-
     def sampling_of(self, index: int) -> Sampling:
         """Return the sampling of the answer at ``index``: the seeds of a request's answers are consecutive."""
         return replace(self.sampling, seed=(self.sampling.seed + index) % _SEEDS)
@@ -125,7 +121,7 @@ class AnswerRequest:
 # -- what fields may hold -------------------------------------------------------------------------------------
 
 
-def _invalid(text: str, code: str = "invalid_value") -> PydanticCustomError:
+def invalid(text: str, code: str = "invalid_value") -> PydanticCustomError:
     """Return the error of a field; ``text`` follows the field's name."""
     return PydanticCustomError(code, "{text}", {"text": text})  # type: ignore[arg-type]
 
@@ -135,7 +131,7 @@ def _whole_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _invalid("holds half of a surrogate pair") from error
+        raise invalid("holds half of a surrogate pair") from error
     return text
 
 
@@ -144,30 +140,30 @@ def _content(content: Any) -> str:
     if isinstance(content, str):
         return _whole_text(content)
     if not isinstance(content, list):
-        raise _invalid(f"must be a text or a list of parts, not {kind_of(content)}", "invalid_type")
+        raise invalid(f"must be a text or a list of parts, not {kind_of(content)}", "invalid_type")
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise _invalid('may only hold parts of the form {"type": "text", "text": ...}')
+            raise invalid('may only hold parts of the form {"type": "text", "text": ...}')
     return _whole_text("".join(part["text"] for part in content))
 
 
 def _one_text(prompt: Any) -> str:
     texts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(texts, list):
-        raise _invalid(f"must be a text or a list, not {kind_of(prompt)}", "invalid_type")
+        raise invalid(f"must be a text or a list, not {kind_of(prompt)}", "invalid_type")
     if len(texts) != 1 or not isinstance(texts[0], str):
-        raise _invalid("must be a text, or a list of one: token ids, or several texts, are not understood here")
+        raise invalid("must be a text, or a list of one: token ids, or several texts, are not understood here")
     if not texts[0]:
-        raise _invalid("is empty: the text that the target is to continue", "missing_required_parameter")
+        raise invalid("is empty: the text that the target is to continue", "missing_required_parameter")
     return _whole_text(texts[0])
 
 
 def _stop_texts(stop: Any) -> list[str]:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list):
-        raise _invalid(f"must be a text or a list, not {kind_of(stop)}", "invalid_type")
+        raise invalid(f"must be a text or a list, not {kind_of(stop)}", "invalid_type")
     if len(stops) > _MOST_STOPS or not all(isinstance(text, str) and text for text in stops):
-        raise _invalid(f"must be a text or up to {_MOST_STOPS} of them, none empty")
+        raise invalid(f"must be a text or up to {_MOST_STOPS} of them, none empty")
     return [_whole_text(text) for text in stops]
 
 
@@ -175,7 +171,7 @@ def _schema_text(schema: Any) -> str:
     if isinstance(schema, dict):
         return json.dumps(schema)
     if not isinstance(schema, str):
-        raise _invalid(f"must be an object or a text, not {kind_of(schema)}", "invalid_type")
+        raise invalid(f"must be an object or a text, not {kind_of(schema)}", "invalid_type")
     return _whole_text(schema)
 
 
@@ -183,31 +179,31 @@ def _offline(asked: str) -> Offline:
     for known in OFFLINES:
         if asked == known:
             return known
-    raise _invalid(f"must be one of {', '.join(OFFLINES)}, not {_short(asked)}")
+    raise invalid(f"must be one of {', '.join(OFFLINES)}, not {_short(asked)}")
 
 
 def _biases(given: dict[str, Any]) -> dict[str, Any]:
     """Return biases by tokens, which JSON names as texts."""
     if len(given) > MOST_BIASED:
-        raise _invalid(f"may have {MOST_BIASED} tokens, not {len(given)}", "out_of_range")
+        raise invalid(f"may have {MOST_BIASED} tokens, not {len(given)}", "out_of_range")
     for token, bias in given.items():
         if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) <= _MOST):
-            raise _invalid(f"has {_short(token)}, which is no id of a token")
+            raise invalid(f"has {_short(token)}, which is no id of a token")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise _invalid(f"must give token {token} a number between -100 and 100", "out_of_range")
+            raise invalid(f"must give token {token} a number between -100 and 100", "out_of_range")
     return given
 
 
 def _function_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise _invalid(f"must be 1 to 64 letters, digits, '_', '-' or '.', not {_short(name)}")
+        raise invalid(f"must be 1 to 64 letters, digits, '_', '-' or '.', not {_short(name)}")
     return name
 
 
 def _schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of a tool's arguments."""
     if (kind := schema.get("type", "object")) != "object":
-        raise _invalid(f"must be a schema of the type 'object', not {_short(kind)}")
+        raise invalid(f"must be a schema of the type 'object', not {_short(kind)}")
     _check_levels(schema)
     return {"type": "object", **schema} if schema else schema
 
@@ -218,7 +214,7 @@ def _check_levels(value: Any, depth: int = 0) -> None:
         _whole_text(value)
     elif isinstance(value, dict | list):
         if depth == _DEEPEST:
-            raise _invalid(f"is nested more than {_DEEPEST} levels deep")
+            raise invalid(f"is nested more than {_DEEPEST} levels deep")
         for part in [*value, *value.values()] if isinstance(value, dict) else value:
             _check_levels(part, depth + 1)
 
@@ -230,7 +226,7 @@ def _choice(choice: Any) -> tuple[str, str]:
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         text = 'must be auto, none, required or {"type": "function", "function": {"name": ...}}, not '
-        raise _invalid(text + _short(choice))
+        raise invalid(text + _short(choice))
     return "named", function["name"]
 
 
@@ -281,9 +277,9 @@ class ResponseFormat(Part):
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
         if self.type not in ("text", "json_object", "json_schema"):
-            raise _invalid(f".type must be text, json_object or json_schema, not {_short(self.type)}")
+            raise invalid(f".type must be text, json_object or json_schema, not {_short(self.type)}")
         if self.type == "json_schema" and self.answer_schema is None:
-            raise _invalid(".json_schema.schema is missing", "missing_required_parameter")
+            raise invalid(".json_schema.schema is missing", "missing_required_parameter")
         return self
 
     @property
@@ -523,10 +519,10 @@ class ChatBody(CompletionBody):
     @classmethod
     def _some(cls, messages: Any, info: ValidationInfo) -> Any:
         if messages == []:
-            raise _invalid("is empty: the turns so far, the last one the user's", "missing_required_parameter")
+            raise invalid("is empty: the turns so far, the last one the user's", "missing_required_parameter")
         if isinstance(messages, list) and len(messages) > info.context.max_context:
             text = f"are {len(messages)}; the target's context holds {info.context.max_context} tokens"
-            raise _invalid(text, "context_length_exceeded")
+            raise invalid(text, "context_length_exceeded")
         return messages
 
     @field_validator("messages")
@@ -663,7 +659,7 @@ def parse_chat(data: bytes, defaults: Defaults, tool_format: Callable[[], ToolFo
 def parse_completion(data: bytes, defaults: Defaults) -> AnswerRequest:
     """Read the body of a completion, which continues a raw text; see :func:`parse_chat`."""
     body = read_body(TextBody, data, defaults)
-    return body.request(defaults, history=[], question=body.prompt, raw=True)
+    return body.request(defaults, history=[], question=body.prompt, raw=True, asked_in="prompt")
 
 
 # -- reading --------------------------------------------------------------------------------------------------
@@ -699,7 +695,7 @@ def _refusal(error: ErrorDetails) -> ApiError:
     elif expected is not None:
         text, code = f"{param} must be {_KINDS[expected]}, not {kind_of(given)}", "invalid_type"
     elif "text" in context:  # of _invalid
-        text, code = f"{param}{'' if context['text'].startswith('.') else ' '}{context['text']}", kind
+        text, code = f"{param}{'' if context['text'].startswith(('.', '[')) else ' '}{context['text']}", kind
     elif kind == "literal_error":
         text = f"{param} must be {context['expected']}, not {_short(given)}"
     else:

@@ -130,6 +130,20 @@ def test_tokens_have_logprobs_streamed_or_not(endpoint):
         assert top[token] == logprob and 1 <= len(top) <= 3
 
 
+def test_a_response_is_the_answer_of_a_chat_completion(endpoint):
+    expected = text_of(create(endpoint, messages=[{"role": "system", "content": "Be brief."}, *QUESTION]))
+    options = {"model": MODEL, "input": QUESTION, "instructions": "Be brief.", "max_output_tokens": 24}
+    responses = client(endpoint).responses
+    whole = responses.create(**options)
+    assert whole.output_text == expected and whole.status == "incomplete" and whole.usage.output_tokens == 24
+    with responses.stream(**options) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(pieces) == expected and stream.get_final_response().output_text == expected
+    with pytest.raises(openai.BadRequestError) as refused:
+        responses.create(**options, previous_response_id="resp_1")
+    assert refused.value.code == "unsupported_parameter"
+
+
 def test_sampling_follows_the_seed(endpoint, onnx_bundle, server):
     expected = once(onnx_bundle, server.url, "--temperature", "0.9", "--top-p", "0.95", "--seed", "7")
     alone = [text_of(create(endpoint, seed=seed, **SAMPLED)) for seed in (7, 8, 9)]
