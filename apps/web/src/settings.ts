@@ -1,6 +1,6 @@
 /** Settings of the page and of a chat. */
 
-import type { Drafting, Sampling } from "@moa-edge/runtime";
+import type { Drafting, Grammar, Sampling } from "@moa-edge/runtime";
 
 /** Settings of one chat. */
 export interface ChatSettings {
@@ -16,6 +16,10 @@ export interface ChatSettings {
   readonly topP: number;
   /** Whether the model reasons before it answers, if its chat template can switch that; `model` for the template's default. */
   readonly thinking: "model" | "on" | "off";
+  /** Whether answers are JSON; chats of older pages have neither this nor `schema`. */
+  readonly asJson?: boolean;
+  /** The JSON schema that they conform to; empty for any object. */
+  readonly schema?: string;
 }
 
 /** What happens if the target's text differs from the text that the device wrote offline. */
@@ -44,6 +48,8 @@ export const USUAL_CHAT: ChatSettings = {
   temperature: 0,
   topP: 1,
   thinking: "model",
+  asJson: false,
+  schema: "",
 };
 export const USUAL_SETTINGS: Settings = {
   address: "",
@@ -65,7 +71,14 @@ export interface Recommended {
 export function samplingOf(settings: ChatSettings, recommended: Recommended | null, seed: bigint): Sampling {
   const { temperature, topP } = settings.recommended ? (recommended ?? { temperature: 0, topP: 1 }) : settings;
   const chosen = temperature === 0 ? { temperature: 0, topP: 1, seed: 0n } : { temperature, topP, seed };
-  return { ...chosen, topK: 0, minP: 0 };
+  const grammar = grammarOf(settings);
+  return { ...chosen, topK: 0, minP: 0, ...(grammar ? { grammar } : {}) };
+}
+
+/** Return what answers conform to; undefined for any text. */
+function grammarOf({ asJson = false, schema = "" }: ChatSettings): Grammar | undefined {
+  if (!asJson) return undefined;
+  return schema.trim() ? { kind: "json_schema", text: schema } : { kind: "json_object", text: "" };
 }
 
 /** Return whether the model is to reason in a chat with these settings; undefined leaves it to the template. */

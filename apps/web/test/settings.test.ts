@@ -36,6 +36,13 @@ test("words are chosen as the chat says, or as recommended, or greedily", () => 
   assert.deepEqual(samplingOf({ ...own, temperature: 0 }, recommended, 7n), greedy);
 });
 
+test("answers are JSON if the chat says so", () => {
+  const grammars = [{ asJson: true }, { asJson: true, schema: "{}" }, { schema: "{}" }].map(
+    (own) => samplingOf({ ...USUAL_CHAT, ...own }, null, 7n).grammar,
+  );
+  assert.deepEqual(grammars, [{ kind: "json_object", text: "" }, { kind: "json_schema", text: "{}" }, undefined]);
+});
+
 test("reasoning is switched if the template can", () => {
   const switched = (["model", "on", "off"] as const).map((thinking) => thinkingOf({ ...USUAL_CHAT, thinking }, true));
   assert.deepEqual(switched, [undefined, true, false]);

@@ -39,7 +39,7 @@ export { ClientSession, LocalProtocolError, type ClientOptions, type LinkState }
 export type * from "./session/events.js";
 export { digest, type Fingerprints, type Limits } from "./session/handshake.js";
 export type { KvArray } from "./session/memory_rows.js";
-export { GREEDY, type Sampling } from "./session/sampling.js";
+export { GREEDY, type Grammar, type Sampling } from "./session/sampling.js";
 export { SnapshotError, type SnapshotJson } from "./session/snapshot.js";
 export { likeliestPath, type Branches, type DraftTree } from "./session/tree.js";
 export { tau, tokensPerSecond, wasted, type Statistics } from "./statistics.js";

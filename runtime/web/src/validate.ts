@@ -52,6 +52,9 @@ export function checkRequest(
   if ((penalised(sampling) && lacks(Capability.PENALTIES)) || (biased(sampling) && lacks(Capability.LOGIT_BIAS))) {
     throw new ChatError("this verifier has no penalties, logit_bias or min_tokens: it is older than this program");
   }
+  if (sampling.grammar && lacks(Capability.GRAMMAR)) {
+    throw new ChatError("this verifier has no grammars: its extra grammar is not installed");
+  }
   if (!Number.isSafeInteger(maxNewTokens) || maxNewTokens < 0) {
     throw new ChatError(`an answer may have 0 tokens (no limit) or more, a whole number, not ${maxNewTokens}`);
   }

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { sessionIdFor, stateFromJson } from "../src/chat_store.js";
-import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau, wasted } from "../src/index.js";
+import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau, wasted, wire } from "../src/index.js";
 import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter } from "../src/index.js";
 import { ChatWorld, MemoryChatStore, bundle, own, tokenizer } from "./chatting.js";
 import { FakeHost } from "./fake_host.js";
@@ -390,6 +390,29 @@ chat("a conversation that outgrows the context loses its oldest turns", async (w
   assert.equal(again.statistics.droppedTurns, droppedTurns);
   assert.ok(talk.promptTokens < 300);
   await assert.rejects(talk.send("word ".repeat(600)).next(), /shorten the message or begin a new chat$/);
+});
+
+chat("a grammar reaches the verifier, and without it the device writes nothing", async (world) => {
+  const sampling = { grammar: { kind: "json_schema", text: "{}" } } as const;
+  const talk = await world.begin({ drafter: PARROT, policy: "keep" });
+  await assert.rejects(talk.send(QUESTION, { sampling }).next(), /has no grammars/);
+  await world.within(5, talk.close());
+  world.verifier.capabilities = [wire.Capability.GRAMMAR];
+  const again = await world.begin({ drafter: PARROT, policy: "keep" });
+  let away: Promise<void> | undefined;
+  const seen = await world.follow(again.send(QUESTION, { maxNewTokens: LENGTH, sampling }), (event) => {
+    if (event.event === "AnswerUpdate" && event.committed) away ??= again.workOffline(true);
+    if (event.event === "Paused") void again.workOffline(false);
+    return event.event === "AnswerFinished";
+  });
+  await world.within(5, Promise.all([away]));
+  const end = finished(seen);
+  assert.ok(end.statistics.reconnects === 1 && end.statistics.offline === 0);
+  assert.deepEqual(ids(end), own(again.promptTokens, LENGTH));
+  const { grammar } = world.verifier.prompts.at(-1)!.sampling!;
+  assert.deepEqual([grammar?.kind, grammar?.text], [wire.GrammarKind.JSON_SCHEMA, "{}"]);
+  const snapshot = again["session"].snapshot()["sampling"] as object;
+  assert.deepEqual(snapshot, { ...snapshot, grammar: sampling.grammar });
 });
 
 chat("one answer at a time", async (world) => {

@@ -17,6 +17,10 @@ export class ToyVerifier {
   tokens: number[] = [];
   /** Hellos that came. */
   readonly hellos: wire.Hello[] = [];
+  /** Prompts that came. */
+  readonly prompts: wire.Prompt[] = [];
+  /** What it says that it can. */
+  capabilities: wire.Capability[] = [];
   /** Whether frames are answered; else they are lost. */
   answers = true;
   private epoch = 0n;
@@ -37,6 +41,7 @@ export class ToyVerifier {
         this.greet(socket, event.value);
         break;
       case "prompt": {
+        this.prompts.push(event.value);
         const { baseLen, epoch, maxLength, tokens } = event.value;
         this.tokens = [...this.tokens.slice(0, Number(baseLen)), ...tokens];
         this.epoch = epoch;
@@ -68,7 +73,8 @@ export class ToyVerifier {
     const { epoch } = this;
     const verdictFollows = Number(committedLength) < this.tokens.length && hello.resume!.epoch === epoch;
     const limits = { maxContext: 512, maxDraftTokens: 16, maxFrameBytes: 1 << 20, idleSeconds: 900, chainsOnly: true };
-    const state = { limits, committedLength, epoch, verdictFollows, dtype: "int4" };
+    const { capabilities } = this;
+    const state = { limits, committedLength, epoch, verdictFollows, capabilities, dtype: "int4" };
     const value = { protocolVersion: 2, resumeToken: "a token", ...state };
     send(socket, { case: "welcome", value });
     if (verdictFollows) this.say(socket, this.tokens.slice(Number(committedLength)), 0);

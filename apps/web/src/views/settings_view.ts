@@ -33,6 +33,7 @@ export class SettingsView {
   ) {
     byId("show-settings").addEventListener("click", () => this.open());
     byId("recommended").addEventListener("change", () => this.showOwn());
+    byId("as-json").addEventListener("change", () => this.showOwn());
     // The values are taken in whatever way the dialog is closed.
     byId("settings").addEventListener("close", () => this.take());
   }
@@ -45,6 +46,8 @@ export class SettingsView {
     this.field("topP").value = String(chat.topP);
     this.box("recommended").checked = chat.recommended;
     this.field("thinking").value = chat.thinking ?? USUAL_CHAT.thinking; // chats of older pages have none
+    this.box("asJson").checked = chat.asJson ?? false;
+    this.field("schema").value = chat.schema ?? "";
     this.box("forNew").checked = false;
     this.box("origins").checked = settings.origins;
     this.box("savePower").checked = settings.savePower;
@@ -81,6 +84,8 @@ export class SettingsView {
       temperature: this.number("temperature", before.chat.temperature),
       topP: this.number("topP", before.chat.topP),
       thinking: this.field("thinking").value as ChatSettings["thinking"],
+      asJson: this.box("asJson").checked,
+      schema: this.field("schema").value,
     };
     const settings: Settings = {
       address: this.field("address").value.trim(),
@@ -96,6 +101,7 @@ export class SettingsView {
 
   private showOwn(): void {
     byId("own-sampling").hidden = this.box("recommended").checked;
+    byId("schema-field").hidden = !this.box("asJson").checked;
   }
 
   /** Return the number in a field, or the value before if it is invalid. */

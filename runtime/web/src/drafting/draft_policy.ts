@@ -97,6 +97,7 @@ export class DraftPolicy<D extends Drafter> {
     if (!active || active === this.exhausted || !this.hasSource) return undefined;
     const budget = this.budget();
     if (!budget) return undefined;
+    if (this.timeouts.outage && session.sampling.grammar) return undefined; // the device does not know the grammar
     const origin = this.timeouts.outage ? "offline" : "drafted";
     return { todo: "draft", by: active, prefix: session.tokens, budget, origin, sampling: session.sampling };
   }
@@ -106,7 +107,7 @@ export class DraftPolicy<D extends Drafter> {
     const { session } = this;
     if (this.conditions.background && (this.alone || !session.awaitingVerdict)) return "background";
     if (!this.alone) return undefined;
-    if (this.offline === "off") return "off";
+    if (this.offline === "off" || session.sampling.grammar) return "off";
     if (!this.hasSource) return this.writerFollows ? undefined : "unprepared";
     if (this.conditions.lowPower) return "low power";
     const finish = session.tentativeFinish;

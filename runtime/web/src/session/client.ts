@@ -681,9 +681,9 @@ export class ClientSession {
 
   // -- tokens ----------------------------------------------------------------------------------------
 
-  /** Whether the tentative suffix has offline tokens that the policy keeps. */
+  /** Whether the tentative suffix has offline tokens that the policy keeps; none that a grammar may forbid. */
   private get keepsOfflineText(): boolean {
-    return this.policy === "keep" && this.origins.includes("offline");
+    return this.policy === "keep" && !this.sampling.grammar && this.origins.includes("offline");
   }
 
   private get keptTokens(): number[] {

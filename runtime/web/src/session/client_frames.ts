@@ -21,7 +21,7 @@ import type { Event } from "./client_table.js";
 import type { Echoed, Faulted, FinishReason, RowsReceived } from "./events.js";
 import { PROTOCOL_VERSION, type Fingerprints, type Limits } from "./handshake.js";
 import { RowsError, decodeRows, firstRows, type KvArray } from "./memory_rows.js";
-import type { Sampling } from "./sampling.js";
+import { GRAMMAR_KINDS, type Sampling } from "./sampling.js";
 
 // -- frames from the server ------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ export class OutgoingFrames {
 
   /** Send Prompt. */
   prompt(baseLen: number, tokens: number[], fields: PromptFields): void {
-    const { logitBias = [], repetitionPenalty = 1, ...sampling } = fields.sampling;
+    const { grammar, logitBias = [], repetitionPenalty = 1, ...sampling } = fields.sampling;
     const value: MessageInitShape<typeof PromptSchema> = {
       epoch: this.epoch,
       baseLen: BigInt(baseLen),
@@ -335,6 +335,7 @@ export class OutgoingFrames {
         ...sampling,
         repetitionPenalty: repetitionPenalty === 1 ? 0 : repetitionPenalty,
         logitBias: Object.fromEntries(logitBias),
+        ...(grammar ? { grammar: { kind: GRAMMAR_KINDS.indexOf(grammar.kind) + 1, text: grammar.text } } : {}),
       },
       maxLength: BigInt(fields.maxLength),
       whileAway: fields.whileAway,

@@ -1,5 +1,14 @@
 /** Sampling parameters of an answer. */
 
+/** Kinds of grammars, in the order of the wire's enum. */
+export const GRAMMAR_KINDS = ["json_object", "json_schema", "regex", "lark"] as const;
+
+/** What an answer conforms to: any JSON object (`text` is empty), or a schema, expression or grammar as llguidance reads them. */
+export interface Grammar {
+  readonly kind: (typeof GRAMMAR_KINDS)[number];
+  readonly text: string;
+}
+
 /** `temperature` 0 is greedy. `seed` (64 bits) and position determine a token's noise. `topK`, `minP`: 0 disables. */
 export interface Sampling {
   readonly temperature: number;
@@ -17,6 +26,8 @@ export interface Sampling {
   readonly logitBias?: readonly (readonly [token: number, bias: number])[];
   /** Tokens of the answer before which it cannot stop; by default 0. */
   readonly minTokens?: number;
+  /** What the answer conforms to. Without a network the device, which does not know it, writes nothing. */
+  readonly grammar?: Grammar;
 }
 
 export const GREEDY: Sampling = { temperature: 0, topP: 1, seed: 0n, topK: 0, minP: 0 };

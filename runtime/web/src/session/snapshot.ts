@@ -3,7 +3,7 @@
 import { MoaError } from "../errors.js";
 import { ORIGINS, POLICIES, type Origin, type Policy } from "./events.js";
 import type { Fingerprints, Limits } from "./handshake.js";
-import type { Sampling } from "./sampling.js";
+import { GRAMMAR_KINDS, type Grammar, type Sampling } from "./sampling.js";
 
 export const SNAPSHOT_VERSION = 3;
 
@@ -133,6 +133,7 @@ export function samplingToJson(sampling: Sampling): SnapshotJson {
     ...(repetitionPenalty === 1 ? {} : { repetition_penalty: repetitionPenalty }),
     ...(logitBias.length ? { logit_bias: logitBias.map((pair) => [...pair]) } : {}),
     ...(minTokens ? { min_tokens: minTokens } : {}),
+    ...(sampling.grammar ? { grammar: { ...sampling.grammar } } : {}),
   };
 }
 
@@ -149,7 +150,12 @@ export function samplingFrom(sampling: JsonReader): Sampling {
     ...(sampling.has("repetition_penalty") ? { repetitionPenalty: sampling.real("repetition_penalty", 0, 10) } : {}),
     ...(sampling.has("logit_bias") ? { logitBias: sampling.biases("logit_bias") } : {}),
     ...(sampling.has("min_tokens") ? { minTokens: sampling.number("min_tokens") } : {}),
+    ...(sampling.has("grammar") ? { grammar: grammarFrom(sampling.inner("grammar")) } : {}),
   };
+}
+
+function grammarFrom(grammar: JsonReader): Grammar {
+  return { kind: grammar.choice("kind", GRAMMAR_KINDS), text: grammar.text("text") };
 }
 
 /** @throws SnapshotError if values contradict each other. */
