@@ -28,6 +28,7 @@ from moa_runtime.events import (
     TokenOrigin,
 )
 from moa_runtime.options import Offline
+from moa_runtime.reasoning import reasoning_end
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.tokens import open_length
 
@@ -132,7 +133,9 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
                 if piece := stops.finish():
                     yield piece
                 own = sum(token.origin in _OWN or not token.committed for token in tokens)
-                yield Ending(reason, latest.statistics, chat.prompt_tokens, len(tokens), offline, own)
+                thought = _reasoning_tokens(chat, request, text, latest.pieces)
+                counts = chat.prompt_tokens, len(tokens), min(thought, len(tokens))
+                yield Ending(reason, latest.statistics, *counts, offline, own)
                 return
 
 
@@ -156,6 +159,14 @@ async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[
             elif isinstance(event, Paused) and event.reason in _WAITING:
                 ends = loop.time() + _PATIENCE_S
             yield event
+
+
+def _reasoning_tokens(chat: Chat, request: AnswerRequest, text: str, pieces: Sequence[str]) -> int:
+    """Return how many tokens of an answer are reasoning, its marks included."""
+    if request.raw:
+        return 0
+    end = reasoning_end(text, begun=chat.tokenizer.begins_reasoning(request.thinking))
+    return bisect_left(list(accumulate(map(len, pieces))), end) + 1 if end else 0
 
 
 def _scored(

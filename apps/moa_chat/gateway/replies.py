@@ -25,6 +25,7 @@ class Ending:
     statistics: Statistics
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int  # of them
     offline: bool  # whether the verifier was away at the end
     own_tokens: int  # how many of them the device wrote without the target
 
@@ -214,6 +215,7 @@ def usage_of(endings: Sequence[Ending]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
+        "completion_tokens_details": {"reasoning_tokens": sum(ending.reasoning_tokens for ending in endings)},
         "moa": {
             **(figures[0] if len(figures) == 1 else {"choices": figures}),
             "offline": any(ending.offline for ending in endings),

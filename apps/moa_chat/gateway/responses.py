@@ -330,7 +330,10 @@ class ResponseReply(Reply):
         status, details, figures = "in_progress", None, {"usage": None}
         if ending is not None:
             usage = usage_of([ending])
-            written = {"output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0}}
+            written = {
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": usage["completion_tokens_details"],
+            }
             read = {"input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0}}
             own = {**read, **written, "total_tokens": usage["total_tokens"], "moa": usage["moa"]}
             status, figures = "completed", {"usage": own, "metrics": metrics_of([ending])}

@@ -57,8 +57,9 @@ def test_online_only_confirmed_text_is_sent():
     assert pieces == ["P", "ar", "is"] and chat.overflow == "error"
     assert ending.reason == "stop" and not ending.offline
     usage = usage_of([ending])
-    figures = usage.pop("moa")
+    figures, details = usage.pop("moa"), usage.pop("completion_tokens_details")
     assert usage == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
+    assert details == {"reasoning_tokens": 0}
     assert '"moa": {"offline": false}' in Reply("tiny", 1).last_chunk(0, ending)
     trimmed = replace(ending, statistics=Statistics(dropped_turns=4))
     assert '"moa": {"offline": false, "dropped_turns": 4}' in Reply("tiny", 1).last_chunk(0, trimmed)
@@ -149,6 +150,13 @@ def test_logprobs_have_the_forms_of_openai():
         assert choice["logprobs"] == expected
         [choice] = json.loads(reply.last_chunk(0, ending).removeprefix("data: "))["choices"]
         assert choice["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("<think>So</think>4", 17), ("<think>So", 9), ("<think>S|o</think>4", 9), ("4", 0)]
+)
+def test_tokens_of_reasoning_are_counted(text, count):
+    assert write(finished(text), stop=["|"])[1].reasoning_tokens == count
 
 
 def test_offline_the_devices_text_is_sent_and_stays():
