@@ -17,9 +17,8 @@ from tokenizers import Tokenizer
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message, Tool
 from moa_runtime.checked_file import read_checked, read_checked_text
-from moa_runtime.control_tokens import ControlState, ControlTokens
 from moa_runtime.errors import MoaError, reason_of
-from moa_runtime.reasoning import OPEN, split_reasoning
+from moa_runtime.reasoning import OPEN, ControlState, ControlTokens, split_reasoning
 
 _LARGEST_TOKENIZER = 1 << 27
 #: Characters of all replacements of a tokenizer, multiplied.

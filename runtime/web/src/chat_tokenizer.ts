@@ -2,9 +2,8 @@
 
 import { Template } from "@huggingface/jinja";
 
-import { ControlTokens } from "./control_tokens.js";
 import { MoaError } from "./errors.js";
-import { ENABLE_THINKING, OPEN, splitReasoning } from "./reasoning.js";
+import { ControlTokens, ENABLE_THINKING, OPEN, splitReasoning } from "./reasoning.js";
 import { Tokenizer, escaped } from "./tokenizer.js";
 import { append } from "./tokens.js";
 

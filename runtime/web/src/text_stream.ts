@@ -1,7 +1,7 @@
 /** Decoding of texts that grow token by token. */
 
 import type { ChatTokenizer } from "./chat_tokenizer.js";
-import { NO_CONTROL, type ControlState } from "./control_tokens.js";
+import { NO_CONTROL, type ControlState } from "./reasoning.js";
 
 const REPLACEMENTS = /\ufffd+$/;
 /** Longer runs of replacement characters are invalid output of the model, not an unfinished character. */

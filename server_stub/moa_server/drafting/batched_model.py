@@ -8,21 +8,19 @@ are computed in a chosen type, for drafts do not decide the text; the rest is fl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moa_drafter.architectures.eagle3 import Eagle3Drafter
 from moa_drafter.device_module import by_layer, in_place
 from moa_drafter.llama import DecoderLayer, KeysValues, joined, rotary_angles, rotate
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_server.drafting.batched_backend import BatchedBackend
-from moa_server.drafting.batched_eagle3 import BatchedEagle3
 from moa_server.engine.fused_llama import padded
 from moa_server.engine.packed_linear import Product, product, product_of
 
@@ -217,26 +215,6 @@ class SharedTargetWeights(Protocol):
 
     @property
     def head(self) -> Tensor: ...
-
-
-def backend_of(engine: Any) -> BatchedBackend | None:
-    """Make the backend of the ``drafter`` of a :class:`moa_server.engine.base.Engine`, if it has one, on its ``target``
-    (:class:`SharedTargetWeights`), in the target's own type.
-
-    Returns:
-        None without a drafter, for another architecture, and for one that lacks layers of the target: it computes
-        with the target's own, and the engine has none to bind it to.
-    """
-    drafter = getattr(engine, "drafter", None)
-    if isinstance(drafter, Eagle3Drafter):
-        from moa_server.drafting.packed_eagle3 import PackedEagle3  # late: it builds on this module
-
-        dtype = getattr(torch, engine.facts.dtype)
-        return BatchedEagle3(PackedEagle3(drafter, engine.target, dtype, top_k=TOP_K))
-    if not isinstance(drafter, MoADrafter) or not drafter.is_whole:
-        return None
-    target = engine.target
-    return PackedDeviceModule(drafter, target, getattr(torch, engine.facts.dtype), top_k=TOP_K)
 
 
 class PackedDeviceModule(BatchedBackend):

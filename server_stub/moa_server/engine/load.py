@@ -188,17 +188,33 @@ def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespac
 
 
 def drafting_backend(engine: Engine, threads: int | None = None) -> BatchedBackend | None:
-    """Make the backend of an engine's own drafter, in the library that runs the target; None if no steps of a graph
-    are drafted."""
+    """Make the backend of an engine's own drafter, in the library and the type that run the target.
+
+    Returns:
+        None without a drafter, if no steps of a graph are drafted, and in torch for another architecture, and for a
+        drafter that lacks layers of the target: it computes with the target's own, and the engine has none for it.
+    """
     if (drafter := getattr(engine, "drafter", None)) is None:
         return None
     if (weights := getattr(engine, "weights", None)) is not None:
         from moa_server.drafting.onnx_drafter import own_drafter
 
         return own_drafter(drafter, weights, threads)
-    from moa_server.drafting.batched_model import backend_of
+    import torch
 
-    return backend_of(engine)
+    from moa_drafter.architectures.eagle3 import Eagle3Drafter
+    from moa_drafter.model import MoADrafter
+    from moa_server.drafting.batched_eagle3 import BatchedEagle3
+    from moa_server.drafting.batched_model import TOP_K, PackedDeviceModule
+    from moa_server.drafting.packed_eagle3 import PackedEagle3
+
+    target: Any = getattr(engine, "target", None)
+    dtype = getattr(torch, engine.facts.dtype)
+    if isinstance(drafter, Eagle3Drafter):
+        return BatchedEagle3(PackedEagle3(drafter, target, dtype, top_k=TOP_K))
+    if isinstance(drafter, MoADrafter) and drafter.is_whole:
+        return PackedDeviceModule(drafter, target, dtype, top_k=TOP_K)
+    return None
 
 
 class WarmUpError(MoaError):

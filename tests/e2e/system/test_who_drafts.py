@@ -17,8 +17,8 @@ from moa_runtime.options import DRAFTINGS, Drafting, LoopSettings
 from moa_runtime.session.events import Sampling, Welcomed
 from moa_runtime.transport import Endpoint, Timing
 from moa_server.drafting import drafting_cost
-from moa_server.drafting.batched_model import backend_of
 from moa_server.drafting.server_drafting import ServerDrafting
+from moa_server.engine.load import drafting_backend
 from moa_server.scheduling import draft_choice
 from moa_server.settings import Settings
 from support.chat.programs import TOKEN
@@ -42,7 +42,7 @@ def drafts(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="module")
 def verifier(engine, drafts: bool) -> Iterator[Verifier]:
     limits = SETTINGS.limits(engine.max_context, engine.capabilities)
-    made = ServerDrafting(backend_of(engine), limits, engine.stop_tokens) if drafts else None
+    made = ServerDrafting(drafting_backend(engine), limits, engine.stop_tokens) if drafts else None
     with serving(engine, SETTINGS, drafts=made) as running, pytest.MonkeyPatch.context() as patch:
         # Drafts cost nothing beside steps, whatever this machine takes, and are verified however little they bring.
         patch.setattr(running.parts.worker.cost, "curve", lambda tokens, *_: np.ones(np.shape(tokens)))

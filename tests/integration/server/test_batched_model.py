@@ -20,10 +20,11 @@ from moa_drafter.drafter_weights import DrafterWeights, read_weights
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_runtime.backends.base import StepInputs, StepResult
-from moa_server.drafting.batched_model import PackedDeviceModule, PackedRows, backend_of
+from moa_server.drafting.batched_model import PackedDeviceModule, PackedRows
 from moa_server.drafting.onnx_drafter import OnnxDrafter, own_drafter
 from moa_server.engine import onnx_rows
 from moa_server.engine.base import Span
+from moa_server.engine.load import drafting_backend
 from moa_server.engine.torch_engine import load_torch_engine
 from support.refusals import refused
 from support.tiny import make_tiny_rival, tiny_with_layers
@@ -127,17 +128,17 @@ def test_an_unbound_drafter_has_the_fitted_sharpness(drafter, half_of, reference
 def test_an_engine_without_a_whole_drafter_has_no_backend(
     transformers_engine, target, tiny_target, tiny_drafter, tmp_path, monkeypatch
 ):
-    backend = backend_of(transformers_engine)
+    backend = drafting_backend(transformers_engine)
     assert backend is not None and backend.kv_shape == (2, 16)
-    assert backend_of(ToyEngine()) is None
-    assert backend_of(load_torch_engine(str(tiny_target), None)) is None
+    assert drafting_backend(ToyEngine()) is None
+    assert drafting_backend(load_torch_engine(str(tiny_target), None)) is None
     for trained in (False, True):  # whose layers are in its checkpoint
         drafter = MoADrafter(tiny_with_layers(tiny_drafter, target, 1, trained=trained).config)
         monkeypatch.setattr(transformers_engine, "drafter", drafter)
-        backend = backend_of(transformers_engine)
+        backend = drafting_backend(transformers_engine)
         assert (backend is not None) == trained
     rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
-    assert backend_of(load_torch_engine(str(tiny_target), rival)) is None
+    assert drafting_backend(load_torch_engine(str(tiny_target), rival)) is None
     weights = CheckpointWeights(tiny_target)
     assert own_drafter(None, weights, 1) is own_drafter(read_weights(rival), weights, 1) is None
     backend = own_drafter(read_weights(tiny_drafter), weights, 1)
@@ -172,7 +173,7 @@ def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, 
     drafter = tiny_with_layers(tiny_drafter, target, 1)
     save_checkpoint(drafter, tmp_path)
     engine = load_torch_engine(str(tiny_target), tmp_path, release_weights=True)
-    backend, [given] = backend_of(engine), [inputs(1, 3, 20, 20, heads=4)]
+    backend, [given] = drafting_backend(engine), [inputs(1, 3, 20, 20, heads=4)]
     assert backend is not None and backend.kv_shape == (4, 16)
     got = backend.step(given)
     np.testing.assert_allclose(got.top_logprobs, torch_backend_of(drafter, top_k=16).step(given).top_logprobs, atol=0.2)

@@ -35,12 +35,12 @@ def bundle(paged_bundle: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def verifier(vllm) -> Iterator[Verifier]:
-    from moa_server.drafting.batched_model import backend_of
     from moa_server.drafting.server_drafting import ServerDrafting
+    from moa_server.engine.load import drafting_backend
     from moa_server.settings import Settings
 
     served = Settings(token="secret")
-    backend = backend_of(vllm)
+    backend = drafting_backend(vllm)
     assert backend is not None, "the verifier has a drafter, and the target's ends for it"
     drafts = ServerDrafting(backend, served.limits(vllm.max_context, vllm.capabilities), vllm.stop_tokens)
     with serving(vllm, served, drafts=drafts, warm=True) as running:

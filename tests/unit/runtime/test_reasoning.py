@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moa_runtime.chat_template import ChatTemplate
-from moa_runtime.control_tokens import ControlState, ControlTokens
-from moa_runtime.reasoning import Reasoned, ReasoningSplitter, reasoning_end, split_reasoning
+from moa_runtime.reasoning import (
+    ControlState,
+    ControlTokens,
+    Reasoned,
+    ReasoningSplitter,
+    reasoning_end,
+    split_reasoning,
+)
 
 
 @pytest.mark.parametrize(

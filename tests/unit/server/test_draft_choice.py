@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from moa_server.scheduling.calibration import Calibration
 from moa_server.scheduling.draft_choice import LEAST_GAIN, choose_nodes
+from moa_server.scheduling.step_drafts import Calibration
 
 
 def trees(rng: random.Random) -> tuple[list[list[int]], list[list[float]]]:
