@@ -200,7 +200,7 @@ MODEL_ANSWERS = "{}, {}"
 TRIAL_TARGET = "smollm2-135m-instruct"
 TRIAL_MODEL = "A small model, made for trying things out: moa-serve --model NAME takes a better one."
 EXAMPLES = (
-    "Why is the sky blue? Explain in three sentences.",
+    "Why does the moon have phases? Explain in three sentences.",
     "Write a short poem about a train in a tunnel.",
     "Give me three ideas for a quick dinner.",
 )

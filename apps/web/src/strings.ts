@@ -46,7 +46,7 @@ export const ALONE = "The server is away: this device prepares to write on its o
 
 /** Questions to begin with. */
 export const EXAMPLES: readonly string[] = [
-  "Why is the sky blue? Explain in three sentences.",
+  "Why does the moon have phases? Explain in three sentences.",
   "Write a short poem about a train in a tunnel.",
   "Give me three ideas for a quick dinner.",
 ];
