@@ -31,7 +31,7 @@ from moa_chat.desktop.widgets import add, label, pad
 from moa_chat.history.chat_settings import ChatSettings
 from moa_runtime.bundle import RecommendedSampling
 
-_SYSTEM_LINES = 6
+_TEXT_LINES = 6
 _HIGHEST_TEMPERATURE = 2.0
 _LENGTHS = (256, 512, 1024, 2048, 4096)
 
@@ -164,12 +164,7 @@ class ChatSettingsForm(QWidget):
 
     def __init__(self, settings: ChatSettings, recommended: RecommendedSampling | None) -> None:
         super().__init__()
-        self.system = QPlainTextEdit(settings.system)
-        self.system.setObjectName("field")
-        self.system.setPlaceholderText(strings.NO_INSTRUCTIONS)
-        self.system.setTabChangesFocus(True)
-        self.system.setFixedHeight(lines(_SYSTEM_LINES))
-        self.system.setAccessibleName(strings.INSTRUCTIONS_NAME)
+        self.system = _text(strings.INSTRUCTIONS_NAME, settings.system, strings.NO_INSTRUCTIONS)
         lengths = {length: strings.TOKENS.format(length) for length in sorted({*_LENGTHS, settings.max_new_tokens})}
         self.max_new_tokens = ComboBox(strings.LONGEST_ANSWER, lengths, settings.max_new_tokens)
         self.recommended = QCheckBox(strings.RECOMMENDED)
@@ -184,12 +179,7 @@ class ChatSettingsForm(QWidget):
         self.top_p.setValue(settings.top_p)
         self.as_json = QCheckBox(strings.AS_JSON)
         self.as_json.setChecked(settings.as_json)
-        self.schema = QPlainTextEdit(settings.schema)
-        self.schema.setObjectName("field")
-        self.schema.setPlaceholderText(strings.ANY_OBJECT)
-        self.schema.setTabChangesFocus(True)
-        self.schema.setFixedHeight(lines(_SYSTEM_LINES))
-        self.schema.setAccessibleName(strings.SCHEMA_NAME)
+        self.schema = _text(strings.SCHEMA_NAME, settings.schema, strings.ANY_OBJECT)
         self.recommended.toggled.connect(self._show_own)
         self.as_json.toggled.connect(self._show_schema)
         form = self._form = QFormLayout(self)
@@ -251,6 +241,16 @@ class ChatSettingsDialog(_Dialog):
         if layout is not None and event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):
             self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
         return handled
+
+
+def _text(says: str, text: str, empty: str) -> QPlainTextEdit:
+    field = QPlainTextEdit(text)
+    field.setObjectName("field")
+    field.setPlaceholderText(empty)
+    field.setTabChangesFocus(True)
+    field.setFixedHeight(lines(_TEXT_LINES))
+    field.setAccessibleName(says)
+    return field
 
 
 def _number(says: str, least: float, most: float, step: float) -> QDoubleSpinBox:

@@ -7,13 +7,14 @@ import random
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from moa_drafter.target import target_facts
 from moa_runtime.session.events import Sampling
 from moa_server.engine.base import EngineError, Outcome, StepRequest
-from moa_server.engine.vllm.engine import HeldSequence, Move, VllmEngine
+from moa_server.engine.vllm.engine import HeldSequence, Move, RequestProgress, VllmEngine
 from moa_server.engine.vllm.paged_cache import BLOCK, PagedLayer, PagedStates
 from support.refusals import refused
 from support.toy_engine import ToyEngine
@@ -115,6 +116,17 @@ def test_a_sequence_moves_to_a_prefix(prefix, choosing, move):
     assert held().move(prefix, 4, choosing=choosing) == move
     if prefix == [*TEXT, 20] and choosing:  # a piece of prefill leaves no choice to continue with
         assert held(chosen=None).move(prefix, 4, choosing=True) == (Move.REWRITE, 10)
+
+
+def test_chosen_tokens_have_logprobs_however_vllm_cuts_the_request():
+    """It also samples in the middle of a prefix, and returns nothing then."""
+    work = RequestProgress(StepRequest(1, [1, 2], [4, 5], [0, 1], Sampling(logprobs=1)), HeldSequence("a"))
+    logits = np.array([0, 0, 0, 0, 5, 0, 0, 0], np.float32)
+    for taken in ([], [4], [7]):
+        chooser = work.chooser([0])
+        chooser.choose(np.roll(logits, 3 * (taken == [7])))
+        work.take(taken)
+    assert [each.top_tokens for each in work.logprobs] == [(4,), (7,)] and work.accepted == 1 and work.token == 7
 
 
 # -- the whole engine over a toy in the place of vLLM ----------------------------------------------
