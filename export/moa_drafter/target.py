@@ -212,8 +212,6 @@ def _load(folder: Path, device: str, dtype: torch.dtype | None) -> Target:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(folder, error) from error
-    if not hasattr(getattr(model, "model", None), "layers"):
-        raise _unsupported(folder, model.config.model_type)
     return Target(folder, model.eval().to(device), tokenizer, target_fingerprint(folder))
 
 
@@ -239,6 +237,8 @@ def _whole_model(folder: Path, **settings: Any) -> Any:
             f"the weights in {folder} are not those of its config.json: {faults}; fetch the target again",
             code=WEIGHTS_DIFFER,
         )
+    if not hasattr(getattr(model, "model", None), "layers"):
+        raise _unsupported(folder, model.config.model_type)
     return model
 
 

@@ -10,7 +10,7 @@ from gguf import GGUFWriter
 
 from moa_decoder.errors import TargetError
 from moa_decoder.gguf_weights import GgufWeights
-from moa_drafter.target import load_target
+from moa_drafter.target import load_target, target_facts
 from moa_runtime.errors import MoaError
 from moa_server.engine.base import EngineError
 from moa_server.engine.torch_engine import target_pass
@@ -118,9 +118,12 @@ def test_a_gguf_file_is_computed_as_its_model(
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_target_that_is_not_computed_is_refused(family: str, tiny_target: Path, tmp_path: Path) -> None:
-    with pytest.raises(MoaError) as caught:
-        computed(make_target(family, tiny_target, tmp_path))
-    assert REFUSED[family] in str(caught.value) and "\n" not in str(caught.value)
+    """And no bundle is made of it."""
+    folder = make_target(family, tiny_target, tmp_path)
+    for read in (computed, lambda folder: target_facts(str(folder))):
+        with pytest.raises(MoaError) as caught:
+            read(folder)
+        assert REFUSED[family] in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_target_that_computes_no_numbers_is_refused(tiny_target: Path) -> None:

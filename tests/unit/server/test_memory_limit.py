@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from moa_drafter.pretrained import shipped_names
 from moa_drafter.target_facts import facts_of
 from moa_drafter.target_folder import weights_of
 from moa_drafter.target_source import BUILTIN, check_target, is_hub_id
+from moa_runtime.errors import MoaError
 from moa_server.cli import main
 from moa_server.engine.memory_limit import check_memory, size_of
+from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
 
 
@@ -44,6 +48,23 @@ def test_the_size_of_a_folder_is_that_of_its_tensors(tiny_target: Path) -> None:
     assert size.parameters == sum(math.prod(shape) for shape in weights._layout.shapes.values())
     config = facts_of(tiny_target).config
     assert size.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+
+
+def test_every_kind_of_target_has_a_size_and_its_own_type(tiny_target: Path, tmp_path: Path, caplog) -> None:
+    """A GGUF file, an undescribed family, and one whose weights are not here, of which it is said."""
+    size = size_of(str(tiny_target))
+    with refused("too_large", MoaError, "in float32"):  # as it is stored, whatever this processor can
+        check_memory(str(tiny_target), "auto", "cpu", 512, 1e-6)
+    [file] = write_gguf(tiny_target, tmp_path / "model.gguf")
+    assert size_of(str(file)) == size
+    other = shutil.copytree(tiny_target, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "lfm2"}))
+    assert size_of(str(other)) == replace(size, rounds=False)
+    (other / "model.safetensors").unlink()
+    check_memory(str(other), "auto", "cpu", 512, 1e-6)
+    [warned] = caplog.records
+    assert str(other) in warned.args
 
 
 def test_the_catalogue_names_what_can_be_found(capsys) -> None:
