@@ -54,6 +54,7 @@ class Connection:
         self._budgets = verifier.authenticator.budgets(bearer)
         self._settings, self._metrics, self._timeline = verifier.settings, verifier.metrics, verifier.timeline
         self._work = SessionWork(verifier, self._budgets)
+        self._opened = time.monotonic()
         self._epoch = 0  # of the frame that is being answered
         self._stamped: tuple[int, float] | None = None  # a client's stamp to echo, and its arrival time
         self._greeted: tuple[Conversation, asyncio.Event] | None = None  # with this connection's claim to it
@@ -161,6 +162,8 @@ class Connection:
             text = f"this verifier already serves {len(store)} sessions; try again later"
             await self._refuse(busy(text, self._settings), TRY_AGAIN_LATER)
         conversation, claim = attached
+        # A client sends its Hello as soon as it hears that the WebSocket is open.
+        conversation.session.round_trip_us = max(1, min(int(1e6 * (self._reader.taken_at - self._opened)), MOST_US))
         self._track = self._work.track = f"session {conversation.number}, connection {conversation.connections}"
         add_log_fields(session=conversation.number, connection=conversation.connections)
         try:

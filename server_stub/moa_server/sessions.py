@@ -78,7 +78,7 @@ class SessionStore:
         self._numbers = itertools.count(1)
         self._copies, self._model, self._worth = Calibration(), Calibration(), DraftWorth()
         self._trying: tuple[Conversation, int] | None = None  # gets memory rows up to a number of committed tokens
-        self._next_trial = 0.0  # clock reading
+        self._tried_at = verifier.clock()
 
     def __len__(self) -> int:
         return len(self._conversations)
@@ -92,24 +92,23 @@ class SessionStore:
         """Whether memory rows may be made for a conversation that did not ask for them with a draft; note whether it
         has them.
 
-        While others are served, rows take their time, and so do the frames of rows and drafts: that pays if the drafts
-        bring more. One conversation at a time gets rows as a trial.
+        Rows take time, and so do the frames of rows and drafts: that pays if the drafts bring more. One conversation at
+        a time gets rows as a trial. Between answers rows are made while no conversation is served.
         """
         session, worker, length = conversation.session, self._verifier.worker, len(conversation.session.committed)
         (rate, price), row_s, lacking = worker.prices, worker.memory_row_s, session.rows_lacking
         conversation.may_draft = session.makes_rows and 2 * lacking < _TRIAL_TOKENS
-        if worker.serving <= 1 or (session.runs and not session.pushes):
+        if not session.pushes and (session.runs or not worker.serving):
             return True
-        added = conversation.worth.tokens(price)
-        if added >= _LEAST_ADDED + rate * (row_s * (1 + added + lacking / _TRIAL_TOKENS) + _FRAMES_S):
+        added, least = conversation.worth.tokens(price), _LEAST_ADDED if worker.serving > 1 else 0.0
+        if added >= least + rate * (row_s * (1 + added + lacking / _TRIAL_TOKENS) + _FRAMES_S):
             return True
         trying, until = self._trying or (conversation, 0)
-        if trying is conversation and session.pushes and length <= until:
+        if trying is conversation and length <= until:
             return True
-        if session.pushes and lacking and (now := self._verifier.clock()) >= self._next_trial:
-            trial_s = worker.cost.memory_seconds(lacking)
-            trial_s += _TRIAL_TOKENS * (worker.cost.memory_seconds(1) + _FRAMES_S)
-            self._trying, self._next_trial = (conversation, length + _TRIAL_TOKENS), now + trial_s / _TRIALS
+        trial_s = worker.cost.memory_seconds(lacking) + _TRIAL_TOKENS * (worker.cost.memory_seconds(1) + _FRAMES_S)
+        if lacking and session.pushes and (now := self._verifier.clock()) - self._tried_at >= trial_s / _TRIALS:
+            self._trying, self._tried_at = (conversation, length + _TRIAL_TOKENS), now
             return True
         return False
 
@@ -253,6 +252,9 @@ class SessionWork:
         job = Job(conversation.sequence, work.prefix, None, rows_from=work.start)
         await self._verifier.worker.run(job, self._verifier.settings.answer_seconds)
         take_rows(conversation.session, job)
+        if (drafts := self._verifier.drafts) is not None:
+            drafts.rows_from(job.sequence, job.prefix)
+            drafts.add_rows(job.sequence, job.prefix, job.rows)
 
     async def _verdict(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
         verifier, began_ns = self._verifier, time.time_ns()

@@ -32,11 +32,15 @@ _ROWS_BATCH = 16
 #: Maximal number of rows in a frame and in a piece of work.
 _MAX_ROWS = 64
 #: Maximal number of rows after a pushed verdict, so that text does not wait for rows.
-_ROWS_AFTER_PUSHED = 4
+_ROWS_AFTER_PUSHED = 2
 #: The same for rows of the prompt, and while unsolicited drafts arrive: the client cannot draft without them.
 _ROWS_FOR_DRAFTS = 16
 #: Tokens at the end of an answer whose log probabilities are kept: a verdict may have to be sent again.
 _LOGPROBS_KEPT = 1024
+#: A client whose round trip is longer than this many tokens of streamed text drafts hardly anything in time.
+_NEAR_TOKENS = 6
+#: Weight of the newest time of a token.
+_NEWEST = 0.2
 #: An unsolicited draft that begins this many tokens back shows that the client drafts.
 _DRAFTS_ARE_RECENT = 32
 
@@ -174,7 +178,8 @@ class ServerSession:
     Attributes:
         committed: tokens of the conversation.
         connection: number of the newest connection.
-        round_trip_us: round trip time of its link as reported by the client, microseconds; 0 if unknown.
+        round_trip_us: round trip time of its link, microseconds; 0 if unknown. What a Credit reports replaces it.
+        may_make_rows: whether rows may be made for a client that did not ask with a draft, as of the last work.
     """
 
     def __init__(
@@ -196,8 +201,10 @@ class ServerSession:
         self._credit = 0  # verdicts are pushed up to this position
         self._sent_length = 0  # committed tokens that the client has or was sent
         self._rows = RowQueue()
+        self.may_make_rows = True
         self._rows_turn = False  # rows may be made before the next verdict is pushed
         self._rows_taken = 0  # rows sent after the newest verdict
+        self._token_us = 0.0  # mean time of a streamed token; 0 if unknown
         self._draft: SessionDraft | None = None  # the newest unsolicited one
         self._draft_base = 0  # position of its first token
         self._drafted_from: int | None = None  # where the client began it
@@ -255,6 +262,11 @@ class ServerSession:
         """Whether the pass that decides a pushed verdict also makes rows: unsolicited drafts arrive."""
         began = self._drafted_from
         return self.makes_rows and began is not None and len(self.committed) - began <= _DRAFTS_ARE_RECENT
+
+    @property
+    def _drafts_in_time(self) -> bool:
+        """Whether drafts of the client can arrive before their text: else rows must not delay the text."""
+        return self.round_trip_us <= _NEAR_TOKENS * self._token_us or not self._token_us
 
     @property
     def _rows_end(self) -> int:
@@ -559,8 +571,9 @@ class ServerSession:
         Args:
             rows: whether rows may be made now.
         """
-        lacking = self.rows_lacking if rows else 0
-        if self.pushes and not (self._rows_turn and lacking >= _ROWS_BATCH):
+        self.may_make_rows, lacking = rows, self.rows_lacking if rows else 0
+        waiting = self._rows.next - self._rows.sent
+        if self.pushes and not (self._rows_turn and lacking >= _ROWS_BATCH and waiting < _ROWS_FOR_DRAFTS):
             return self._work(rows_from=self._rows.next if rows and self._rows_with_verdicts else None, pushed=True)
         self._rows_turn = False
         if lacking < 1:
@@ -617,6 +630,9 @@ class ServerSession:
         tokens, finish = _until_end(chosen, base_len, self._stop_tokens, self._max_length, self.limits.max_context)
         self.committed = [*work.prefix, *tokens]
         self._computed = base_len + len(path)
+        if work.pushed and tokens:
+            token_us = (compute_us + draft_us) / len(tokens)
+            self._token_us += (_NEWEST if self._token_us else 1.0) * (token_us - self._token_us)
         self._sent_length = len(self.committed) if sent else self._sent_length
         self._rows_turn, self._rows_taken = True, 0
         if finish != wire.FINISH_UNSPECIFIED:
@@ -663,7 +679,7 @@ class ServerSession:
         """Remove and return a frame of memory rows, if there are any; only a few rows after each pushed verdict."""
         if not self.pushes:
             return self._rows.take(_MAX_ROWS, self._epoch)
-        to_draft = self._rows_with_verdicts or self._rows.sent < (self._answer_start or 0)
+        to_draft = self._rows_with_verdicts or (self._rows.sent < (self._answer_start or 0) and self._drafts_in_time)
         most = (_ROWS_FOR_DRAFTS if to_draft else _ROWS_AFTER_PUSHED) - self._rows_taken
         rows = self._rows.take(most, self._epoch) if most > 0 else None
         self._rows_taken += 0 if rows is None else rows.rows.count

@@ -13,11 +13,10 @@ from moa_server.scheduling.step_cost import Float64, StepSeconds, showing_price
 
 #: Most levels that the model drafts.
 LEVELS = 8
+#: Steps over which the memory rows that a conversation lacks are spread: its answer may end soon.
+SPREAD = 64
 #: Weight that a draft has lost after one more.
 _FORGETTING = 1 / 50
-#: Tokens a second with the model's drafts by those without, from which on it drafts. Predictions are better than what
-#: comes true: 1.08 of 8 sessions in float32 was 0.95.
-LEAST_GAIN = 1.12
 
 
 class DraftingCost:
@@ -68,10 +67,12 @@ def drafts_that_pay(
     cost: DraftingCost,
     seconds: StepSeconds,
     row_s: float = 0.0,
+    least_gain: float = 1.0,
+    lacking: Sequence[int] | None = None,
 ) -> ModelDrafts:
     """Choose the conversations for which the model drafts before a step, and the levels, by largest ``(tokens expected
     of the step) / (its seconds + those of the draft and of a memory row for each token that the draft's conversations
-    get)``.
+    get)``. Rows that a conversation lacks are spread over some steps.
 
     Args:
         paths: of each conversation of the step, probabilities of the path to each level in drafts like the next one,
@@ -79,6 +80,8 @@ def drafts_that_pay(
         known: of each, probabilities of the path to each token of the draft that it has without the model.
         seconds: of the step.
         row_s: seconds that a memory row takes.
+        least_gain: as of :func:`~moa_server.scheduling.draft_choice.choose_nodes`.
+        lacking: number of memory rows that each conversation lacks, besides that of its last token; None for none.
     """
     likeliest = np.array(sorted((one for each in known for one in each), reverse=True))
     tokens = len(paths) + np.concatenate(([0.0], np.cumsum(likeliest)))
@@ -98,15 +101,18 @@ def drafts_that_pay(
     had = np.array([[sum(each), len(each)] for each in kept])
     right = (every * worth).mean(1).cumsum(1)  # [able, LEVELS]
     gained, rows = right - had[:, :1], worth.mean(1).cumsum(1) - had[:, 1:]
+    asked = 1 + right  # memory rows
+    if lacking is not None:
+        asked = asked + np.array([[lacking[index] / SPREAD] for index in able])
     if len(able) > 1:
-        order = np.argsort(price * rows - gained, axis=0)
-        right, gained, rows = (np.take_along_axis(part, order, 0).cumsum(0) for part in (right, gained, rows))
+        order = np.argsort(price * rows - gained + rate * row_s * asked, axis=0)
+        asked, gained, rows = (np.take_along_axis(part, order, 0).cumsum(0) for part in (asked, gained, rows))
     else:
         order = np.zeros((1, LEVELS), np.int64)
     counts, levels = np.arange(1, len(able) + 1)[:, None], np.arange(1, LEVELS + 1)[None]
     steps = seconds(np.maximum(0, np.rint(drafted + rows)).astype(np.int64).ravel()).reshape(rows.shape)
-    rates = (tokens[drafted] + gained) / (steps + cost.seconds(levels, counts) + row_s * (counts + right))
+    rates = (tokens[drafted] + gained) / (steps + cost.seconds(levels, counts) + row_s * asked)
     most, level = np.unravel_index(np.argmax(rates), rates.shape)
-    if rates[most, level] < LEAST_GAIN * rate:
+    if rates[most, level] < least_gain * rate:
         return nothing
     return ModelDrafts([able[at] for at in order[: most + 1, level]], int(level) + 1, rate, usual)

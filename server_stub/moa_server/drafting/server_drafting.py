@@ -21,8 +21,8 @@ from moa_runtime.tokens import common_length
 from moa_server.drafting.batched_backend import BatchedBackend, draft_together
 from moa_server.drafting.drafting_cost import (
     LEVELS,
+    SPREAD,
     DraftingCost,
-    ModelDrafts,
     drafts_that_pay,
 )
 from moa_server.drafting.own_draft import NOTHING, OwnDraft, copied
@@ -40,6 +40,8 @@ _REMEMBERED, _FIRST = 16, 0.7
 _PATIENCE = 8
 #: Share of the time that drafts may take that are made to see whether they pay, and their levels.
 _TRIALS, _TRIAL_LEVELS = 0.005, 2
+#: A draft whose conversations had more tokens to read than this tells nothing of later ones' seconds.
+_FEW_READ = 16
 #: Most tokens of a tree, and nodes that each of its steps continues (EAGLE-2, arXiv 2406.16858, section 5); tokens that
 #: cost less than this are drafted as trees.
 _NODES, _WIDTH, _CHEAP = 62, 10, 0.2
@@ -78,7 +80,8 @@ class _Conversation:
         made: the last draft of the model, and the number of tokens before it.
         paths: claimed probabilities of the likeliest path in the last drafts, ``[_REMEMBERED, LEVELS]``.
         claimed, right: tested tokens, as claimed and as it came; older ones count less.
-        unused: steps in a row without a draft of the model.
+        read: number of tokens before the last draft of the model, which it has read.
+        unused: steps in a row without a draft of the model; -1 before the first one.
     """
 
     def __init__(self, mixture: NgramMixture, drafter: MoaDrafter | None, known: _Conversation | None) -> None:
@@ -86,11 +89,12 @@ class _Conversation:
         self.text: list[int] = []
         self.pending: list[Callable[[MoaDrafter], None]] = []
         self.made: tuple[int, OwnDraft] = (0, NOTHING)
+        self.read = 0
         first = np.tile(_FIRST ** np.arange(1, LEVELS + 1), (_REMEMBERED, 1))
         self.paths: Float64 = first if known is None else known.paths.copy()
         self.claimed: float = _TRUST if known is None else known.claimed
         self.right: float = _TRUST if known is None else known.right
-        self.unused = 0
+        self.unused = -1
         self.last_used = 0.0
 
     @property
@@ -178,7 +182,8 @@ class ServerDrafting:
         if conversation is None or conversation.drafter is None:
             return None
         held = conversation.cut(prefix)
-        return held if conversation.unused < _PATIENCE else None
+        early = conversation.unused < 0 and len(prefix) - held > SPREAD  # a long prompt: they may not pay
+        return held if conversation.unused < _PATIENCE and not early else None
 
     def add_rows(self, sequence: int, text: Sequence[int], rows: Rows | None) -> None:
         """Give memory rows to the conversation's drafter. Known ones are skipped, and all if earlier ones are missing;
@@ -211,26 +216,39 @@ class ServerDrafting:
         copies = copied(conversation.mixture, prefix, sampling, depth, branches=self._limits.trees)
         return max(left.cut(depth), copies, key=lambda draft: sum(draft.paths)) if left.tokens else copies
 
-    async def prepare(self, rounds: Sequence[Round], seconds: StepSeconds, row_s: float = 0.0) -> bool:
+    async def prepare(
+        self, rounds: Sequence[Round], seconds: StepSeconds, row_s: float = 0.0, least_gain: float = 1.0
+    ) -> bool:
         """Let the model draft, in a thread, for those conversations of the coming step for which that pays;
         :meth:`offered` has the result. Return whether there is any. The caller may be cancelled.
 
         Args:
             seconds: of the step.
             row_s: seconds that a memory row takes.
+            least_gain: as of :func:`~moa_server.drafting.drafting_cost.drafts_that_pay`.
         """
         conversations = [self._able(each) for each in rounds]
         able = [index for index, each in enumerate(conversations) if each is not None]
         if self._backend is None or not able:
             return False
         began = self._clock()
-        paying = self._paying(rounds, conversations, seconds, row_s) if self._considers(len(rounds)) else None
+        paying = None
+        lacking = [
+            0 if one is None else max(0, len(each.prefix) - 1 - len(one.text))
+            for each, one in zip(rounds, conversations, strict=True)
+        ]
+        if self._considers(len(rounds)):
+            paths = [np.empty((0, LEVELS)) if each is None else each.expected for each in conversations]
+            known = [each.paths for each in rounds]
+            paying = drafts_that_pay(paths, known, self.cost, seconds, row_s, least_gain, lacking)
         chosen, levels = ((), 0) if paying is None else (paying.chosen, paying.levels)
         self._vain = 0 if chosen else self._vain + 1
         for index in able:
             conversation = conversations[index]
             assert conversation is not None
-            conversation.unused = 0 if index in chosen else conversation.unused + 1
+            # Rows of a crowd cost more than a draft that waits for them, and those of a prompt are not made in advance.
+            more = _PATIENCE if lacking[index] > SPREAD else 1 if len(rounds) == 1 else _PATIENCE // 2
+            conversation.unused = 0 if index in chosen else max(0, conversation.unused) + more
         if paying is None:
             return False
         self._rounds = len(rounds)
@@ -247,8 +265,10 @@ class ServerDrafting:
         self._trying = False
         trees = await self._drafted(self._backend, ready, levels, prices, branches=branches)
         self._tried_at = self._clock()
-        self.cost.observe(levels, len(ready), max(1e-6, self._tried_at - began))
+        if all(len(each.prefix) - conversation.read <= _FEW_READ for each, conversation in ready):
+            self.cost.observe(levels, len(ready), max(1e-6, self._tried_at - began))
         for (each, conversation), tree in zip(ready, trees, strict=True):
+            conversation.read = len(each.prefix)
             if isinstance(tree, DraftTree):
                 conversation.made = len(each.prefix), OwnDraft.of(tree)
                 conversation.remember(tree)
@@ -260,16 +280,6 @@ class ServerDrafting:
     def _considers(self, rounds: int) -> bool:
         """Whether drafts of the model are considered for a step of ``rounds`` conversations."""
         return self._vain % _PATIENCE == 0 or self._vain < _PATIENCE or self._trying or rounds < self._rounds
-
-    def _paying(
-        self,
-        rounds: Sequence[Round],
-        conversations: Sequence[_Conversation | None],
-        seconds: StepSeconds,
-        row_s: float,
-    ) -> ModelDrafts:
-        paths = [np.empty((0, LEVELS)) if each is None else each.expected for each in conversations]
-        return drafts_that_pay(paths, [each.paths for each in rounds], self.cost, seconds, row_s)
 
     def _trial(
         self, rounds: Sequence[Round], conversations: Sequence[_Conversation | None], row_s: float

@@ -182,7 +182,6 @@ class EngineFacts:
         batch_invariant: whether results are the same to the bit whatever else is in a step.
         cache_bytes: the most that the caches may take.
         perplexity_ratio: by how much rounding a checkpoint multiplied its perplexity; None if it was not rounded.
-        row_multiple: the tokens of a step are padded to a multiple of this.
     """
 
     dtype: str
@@ -191,7 +190,6 @@ class EngineFacts:
     batch_invariant: bool
     cache_bytes: int
     perplexity_ratio: float | None = None
-    row_multiple: int = 1
 
 
 class Engine(Protocol):

@@ -132,7 +132,7 @@ class LocalEngine(TargetEngine):
         own = self.target_pass
         cache_bytes = own.cache_shape.token_bytes * self._bound
         facts = own.dtype, own.device, own.name, own.batch_invariant, cache_bytes, self.perplexity_ratio
-        return EngineFacts(*facts, row_multiple=own.row_multiple)
+        return EngineFacts(*facts)
 
     @property
     def cache_use(self) -> tuple[int, int]:

@@ -92,7 +92,6 @@ class FusedLlama:
     name = "fused"
     has_own_weights = trees = True
     batch_invariant = windows = False
-    row_multiple = 4  # of few rows, see padded()
 
     def __init__(
         self, target: Target, dtype: torch.dtype, *, keep_last: bool = False, fusion: Fusion | None = None

@@ -45,7 +45,6 @@ class GeneralPass:
 
     name = "general"
     has_own_weights = batch_invariant = windows = False
-    row_multiple = 1
 
     def __init__(self, target: Target, *, keep_last: bool = False, fusion: Fusion | None = None) -> None:
         self._target, self._fusion = target, fusion

@@ -324,5 +324,6 @@ async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = t
             await trial.prefill(sequence, piece)
             for _ in range(2):
                 await trial.verify([sequence])
+                await trial.verify([sequence], min(1, drafted))
             await trial.verify([sequence], drafted)
     cost.settle()

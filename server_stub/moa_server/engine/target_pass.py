@@ -150,10 +150,6 @@ class TargetPass(Protocol):
         """Whether it takes trees; else chains only, each of whose drafted tokens may take a forward."""
 
     @property
-    def row_multiple(self) -> int:
-        """Rows of a forward are padded to a multiple of this."""
-
-    @property
     def cache_shape(self) -> CacheShape:
         """Of the caches that it takes."""
 

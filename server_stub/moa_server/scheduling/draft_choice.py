@@ -14,25 +14,27 @@ from numpy.typing import NDArray
 
 from moa_server.scheduling.step_cost import Float64
 
-#: Tokens a second with drafts by those without, from which on drafts are verified.
-LEAST_GAIN = 1.05
-
 
 def choose_nodes(
-    drafts: Sequence[Sequence[float]], seconds: Callable[[NDArray[np.int64]], Float64], *, most: int | None = None
+    drafts: Sequence[Sequence[float]],
+    seconds: Callable[[NDArray[np.int64]], Float64],
+    *,
+    most: int | None = None,
+    least_gain: float = 1.0,
 ) -> list[list[int]]:
     """Choose the tokens of all drafts to verify in a step.
 
     Tokens are taken by falling path probability, so that what is taken of a tree is a tree; of all numbers of tokens
     that which brings the most tokens a second is the choice. None are looked at one by one, because the seconds of a
-    step rise in stairs. A gain of less than :data:`LEAST_GAIN` is none: seconds are predicted, and drafts cost more
-    than their rows in the step.
+    step rise in stairs.
 
     Args:
         drafts: of each session the probability that a token and all before it are right, for each token of its draft,
             parents before children.
         seconds: of the step with each of some numbers of drafted tokens, ``[n]`` -> ``[n]``.
         most: drafted tokens at most.
+        least_gain: tokens a second with drafts by those without, from which on there are any; see
+            :class:`~moa_server.scheduling.draft_gain.DraftGain`.
 
     Returns:
         ascending indices of the chosen tokens of each draft.
@@ -51,7 +53,7 @@ def choose_nodes(
     tokens = len(drafts) + np.cumsum([0.0, *(-entry[0] for entry in entries)])
     rates = tokens / seconds(np.arange(len(entries) + 1))
     count = int(np.argmax(rates))
-    if rates[count] < LEAST_GAIN * rates[0]:
+    if rates[count] < least_gain * rates[0]:
         return chosen
     for _, session, index in entries[:count]:
         chosen[session].append(index)

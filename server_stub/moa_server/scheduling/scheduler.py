@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from moa_server.engine.base import StepRequest
 from moa_server.scheduling.draft_choice import choose_nodes
+from moa_server.scheduling.draft_gain import DraftGain
 from moa_server.scheduling.step_cost import Float64, StepCost, showing_price
 from moa_server.scheduling.verify_job import Job
 
@@ -65,10 +66,15 @@ class Piece:
 
 @dataclass
 class Step:
-    """The pieces of one call of the engine, and the failed jobs with the engine's exceptions."""
+    """The pieces of one call of the engine, and the failed jobs with the engine's exceptions.
+
+    Attributes:
+        rate: predicted tokens a second of its rounds; 0 without rounds.
+    """
 
     pieces: list[Piece] = field(default_factory=list)
     failed: list[tuple[Job, Exception]] = field(default_factory=list)
+    rate: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -107,6 +113,7 @@ class Scheduler:
     Attributes:
         rate: tokens a second of the last step with rounds, if it had no drafts.
         price: tokens that this rate brings in the time of a further drafted token, in the mean over some.
+        gain: of drafts.
     """
 
     def __init__(self, cost: StepCost, step_tokens: int | None = None, cache_tokens: int = 1 << 60) -> None:
@@ -114,6 +121,7 @@ class Scheduler:
         self._queue: list[Waiting] = []  # those served least recently first
         self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
         self.rate = self.price = 0.0
+        self.gain = DraftGain()
         self._ended: float | None = None  # clock reading at the end of the last step
 
     def __len__(self) -> int:
@@ -167,10 +175,24 @@ class Scheduler:
             heard = piece.waiting.job.done and not piece.waiting.background
             if heard and piece.waiting in self._queue:  # else its client left in the middle
                 self._served[piece.waiting.job.sequence] = now
+        self._learn_gain(step, now)
         self._ended = now
         ran = {id(piece.waiting) for piece in step.pieces}
         behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
         self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
+
+    def _learn_gain(self, step: Step, now: float) -> None:
+        jobs = [piece.waiting.job for piece in step.pieces]
+        if (
+            self._ended is None
+            or not step.rate
+            or len(_rounds_of(step)) < len(jobs)
+            or not all(job.done for job in jobs)
+        ):
+            return
+        drafted = any(piece.request.draft for piece in step.pieces)
+        measured = sum(len(job.path) + 1 for job in jobs) / max(1e-6, now - self._ended)
+        self.gain.observe(self.serving, drafted, step.rate, measured)
 
     def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
         """Return how many rounds go into a step that no served sequence wants."""
@@ -209,10 +231,13 @@ class Scheduler:
         def seconds(drafted: NDArray[np.int64]) -> Float64:
             return idle_s + self.seconds_with(drafted, jobs)
 
-        chosen = choose_nodes([job.paths for job, _ in jobs], seconds, most=most)
+        paths, least = [job.paths for job, _ in jobs], self.gain.least(self.serving)
+        chosen = choose_nodes(paths, seconds, most=most, least_gain=least)
         if jobs:
             some = showing_price(len(jobs))
-            without, with_some = seconds(np.array([0, some])).tolist()
+            without, with_some, with_chosen = seconds(np.array([0, some, sum(map(len, chosen))])).tolist()
+            expected = len(jobs) + sum(each[node] for each, nodes in zip(paths, chosen, strict=True) for node in nodes)
+            step.rate = expected / (with_chosen - idle_s)
             self.rate = len(jobs) / without
             self.price = self.rate * (with_some - without) / some
         for (waiting, held), nodes in zip(rounds, chosen, strict=True):

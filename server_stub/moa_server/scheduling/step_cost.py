@@ -18,13 +18,11 @@ _FORGETTING = 1 / 300
 _GUESS = np.array([15.0, 1.0, 1 / 4000, 8 / 4000, 0.5])
 #: Steps after which the coefficients are computed again; the first ones are computed at once.
 _EVERY = 16
-#: Stairs of up to this many tokens have a correction, the mean over the last steps of them and of similar ones, and of
+#: Steps of up to this many tokens have a correction, the mean over the last steps of as many, of similar ones, and of
 #: this many that need none.
 _CORRECTED, _LAST, _NONE = 64, 32.0, 1.0
 #: Weight of a step for the correction of twice as many tokens.
-_SIMILAR = 0.02
-#: Above this many tokens a stair has eight.
-_FEW, _MANY = 64, 8
+_SIMILAR = 0.01
 
 _LOG2 = np.log2(np.maximum(np.arange(_CORRECTED + 1), 1))
 _KERNEL = _SIMILAR ** np.abs(_LOG2[:, None] - _LOG2)
@@ -42,23 +40,20 @@ def showing_price(rounds: int) -> int:
 
 
 class StepCost:
-    """Seconds of a step: ``a + b * stairs(tokens) + c * products + d * contexts + e * sequences``, least squares over
-    the last steps, times a measured correction for few tokens.
+    """Seconds of a step: ``a + b * tokens + c * products + d * contexts + e * sequences``, least squares over the last
+    steps, times a measured correction for few tokens: engines round them up, and a second one may be free or not.
 
     ``products`` counts pairs of a token and a token that it attends to, ``contexts`` the tokens that the sequences of
     the step hold, each read once however few of a sequence's tokens attend to it. The coefficients are scaled by their
     initial guesses, so that a few steps of one kind change the scale of all and not their proportions; none becomes
     negative.
 
-    Args:
-        stair: the engine rounds the number of tokens up to a multiple of this.
-
     Attributes:
         memory_s: seconds that memory rows add to a step, which are no part of its cost: of any, and of each.
     """
 
-    def __init__(self, stair: int = 1) -> None:
-        self._stair, self.memory_s = stair, (0.0, 0.0)
+    def __init__(self) -> None:
+        self.memory_s = (0.0, 0.0)
         self._guess = _GUESS
         self._weights = _GUESS * 1e-4
         # Ridge towards the guess at the present scale.
@@ -66,7 +61,7 @@ class StepCost:
         self._cross = np.zeros(5)
         self._scale: float | None = None
         self._steps = 0
-        self._ratios = np.ones(_CORRECTED + 1)  # of measured seconds by exact ones; by tokens, rounded up
+        self._ratios = np.ones(_CORRECTED + 1)  # of measured seconds by exact ones; by tokens
         self._seen = np.zeros(_CORRECTED + 1)
         self._corrections = np.ones(_CORRECTED + 1)
 
@@ -75,8 +70,7 @@ class StepCost:
     ) -> None:
         """Learn from one measured step, which also made ``memory_rows``."""
         seconds = max(seconds - self.memory_seconds(memory_rows), 1e-6)
-        rows = int(self._stairs(np.array(tokens)))
-        sizes = np.array([1.0, rows, products, contexts, sequences]) * self._guess
+        sizes = np.array([1.0, tokens, products, contexts, sequences]) * self._guess
         ratio = seconds / float(sizes.sum())
         self._scale = ratio if self._scale is None else self._scale + (ratio - self._scale) * 0.05
         sizes /= seconds  # relative errors: long steps do not outweigh short ones
@@ -88,10 +82,10 @@ class StepCost:
         often = self._steps <= _EVERY or self._steps % _EVERY == 0
         if often:
             self._solve(self._scale)
-        if rows <= _CORRECTED:
-            exact = float(self._weights @ (1.0, rows, products, contexts, sequences))
-            self._seen[rows] = min(self._seen[rows] + 1, _LAST)
-            self._ratios[rows] += (min(2.0, max(0.5, seconds / exact)) - self._ratios[rows]) / self._seen[rows]
+        if tokens <= _CORRECTED:
+            exact = float(self._weights @ (1.0, tokens, products, contexts, sequences))
+            self._seen[tokens] = min(self._seen[tokens] + 1, _LAST)
+            self._ratios[tokens] += (min(2.0, max(0.5, seconds / exact)) - self._ratios[tokens]) / self._seen[tokens]
         if often:
             weights = _KERNEL @ self._seen + _NONE
             self._corrections = (_KERNEL @ (self._seen * self._ratios) + _NONE) / weights
@@ -111,12 +105,6 @@ class StepCost:
         self._guess, self._scale, self._steps = self._weights, 1.0, 0
         self._square, self._cross = np.zeros((5, 5)), np.zeros(5)
 
-    def _stairs(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Round numbers of tokens up as the engine does."""
-        stairs = np.where(tokens <= _FEW, self._stair, self._stair if self._stair == 1 else max(self._stair, _MANY))
-        rounded: NDArray[np.int64] = -(-tokens // stairs) * stairs
-        return rounded
-
     def curve(
         self,
         tokens: NDArray[np.int64],
@@ -126,9 +114,9 @@ class StepCost:
     ) -> Float64:
         """Predict the seconds of several steps, from and to ``[n]``."""
         level, token, product, context, sequence = self._weights
-        rows = self._stairs(tokens)
-        exact = level + token * rows + product * products + context * contexts + sequence * sequences
-        corrected: Float64 = exact * np.where(rows <= _CORRECTED, self._corrections[np.minimum(rows, _CORRECTED)], 1.0)
+        exact = level + token * tokens + product * products + context * contexts + sequence * sequences
+        few = np.minimum(tokens, _CORRECTED)
+        corrected: Float64 = exact * np.where(tokens <= _CORRECTED, self._corrections[few], 1.0)
         return corrected
 
     def seconds(self, tokens: int, products: int, contexts: int, sequences: int) -> float:

@@ -192,7 +192,7 @@ class StepDrafts:
         if (state := work.sampling.state) is not None and work.sampling.logprobs is None:  # which a pass computes
             forced = state.forced(self._answer(decided))
         message = session.decide(done, path, job.token, *spent, draft_stamp=stamp, forced=forced, logprobs=job.logprobs)
-        if work.rows_from is not None:
+        if work.rows_from is not None or (session.may_make_rows and job.rows is not None):  # made for the verifier
             take_rows(session, job)
         if work.pushed and own is not None:
             if isinstance(taken, OwnDraft):
@@ -214,11 +214,13 @@ def only_verified(
     )
 
 
-async def prepare_drafts(own: ServerDrafting, jobs: Sequence[Job], seconds: StepSeconds, row_s: float) -> bool:
+async def prepare_drafts(
+    own: ServerDrafting, jobs: Sequence[Job], seconds: StepSeconds, row_s: float, least_gain: float
+) -> bool:
     """Let the verifier draft for those jobs of the coming step for which that pays; return whether there is anything
     new."""
     rounds = [job.source.round for job in jobs if isinstance(job.source, StepDrafts)]
-    return bool(rounds) and await own.prepare(rounds, seconds, row_s)
+    return bool(rounds) and await own.prepare(rounds, seconds, row_s, least_gain)
 
 
 def take_rows(session: ServerSession, job: Job) -> None:

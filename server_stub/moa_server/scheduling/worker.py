@@ -21,9 +21,9 @@ from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Gi
 
 _log = logging.getLogger(__name__)
 
-#: Lets the verifier draft for the rounds of the coming step, given what the step takes with more drafted tokens, and
-#: the seconds of a memory row; says whether there is anything new.
-Prepare = Callable[[Sequence[Job], StepSeconds, float], Awaitable[bool]]
+#: Lets the verifier draft for the rounds of the coming step, given what the step takes with more drafted tokens, the
+#: seconds of a memory row, and the least gain of drafts; says whether there is anything new.
+Prepare = Callable[[Sequence[Job], StepSeconds, float, float], Awaitable[bool]]
 
 
 class _PendingJobs:
@@ -102,7 +102,7 @@ class Worker:
         prepare: Prepare | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cost = StepCost(engine.facts.row_multiple)
+        self.cost = StepCost()
         self._prepare = prepare
         self._load = Load()
         self._engine, self._metrics, self._clock = engine, metrics, clock
@@ -289,11 +289,13 @@ class Worker:
                 held = self._engine.held(job.sequence, job.prefix)
                 if not job.prefills(held):
                     rounds.append((job, held))
-        began = self._clock()
-        if rounds and await self._prepare(
+        began, serving = self._clock(), self._scheduler.serving
+        # Rows that a draft in a step of few needs would also be made in the steps of all.
+        if 2 * len(rounds) > serving and await self._prepare(
             [job for job, _ in rounds],
             lambda drafted: self._scheduler.seconds_with(drafted, rounds),
             self.memory_row_s,
+            self._scheduler.gain.least(serving),
         ):
             for job, _ in rounds:
                 job.take_newest()

@@ -16,10 +16,9 @@ from moa_runtime.events import Origin
 from moa_runtime.options import DRAFTINGS, Drafting, LoopSettings
 from moa_runtime.session.events import Sampling, Welcomed
 from moa_runtime.transport import Endpoint, Timing
-from moa_server.drafting import drafting_cost
 from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.engine.load import drafting_backend
-from moa_server.scheduling import draft_choice
+from moa_server.scheduling.draft_gain import DraftGain
 from moa_server.settings import Settings
 from support.chat.programs import TOKEN
 from support.chat.programs import verifier as moa_serve
@@ -46,8 +45,7 @@ def verifier(engine, drafts: bool) -> Iterator[Verifier]:
     with serving(engine, SETTINGS, drafts=made) as running, pytest.MonkeyPatch.context() as patch:
         # Drafts cost nothing beside steps, whatever this machine takes, and are verified however little they bring.
         patch.setattr(running.parts.worker.cost, "curve", lambda tokens, *_: np.ones(np.shape(tokens)))
-        for module in (draft_choice, drafting_cost):
-            patch.setattr(module, "LEAST_GAIN", 0.0)
+        patch.setattr(DraftGain, "least", lambda *_: 0.0)
         yield running
 
 
@@ -81,6 +79,23 @@ async def test_the_text_is_the_target_s_whoever_drafts(
                 assert figures.streamed and len(figures.round_trips) == figures.rounds
                 origins = {token.origin for token in answer.tokens}
                 assert origins == {Origin.CORRECTED}
+
+
+async def test_a_memory_row_is_made_once_for_the_device_and_the_verifier(
+    verifier: Verifier, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    step = verifier.parts.engine.step
+
+    async def noting(requests: Any) -> Any:
+        outcomes = await step(requests)
+        made.extend(at for each in outcomes if each.rows is not None for at in range(each.rows.start, each.rows.stop))
+        return outcomes
+
+    monkeypatch.setattr(verifier.parts.engine, "step", noting)
+    async with chatting(bundle, endpoint(verifier), **options("server")) as chat:
+        await ask(chat, count=COUNT)
+    assert len(made) == len(set(made)) >= COUNT
 
 
 @pytest.mark.parametrize("option", [(), ("--no-drafts",)], ids=["drafts", "--no-drafts"])

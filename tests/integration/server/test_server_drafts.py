@@ -226,6 +226,29 @@ def test_rows_are_requested_when_drafts_pay_or_are_tried(engine, new_drafts):
     assert not any(modelled(None, cheap) for _ in range(2)) and not modelled(23, cheap) and modelled(1, cheap)
 
 
+def test_a_draft_that_also_reads_a_prompt_says_nothing_of_the_cost_of_later_ones(engine, half, new_drafts):
+    clock = Clock()
+
+    def run(inputs):
+        clock.now += 9.0 if len(inputs[0].tokens) > 16 else 0.1
+        return half.steps(inputs)
+
+    drafts = new_drafts(run=run, clock=clock)
+    first = float(drafts.cost.seconds(1, 1))
+    give_rows(engine, drafts, 1)
+    assert draft(drafts).modelled and drafts.cost.seconds(1, 1) == first
+    give_rows(engine, drafts, 1, [*PROMPT, 4])
+    assert draft(drafts, [*PROMPT, 4]).modelled and first < drafts.cost.seconds(1, 1) < 0.2
+
+
+@pytest.mark.parametrize(("row_s", "pays"), [(1e-4, True), (10.0, False)])
+def test_rows_of_a_long_prompt_are_requested_once_they_pay(new_drafts, row_s, pays):
+    drafts, prompt = new_drafts(), prompts(16)[-1]  # 155 tokens
+    assert drafts.rows_from(1, prompt) is None
+    assert not draft(drafts, prompt, row_s=row_s).modelled
+    assert drafts.rows_from(1, prompt) == (0 if pays else None)
+
+
 def test_claims_that_do_not_come_true_count_less_and_are_handed_on(engine, new_drafts):
     drafts = new_drafts(clock=Clock())
     give_rows(engine, drafts, 1)

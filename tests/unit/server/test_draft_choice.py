@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from moa_server.scheduling.draft_choice import LEAST_GAIN, choose_nodes
+from moa_server.scheduling.draft_choice import choose_nodes
+from moa_server.scheduling.draft_gain import DraftGain
 from moa_server.scheduling.step_drafts import Calibration
 
 
@@ -25,12 +26,13 @@ def trees(rng: random.Random) -> tuple[list[list[int]], list[list[float]]]:
     return parents, paths
 
 
+@pytest.mark.parametrize("least_gain", [1.0, 1.1])
 @pytest.mark.parametrize("seed", range(60))
-def test_no_other_tokens_bring_more_a_second(seed: int) -> None:
+def test_no_other_tokens_bring_more_a_second(seed: int, least_gain: float) -> None:
     rng = random.Random(seed)
     parents, paths = trees(rng)
     stairs = np.cumsum([rng.choice([0.0, 0.1, 1.0]) for _ in range(13)]) + rng.uniform(0.5, 5)
-    chosen = choose_nodes(paths, lambda drafted: stairs[drafted])
+    chosen = choose_nodes(paths, lambda drafted: stairs[drafted], least_gain=least_gain)
 
     def rate(sets) -> float:
         gains = len(paths) + sum(paths[session][index] for session, own in enumerate(sets) for index in own)
@@ -43,7 +45,7 @@ def test_no_other_tokens_bring_more_a_second(seed: int) -> None:
     assert all(tuple(nodes) in subtrees(own) for nodes, own in zip(chosen, parents, strict=True))
     best = max(map(rate, itertools.product(*map(subtrees, parents))))
     plain = rate([[]] * len(paths))
-    assert rate(chosen) == pytest.approx(best if best >= LEAST_GAIN * plain else plain)
+    assert rate(chosen) == pytest.approx(best if best >= least_gain * plain else plain)
     assert sum(map(len, choose_nodes(paths, lambda drafted: stairs[drafted], most=2))) <= 2
 
 
@@ -74,3 +76,18 @@ def test_tokens_after_a_wrong_one_and_those_not_verified_teach_nothing() -> None
     assert after[0] < before[0] and after[1] / after[0] == pytest.approx(before[1] / before[0])
     calibration.learn([0, 1], [0.3, 0.9], [], [])
     assert calibration.paths([0, 1], [0.3, 0.9]) == after
+
+
+def test_drafts_of_a_crowd_have_to_be_predicted_better_by_what_predictions_were_too_good() -> None:
+    gain, rng = DraftGain(), random.Random(4)
+    assert gain.least(1) == 1.0 < gain.least(8) < 1.1, "alone any gain counts, and at first little is known of a crowd"
+    for _ in range(400):
+        gain.observe(8, False, 200.0, 180.0 * rng.uniform(0.9, 1.1))
+        gain.observe(8, True, 300.0, 216.0 * rng.uniform(0.8, 1.2))
+    assert gain.least(8) == pytest.approx(0.9 / 0.72, rel=0.04) and gain.least(32) < 1.1
+    learnt = gain.least(8)
+    for _ in range(600):
+        gain.observe(8, False, 200.0, 180.0)
+    assert 1.0 < gain.least(8) < learnt - 0.1, "what is no longer tried is forgotten, and tried again"
+    gain.observe(1, True, 1.0, 0.5)
+    assert gain.least(1) == 1.0

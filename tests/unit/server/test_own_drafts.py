@@ -14,7 +14,7 @@ from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_server.drafting.batched_backend import BatchedBackend, draft_together
-from moa_server.drafting.drafting_cost import LEAST_GAIN, LEVELS, DraftingCost, drafts_that_pay
+from moa_server.drafting.drafting_cost import LEVELS, DraftingCost, drafts_that_pay
 from moa_server.drafting.own_draft import NOTHING, OwnDraft, copied
 
 GREEDY = Sampling()
@@ -126,10 +126,11 @@ def test_the_cost_of_a_draft_is_learnt():
 @pytest.mark.parametrize("step", [(20e-3, 1e-3), (10e-3, 8e-3), (9e-3, 2e-3)])
 @pytest.mark.parametrize("draft", [(1e-4, 1e-5), (3e-3, 1e-3), (2e-2, 0.0)])
 @pytest.mark.parametrize("row_s", [0.0, 2e-3])
-def test_the_model_drafts_if_tokens_a_second_grow(count, step, draft, row_s):
+@pytest.mark.parametrize("least_gain", [1.0, 1.12])
+def test_the_model_drafts_if_tokens_a_second_grow(count, step, draft, row_s, least_gain):
     """Against all choices by hand."""
     cost, seconds, paths = cost_of(*draft), line(*step, count), likely(0.6, count)
-    found = drafts_that_pay(paths, [()] * count, cost, seconds, row_s)
+    found = drafts_that_pay(paths, [()] * count, cost, seconds, row_s, least_gain)
     now = count / seconds(np.zeros(1))[0]
 
     def rate(sessions: int, deep: int) -> float:
@@ -142,7 +143,7 @@ def test_the_model_drafts_if_tokens_a_second_grow(count, step, draft, row_s):
 
     rates = {each: rate(*each) for each in itertools.product(range(1, count + 1), range(1, LEVELS + 1))}
     best = max(rates, key=rates.__getitem__)
-    assert (len(found.chosen), found.levels) == (best if rates[best] >= LEAST_GAIN * now else (0, 0))
+    assert (len(found.chosen), found.levels) == (best if rates[best] >= least_gain * now else (0, 0))
 
 
 def test_a_better_draft_makes_the_model_superfluous_and_those_without_a_drafter_are_left_out():
@@ -152,3 +153,5 @@ def test_a_better_draft_makes_the_model_superfluous_and_those_without_a_drafter_
     assert drafts_that_pay(paths, [[0.01] * 16] * 3, cost, seconds).chosen == [0, 2]  # none is worth its row
     assert drafts_that_pay(paths, [[0.95] * 4, (), ()], cost, seconds).chosen == [2]
     assert not drafts_that_pay([paths[1]], [()], cost, seconds).chosen
+    lacking = [0, 0, 10_000]
+    assert drafts_that_pay(paths, [()] * 3, cost, seconds, 2e-4, lacking=lacking).chosen == [0], "rows of a long prompt"

@@ -100,6 +100,7 @@ def test_in_a_crowd_rows_are_made_for_drafts_that_bring_more_and_as_trials():
         return Conversation(1, "", Bearer(), session, 1, Calibrations(), None, DraftWorth(store._worth))  # type: ignore[arg-type]
 
     useful, useless = new(), new()
+    now[0] += 60.0
     for _ in range(200):
         useful.worth.add([0.9, 0.86, 0.81], [0.9])
         useless.worth.add([0.6], [0.6])
@@ -109,9 +110,22 @@ def test_in_a_crowd_rows_are_made_for_drafts_that_bring_more_and_as_trials():
     assert not store.rows_pay(useless) and not store.rows_pay(useless)
     now[0] += 60.0
     assert store.rows_pay(useless)
+    useless.session.committed += [1] * 65
+    useless.session.pushes = False
+    assert store.rows_pay(useless), "for a round"
+    useless.session.runs = False
+    assert not store.rows_pay(useless)
+    worker.serving = 0
+    assert store.rows_pay(useless), "between answers"
+    useless.session.runs = useless.session.pushes = True
     worker.serving = 1
-    assert store.rows_pay(useless)
+    assert not store.rows_pay(useless)
+    slightly = new()
+    for _ in range(200):
+        slightly.worth.add([0.9, 0.7], [0.9])
+    assert store.rows_pay(slightly), "alone, little is enough"
     worker.serving, worker.prices = 8, (300.0, 0.9)
+    assert not store.rows_pay(slightly)
     assert not store.rows_pay(useful), "no drafted token is worth its price"
     worker.prices = (300.0, 0.4)
     assert store.rows_pay(useful)

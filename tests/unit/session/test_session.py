@@ -468,6 +468,26 @@ def test_few_rows_follow_each_pushed_verdict() -> None:
     assert pair.rows == rows_of(pair.client.committed[:-1])
 
 
+@pytest.mark.parametrize(("round_trip_us", "most"), [(50_000, 16), (500_000, 2)])
+def test_rows_of_a_prompt_do_not_delay_text_if_drafts_come_too_late(round_trip_us: int, most: int) -> None:
+    """A token takes 10 ms."""
+    session = ServerSession(Limits(512, 16), VOCAB, [0])
+    session.greet(wire.Hello(row_encoding=wire.ROW_ENCODING_INT8), "resume")
+    work = receive(session, prompt=wire.Prompt(epoch=1, tokens=[1] * 200))
+    receive(session, credit=wire.Credit(epoch=1, position=400, serial=1, round_trip_us=round_trip_us))
+    counts, made = [], 0
+    for _ in range(20):
+        assert isinstance(work, Verify)
+        session.decide(work, [], 1, 10_000)
+        while isinstance(work := session.next_work(), RowsWork):
+            rows = np.zeros((len(work.prefix) - work.start, 1, 1), np.float32)
+            session.add_rows(work.start, rows, rows)
+            made += len(rows)
+        rows_frame = session.take_rows()
+        counts.append(0 if rows_frame is None else rows_frame.rows.count)
+    assert max(counts[2:]) == most and made - sum(counts) < 64 + 16, "none are made long before they are sent"
+
+
 def test_rows_are_sent_once_on_a_connection() -> None:
     pair = answered()
     session = pair.server.session
