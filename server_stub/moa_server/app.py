@@ -536,6 +536,8 @@ async def _unless(ending: Coroutine[Any, Any, object], work: Coroutine[Any, Any,
         working.cancel()
         waiting.cancel()
         await asyncio.gather(working, waiting, return_exceptions=True)
+        # The error's traceback has this frame: a circle would keep the request's connection until garbage is collected.
+        del working, waiting, error
 
 
 def _is_integer(value: object, least: int, most: int) -> bool:

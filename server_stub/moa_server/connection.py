@@ -109,6 +109,7 @@ class Connection:
                 self._budgets.close_session()
             self._log_end(why)
             await asyncio.gather(self._reader.close(), self._pings.close())
+            del self._reader, self._pings  # they call this one: a circle would keep all until garbage is collected
 
     # -- what happens while a job is under way -----------------------------------------------------
 

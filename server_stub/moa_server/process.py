@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 from moa_runtime.errors import MoaError
 from moa_server.app import Verifier
 from moa_server.edge.connection_limits import EdgeLimits
-from moa_server.edge.server import EdgeServer
+from moa_server.edge.server import EdgeServer, freeze_loaded_objects
 from moa_server.engine.load import warm_up
 from moa_server.logging import handle_loop_error
 from moa_server.settings import ServeError
@@ -71,9 +70,7 @@ class VerifierServer(EdgeServer):
                 signal.signal(number, self.handle_exit)
         if self._warm:
             await warm_up(self.verifier.engine, self.verifier.worker.cost)
-            # Exclude loaded objects from garbage collection: a full collection would take a second.
-            gc.collect()
-            gc.freeze()
+            freeze_loaded_objects()
         await super().startup()
         slots, metrics, website = self.slots, self.verifier.metrics, self.verifier.website
         # A connection that downloads is busy, and most of those are for sessions.

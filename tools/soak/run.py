@@ -118,7 +118,10 @@ async def disturb(running: Served, seconds: float, seed: int) -> tuple[list[Samp
             sample = Sample(at, running.memory, running.descriptors)
             while here.poll():
                 kind, value = here.recv()
-                (problems if kind == "differs" else getattr(sample, kind)).append(value)
+                if kind == "differs":
+                    problems.append(f"after {at:.0f} s: {value}")
+                else:
+                    getattr(sample, kind).append(value)
             samples.append(sample)
             await asyncio.sleep(1)
     finally:

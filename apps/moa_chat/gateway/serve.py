@@ -33,7 +33,7 @@ from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.edge.process_exit import ProcessExit
-from moa_server.edge.server import EdgeServer
+from moa_server.edge.server import EdgeServer, freeze_loaded_objects
 from moa_server.logging import handle_loop_error
 
 _HIGHEST_PORT = 65535
@@ -144,6 +144,7 @@ def _serve(app: Starlette, listening: socket.socket, model: str, verifier: Local
             loop.set_exception_handler(handle_loop_error)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._end)
+            freeze_loaded_objects()
             await super().startup()
             self._watching = asyncio.create_task(self._watch_verifier())
             host, port = listening.getsockname()[:2]

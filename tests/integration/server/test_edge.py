@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import socket
 import ssl
@@ -12,13 +13,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from moa_server.edge.connection_limits import EdgeLimits
+from moa_server.edge.connection_limits import ConnectionSlots, EdgeLimits
 from moa_server.edge.port_sockets import PortSockets
 from moa_server.settings import Settings
 from support.malformed_framing import REQUESTS, SMUGGLED
+from support.server.attacks import Victim
 from support.server.edge_running import Edge, edge, error_of, eventually, is_closed, read_all, secured, status_of
 from support.server.running import serving
-from support.toy_engine import ToyEngine
+from support.toy_engine import PRINTS, ToyEngine
 
 PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)
 HASTY = EdgeLimits(header_seconds=1, body_seconds=1, send_seconds=0.5, close_seconds=0.5)
@@ -380,3 +382,29 @@ def test_chunks_with_and_without_trailers_are_taken(framing, cut):
         chunks = b"5;name=value\r\n1\n2\r\n\r\nC\r\n\r\n\n\n12345 67\r\n0\r\n"
         answer = cut_up(framing, CHUNKS + chunks + end, cut)
         assert status_of(answer) == 200 and answer.endswith(b"\r\n\r\n17")
+
+
+def leave_in_a_body(victim: Victim, slots: ConnectionSlots) -> None:
+    with victim.open() as connected:
+        connected.sendall(victim.head("POST /v1/decode", "Content-Length: 10\r\n") + b"x")
+        eventually(lambda: slots.busy)
+
+
+@pytest.mark.parametrize("visit", [leave_in_a_body, lambda victim, slots: victim.session().close()])
+def test_what_ended_does_not_wait_for_garbage_collection(visit):
+    """Until then granian would keep the connection."""
+    with serving(ToyEngine(), Settings()) as verifier:
+        guard, slots = verifier.server.guard, verifier.server.slots
+        gc.collect()
+        gc.disable()
+        try:
+            visit(Victim(verifier.port, PRINTS), slots)
+            eventually(lambda: slots.busy == 0 and not guard.tasks)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            found = {type(each).__name__ for each in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert not found & {"ASGIHTTPProtocol", "ASGIWebsocketProtocol", "Task", "Connection"}
