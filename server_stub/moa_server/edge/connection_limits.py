@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,8 @@ _log.addFilter(LogLimit(lines=1))
 
 #: The message to a client when no more connections may be busy.
 ALL_BUSY = "the verifier serves as many connections as it can; try again later"
+#: The message to a client whose body gives way to others.
+TOO_MANY_BODIES = "too many bodies come at once; send it again later"
 #: A key of the ASGI scope of HTTP requests: a function that ends the connection at once.
 END_KEY = "moa_server.end"
 
@@ -34,7 +37,7 @@ class EdgeLimits:
 
     connections: int = 2048  # held at once, if the descriptor limit allows
     per_address: int = 256  # waiting connections, and bodies that come, of one address, or one IPv6 /64 network
-    header_bytes: int = 64 << 10  # of a request header
+    header_bytes: int = 16 << 10  # of a request header, which granian reads from the beginning for each segment
     header_seconds: float = 10.0  # from the connection or the previous answer to the whole request header, TLS included
     body_seconds: float = 30.0  # from the header to the end of the body
     unused_bytes: int = 4 << 20  # sent over a WebSocket that are no whole messages: pings, and a message that comes
@@ -99,15 +102,16 @@ class ConnectionSlots:
             slot.since = self.clock()
 
     def body_begins(self, peer: Peer, give_way: Callable[[], None]) -> None:
-        """Note that the body of a request begins to come. Call the ``give_way`` of the oldest one if there are too many
-        of a network, or of all."""
+        """Note that the body of a request begins to come. If there are too many of a network, or of all, call the
+        ``give_way`` of the oldest one of it, or of the network that has most."""
         self._bodies[peer] = network, _ = network_of(peer[0]), give_way
-        own = [other for other, (its_network, _) in self._bodies.items() if its_network == network]
-        ended = own[0] if len(own) > self.limits.per_address else None
+        counts = Counter(its_network for its_network, _ in self._bodies.values())
         if len(self._bodies) > max(1, self.ceiling // 4):
-            ended = ended or next(iter(self._bodies))
-        if ended is not None:
-            self._bodies.pop(ended)[1]()
+            network = max(counts, key=counts.__getitem__)
+        elif counts[network] <= self.limits.per_address:
+            return
+        ended = next(other for other, (its_network, _) in self._bodies.items() if its_network == network)
+        self._bodies.pop(ended)[1]()
 
     def body_ended(self, peer: Peer) -> None:
         """Note that it is whole, or no longer wanted."""

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from moa_server.edge.connection_limits import ALL_BUSY, END_KEY, ConnectionSlots
+from moa_server.edge.connection_limits import ALL_BUSY, END_KEY, TOO_MANY_BODIES, ConnectionSlots
 from moa_server.edge.port_sockets import PortSockets
 from moa_server.logging import log_unexpected
 
@@ -154,6 +154,8 @@ class _Request:
             await asyncio.wait({receiving, self._given_up}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             arrived = receiving.done() or not receiving.cancel()
+        if not arrived and self._given_up.done():
+            return await self._refuse(503, TOO_MANY_BODIES)
         if not arrived:
             return await self._refuse(408, f"the body did not arrive within {self._limits.body_seconds:g} seconds")
         message = receiving.result()
@@ -171,7 +173,8 @@ class _Request:
     async def _refuse(self, status: int, text: str) -> Message:
         """Answer if the app has not begun to; the app is told that the client left."""
         if not self._started:
-            await JSONResponse({"error": text}, status)(self._scope, self._receive, self._answer)
+            headers = {"Retry-After": "5"} if status == 503 else None
+            await JSONResponse({"error": text}, status, headers=headers)(self._scope, self._receive, self._answer)
         self._refused = True
         return _DISCONNECT
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals and signals")
@@ -26,6 +27,7 @@ from moa_runtime.datastore import write_datastore  # noqa: E402
 from support.chat.programs import TOKEN, Running, chat, verifier  # noqa: E402
 from support.chat.terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
 from support.drafter.eagle3_heads import write_head  # noqa: E402
+from support.server.edge_running import eventually  # noqa: E402
 from support.tiny import make_tiny_bundle  # noqa: E402
 
 QUESTION = "What is the capital of France?"
@@ -172,6 +174,24 @@ def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, ha
         terminal.wait(r"kept +[1-9]")
         terminal.press("/quit\n")
         assert terminal.process.wait(30) == 0
+
+
+def test_an_answer_goes_on_after_its_program_was_suspended(onnx_bundle, tiny_target, tiny_drafter):
+    """For so long that the verifier has closed the connection."""
+    with verifier(tiny_target, tiny_drafter, options=("--idle-seconds", "1", "--away-seconds", "0")) as running:
+        command = chat(onnx_bundle, running.url, "--terminal", "--max-new-tokens", "400")
+        with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
+            terminal.wait("you>")
+            terminal.press(QUESTION + "\n")
+            terminal.wait(r"online \| tau .* \d\d rounds")
+            terminal.process.send_signal(signal.SIGSTOP)
+            metrics, allowed = f"http://127.0.0.1:{running.port}/metrics", {"Authorization": f"Bearer {TOKEN}"}
+            eventually(lambda: 'moa_refusals_total{reason="idle"} 1.0' in httpx.get(metrics, headers=allowed).text)
+            terminal.process.send_signal(signal.SIGCONT)
+            terminal.wait(r"400 tokens in .* rounds")
+            terminal.wait("you>", count=2)
+            terminal.press("/quit\n")
+            assert terminal.process.wait(30) == 0 and "Traceback" not in terminal.text()
 
 
 def test_ctrl_c_stops_an_answer_and_the_chat_continues(onnx_bundle, hanging):

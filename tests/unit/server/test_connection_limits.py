@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from moa_server.edge.connection_limits import ConnectionSlots, EdgeLimits
 from moa_server.edge.server import ceiling
 from support.refusals import refused
@@ -77,6 +79,14 @@ def test_a_websocket_may_send_what_the_app_takes_and_little_else():
     assert made.overdue(sent) == [PEERS[0]]
     made.take(PEERS[0], 1)
     assert made.overdue(sent) == []
+
+
+def test_bodies_give_way_to_others_of_their_network_or_of_the_largest():
+    made, ended = slots(EdgeLimits(per_address=3))[0], []
+    large = [("10.0.0.2", port) for port in "1234"]
+    for peer in [("10.0.0.1", "1"), *large, ("10.0.0.3", "1"), ("10.0.0.4", "1")]:
+        made.body_begins(peer, partial(ended.append, peer))
+    assert ended == large[:2]  # 20 places: at most 5 bodies
 
 
 def test_an_ipv6_network_counts_as_one_client():
