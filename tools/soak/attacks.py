@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from moa_server.settings import ENGINES
 from soak import honest
 from soak.run import _TINY, _tiny
 from soak.served import Served, served
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m soak.attacks", description="Attack a verifier.")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each attack (default: %(default)g)")
     parser.add_argument("--attackers", type=int, default=4, help="connections at once (default: %(default)d)")
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="(default: %(default)s)")
     parser.add_argument("--tls", action="store_true", help="over TLS")
     parser.add_argument("--gateway", action="store_true", help="attack the gateway, by strangers")
     parser.add_argument("--only", nargs="*", help="names of attacks (default: all)")
@@ -81,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.sched_setaffinity(0, {cpus[0]})
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        models = _tiny(folder)
-        made = served(folder / "log", ["--threads", "1", *models], *_TINY, tls=options.tls)
+        models = _tiny(folder, 32 if options.engine == "vllm" else 16)
+        made = served(folder / "log", ["--engine", options.engine, "--threads", "1", *models], *_TINY, tls=options.tls)
         running = stack.enter_context(made)
         target = running.target
         victim, names = Victim(target.port, target.fingerprints, tls=options.tls), [*STRANGERS, *MEMBERS]

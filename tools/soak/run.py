@@ -202,10 +202,10 @@ def soak(seconds: float, out: Path, model: str | None = None, seed: int = 0) -> 
     return result
 
 
-def _tiny(folder: Path) -> list[str]:
+def _tiny(folder: Path, head_dim: int = 16) -> list[str]:
     from support.tiny import make_tiny_drafter, make_tiny_target
 
-    target = make_tiny_target(folder / "target")
+    target = make_tiny_target(folder / "target", head_dim=head_dim)
     return ["--model", str(target), "--drafter", str(make_tiny_drafter(target, folder / "drafter"))]
 
 
