@@ -172,16 +172,11 @@ def record(
         for shape in _SHAPES:
             drafter.propose(text[:position], shape)
         on_position()
-    paths = [path for _, path in recording.heard]
-    return RecordedAnswer(
-        list(prompt),
-        list(answer),
-        np.array([position for position, _ in recording.heard], np.int32),
-        np.array([len(path) for path in paths], np.int32),
-        np.array([token for path in paths for token in path], np.int32),
-        np.array([tokens for tokens, _ in recording.heard.values()], np.int32),
-        np.array([logprobs for _, logprobs in recording.heard.values()], np.float32),
-    )
+    positions, paths = zip(*recording.heard, strict=True)
+    tokens, logprobs = zip(*recording.heard.values(), strict=True)
+    lengths, drafted = [len(path) for path in paths], [token for path in paths for token in path]
+    whole = (np.array(numbers, np.int32) for numbers in (positions, lengths, drafted, tokens))
+    return RecordedAnswer(list(prompt), list(answer), *whole, np.array(logprobs, np.float32))
 
 
 class _RecordingBackend(SharedBackend):

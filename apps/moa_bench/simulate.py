@@ -68,11 +68,7 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         add = options.adder(parser)
         add("question", "what to simulate, see above", choices=tuple(_VIEWS))
-        add(
-            "--recording FILE",
-            "recorded predictions; the options from --questions on are for making them",
-            required=True,
-        )
+        add("--recording FILE", "recorded predictions; options from --questions on are for making them", required=True)
         add("--scenarios N", "number of scenarios (default: 1000 shapes, 200 fleets)")
         add("--seed", "of the scenarios (default %(default)s)", type=int, default=0)
         options.add_question_options(parser, required=False)
@@ -90,14 +86,9 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
         options.check_at_least(args, scenarios=1, seed=0, max_new_tokens=2)
         recording, question = _recording(args), args.question
         count = args.scenarios or {"shapes": 1000, "fleet": 200}[question]
-        settings = {
-            "question": question,
-            "drafter": recording.drafter,
-            "ngrams": recording.ngrams,
-            "answers": len(recording.answers),
-            "tokens": sum(recording.lengths),
-        }
         tokens = simulation.TOKENS if question == "shapes" else simulation.FLEET_TOKENS
+        settings = {"question": question, "drafter": recording.drafter, "ngrams": recording.ngrams}
+        settings |= {"answers": len(recording.answers), "tokens": sum(recording.lengths)}
         settings |= {"tokens_of_a_scenario": tokens, "seed": args.seed}
         found: list[dict[str, Any]] = []
         measured = Measured(lambda: {"scenarios": found}, settings, recording.fingerprints)

@@ -30,7 +30,6 @@ from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
-from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.engine.base import new_sequence
@@ -43,6 +42,7 @@ from moa_server.scheduling.verify_job import Job
 _PATIENCE_S = 1e6
 
 Process = Generator[simpy.Event, Any, Any]
+_Take = Callable[[bytes], bool]
 T = TypeVar("T")
 
 
@@ -115,6 +115,7 @@ class Target:
     Attributes:
         own: drafts of the verifier's own, copies; None if it makes none.
         passes, rounds: steps so far, and the sessions in them.
+        scheduler: of these steps.
     """
 
     def __init__(self, env: simpy.Environment, recording: Recording, fleet: Fleet, *, copies: bool) -> None:
@@ -125,7 +126,7 @@ class Target:
         sessions, stops = max(1, fleet.sessions), recording.stop_tokens
         self.own = ServerDrafting(None, self.limits, stops, most=sessions, clock=lambda: env.now) if copies else None
         self._cost = StepCost()
-        self._scheduler = Scheduler(self._cost)
+        self.scheduler = Scheduler(self._cost)
         self._waiting: dict[int, simpy.Event] = {}  # by identity of the job
         self._more = env.event()
         env.process(self._run())
@@ -133,21 +134,17 @@ class Target:
     def run(self, job: Job) -> simpy.Event:
         """Hand in a job; the event occurs when it is done."""
         done = self._waiting[id(job)] = self.env.event()
-        self._scheduler.add(Waiting(job, self.env.now))
+        self.scheduler.add(Waiting(job, self.env.now))
         if not self._more.triggered:
             self._more.succeed()
         return done
 
-    def rest(self, sequence: int) -> None:
-        """End an answer."""
-        self._scheduler.rest(sequence)
-
     def _run(self) -> Process:
         while True:
             yield self.env.timeout(0)  # conversations that were answered hand in their next work
-            for job in self._scheduler.waiting_rounds():
+            for job in self.scheduler.waiting_rounds():
                 job.take_newest()
-            if (step := self._scheduler.plan(self.env.now, self.engine.held)).pieces:
+            if (step := self.scheduler.plan(self.env.now, self.engine.held)).pieces:
                 yield from self._take(step)
             else:
                 self._more = self.env.event()
@@ -164,7 +161,7 @@ class Target:
             self._cost.observe(step.tokens, step.products, step.contexts, len(step.pieces), seconds)
             self.passes += 1
             self.rounds += len(step.pieces)
-        self._scheduler.stepped(step, self.env.now)
+        self.scheduler.stepped(step, self.env.now)
         for piece in step.pieces:
             if piece.waiting.job.done:
                 self._waiting.pop(id(piece.waiting.job)).succeed()
@@ -190,9 +187,7 @@ class _Way:
         arrival: the event of the next one.
     """
 
-    def __init__(
-        self, target: Target, draws: random.Random, take: Callable[[bytes], bool] = lambda frame: False
-    ) -> None:
+    def __init__(self, target: Target, draws: random.Random, take: _Take = lambda frame: False) -> None:
         self.frames: deque[tuple[float, bytes]] = deque()
         self._env, self._fleet, self._draws, self._take = target.env, target.fleet, draws, take
         self._last = 0.0
@@ -326,7 +321,7 @@ class Client:
             self._loop.ask(0, answer.prompt, Sampling(), len(answer.answer))
             while self._loop.answering:
                 yield from self._act()
-            self._target.rest(self._server.sequence)
+            self._target.scheduler.rest(self._server.sequence)
 
     def take_arrived(self) -> None:
         """Take the frames that have arrived, maybe during a draft."""
@@ -336,12 +331,12 @@ class Client:
 
     def _act(self) -> Process:
         """Take frames that have arrived, then draft and send, or wait."""
-        loop, env = self._loop, self._env
+        loop, env, fleet = self._loop, self._env, self._target.fleet
         self.take_arrived()
         todo = loop.next(env.now) if loop.answering else None
         if isinstance(todo, Draft):
             tree = todo.by.propose(todo.prefix, todo.budget, todo.sampling)
-            seconds = self._draft_s(tree)
+            seconds = len(tree.steps) * fleet.step_s + sum(tree.steps) * fleet.query_s
             yield env.timeout(seconds)
             loop.drafted(todo, tree, seconds, env.now)
         for frame in loop.frames_to_send(env.now):
@@ -350,10 +345,6 @@ class Client:
             return
         alarm = [] if todo.until is None else [env.timeout(max(0.0, todo.until - env.now))]
         yield simpy.AnyOf(env, [self._down.arrival, *alarm])
-
-    def _draft_s(self, tree: DraftTree) -> float:
-        fleet = self._target.fleet
-        return len(tree.steps) * fleet.step_s + sum(tree.steps) * fleet.query_s
 
     def _hear(self, event: LoopEvent) -> None:
         if isinstance(event, Committed):
@@ -485,17 +476,10 @@ def draw_fleets(count: int, seed: int, lengths: Sequence[int]) -> Iterator[Fleet
     rng = random.Random(seed)
     for number in range(count):
         step_s = _log_uniform(rng, 0.0005, 0.02)
-        yield Fleet(
-            seed + number,
-            sessions=2 ** rng.randrange(9),
-            curve=rng.choice(list(CURVES)),
-            slower=_log_uniform(rng, 1, 3),
-            step_s=step_s,
-            query_s=step_s * _log_uniform(rng, 0.03, 0.3),
-            round_trip_s=_log_uniform(rng, 0.001, 0.3),
-            jitter=rng.uniform(0, 0.5),
-            first=rng.randrange(len(lengths)),
-        )
+        sessions, curve, slower = 2 ** rng.randrange(9), rng.choice(list(CURVES)), _log_uniform(rng, 1, 3)
+        query_s, round_trip_s = step_s * _log_uniform(rng, 0.03, 0.3), _log_uniform(rng, 0.001, 0.3)
+        times = slower, step_s, query_s, round_trip_s, rng.uniform(0, 0.5)
+        yield Fleet(seed + number, sessions, curve, *times, rng.randrange(len(lengths)))
 
 
 def hold_fleet(recording: Recording, fleet: Fleet, mode: str, seconds: float) -> tuple[list[list[int]], Target]:
