@@ -90,9 +90,7 @@ def test_a_local_verifier_gets_a_token_and_is_stopped_at_the_end(instead, tmp_pa
     assert mark.exists()
 
 
-def test_a_killed_verifier_is_started_again_on_the_same_port(
-    tiny_target: Path, tiny_drafter: Path, monkeypatch
-) -> None:
+def test_a_killed_verifier_is_started_again_on_the_same_port(tiny_target, tiny_drafter, monkeypatch):
     monkeypatch.setattr(local, "_LEAST_SECONDS", 0.0)
     options = ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--threads", "1"]
     with local.local_verifier(options, restarts=True) as verifier:
@@ -123,9 +121,7 @@ def test_a_local_verifier_that_fails_says_why(instead) -> None:
     assert str(caught.value).endswith(": no memory")
 
 
-def test_the_gateway_ends_with_the_verifier_that_it_started(
-    onnx_bundle: Path, tiny_target: Path, tiny_drafter: Path, tmp_path: Path
-) -> None:
+def test_the_gateway_ends_with_the_verifier_that_it_started(onnx_bundle, tiny_target, tiny_drafter, tmp_path):
     own = ["--bundle", str(onnx_bundle), "--model", str(tiny_target), "--drafter", str(tiny_drafter)]
     mark = tmp_path / "mark"
     code = (

@@ -55,9 +55,7 @@ def test_all_formats_become_documents(bundle: Bundle, tmp_path: Path, capsys: py
     assert store.count([5, 6, 7]) == store.count([2, 3, 4, 9, 8]) == 1
 
 
-def test_an_answer_is_found_from_its_beginning(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_is_found_from_its_beginning(bundle, tmp_path, capsys):
     """After the tokens that a question ends with, as they stand in a conversation."""
     (tmp_path / "chat.json").write_text(json.dumps(CHAT))
     store, _ = made(capsys, bundle, tmp_path / "out", tmp_path / "chat.json")
@@ -103,15 +101,7 @@ def _damaged_archive() -> bytes:
         ("no.txt", None, "file_missing", "no.txt"),
     ],
 )
-def test_what_is_no_document_is_named(
-    bundle: Bundle,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    content: str | bytes | None,
-    code: str,
-    names: str,
-) -> None:
+def test_what_is_no_document_is_named(bundle, tmp_path, capsys, name, content, code, names):
     file, out = tmp_path / name, tmp_path / "out"
     if content is not None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)

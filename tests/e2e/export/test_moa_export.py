@@ -82,9 +82,7 @@ def test_the_graph_holds_8_bit_weights_and_nothing_of_this_machine(made: tuple[B
     assert str(Path(cli.__file__).parents[2]).encode() not in path.read_bytes()
 
 
-def test_a_large_target_is_run_in_bfloat16(
-    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_target_is_run_in_bfloat16(tiny_target, tiny_drafter, tmp_path, monkeypatch):
     settings = pipeline.ExportSettings(
         ("onnx",), tiny_drafter, str(tiny_target), questions=["Who are you?"], writer=WriterSettings(NONE)
     )
@@ -98,12 +96,8 @@ def test_a_large_target_is_run_in_bfloat16(
 
 
 def test_without_checks_nothing_is_compared_and_verify_does_it_later(
-    tiny_target: Path,
-    tiny_drafter: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tiny_target, tiny_drafter, tmp_path, capsys, monkeypatch
+):
     def never(*_: object, **__: object) -> None:
         raise AssertionError("something is compared")
 
@@ -121,9 +115,7 @@ def test_without_checks_nothing_is_compared_and_verify_does_it_later(
     assert found["onnx"]["parity"]["status"] == "passed" and found["writer"]["perplexity"]["ratio"] > 1
 
 
-def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(
-    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(tiny_target, tiny_drafter, tmp_path, capsys):
     (tmp_path / "strict.yaml").write_text("tolerance: {mean_logprob_error: 0.0}")
     out = tmp_path / "place" / "bundle"
     argv = ["--out", out, "--config", tmp_path / "strict.yaml", "--model", tiny_target, "--drafter", tiny_drafter]
@@ -148,23 +140,13 @@ def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(
         (["--drafter", "nowhere"], None, "nowhere"),
     ],
 )
-def test_bad_input_is_refused_before_any_work(
-    tiny_target: Path,
-    tiny_drafter: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    code: str | None,
-    names: str,
-) -> None:
+def test_bad_input_is_refused_before_any_work(tiny_target, tiny_drafter, tmp_path, capsys, options, code, names):
     inputs = ["--out", tmp_path / "out", "--model", tiny_target, "--drafter", tiny_drafter]
     assert names in refuse(capsys, code, *inputs, *options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_checks_and_writes_nothing(
-    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_checks_and_writes_nothing(tiny_target, tiny_drafter, tmp_path, capsys):
     argv = ["--out", tmp_path / "out", "--model", tiny_target, "--dry-run"]  # for onnx
     argv += ["--drafter", tiny_drafter, "--preset", "phone", "--head-bits", "8"]
     plan = run_json(capsys, *argv)
@@ -176,9 +158,7 @@ def test_a_dry_run_checks_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_drafter_made_for_another_target_is_refused(
-    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_drafter_made_for_another_target_is_refused(tiny_target, tiny_drafter, tmp_path, capsys):
     drafter = shutil.copytree(tiny_drafter, tmp_path / "drafter")
     config = json.loads((drafter / "config.json").read_text())
     (drafter / "config.json").write_text(json.dumps({**config, "target_num_layers": 30}))
@@ -186,9 +166,7 @@ def test_a_drafter_made_for_another_target_is_refused(
     assert "layers 30" in said
 
 
-def test_an_existing_folder_is_replaced_only_if_it_is_a_bundle_and_forced(
-    made: tuple[Bundle, dict], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_existing_folder_is_replaced_only_if_it_is_a_bundle_and_forced(made, tmp_path, capsys):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
@@ -285,9 +263,7 @@ def test_inspect_says_what_writes_offline(copy, capsys, architecture, manners, s
     assert said in run(capsys, "inspect", copy)
 
 
-def test_verify_proves_the_graphs_again(
-    bundle: Path, made_from: list[object], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_proves_the_graphs_again(bundle, made_from, capsys):
     found = run_json(capsys, "verify", bundle, *made_from)
     checks = Bundle.open(bundle).manifest.targets["onnx"].checks
     assert {name: found["targets"]["onnx"][name] for name in checks} == checks
@@ -295,9 +271,7 @@ def test_verify_proves_the_graphs_again(
     assert run(capsys, "verify", bundle, "--files-only").startswith("3 ")
 
 
-def test_verify_finds_a_graph_that_computes_something_else(
-    copy: Path, made_from: list[object], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_finds_a_graph_that_computes_something_else(copy, made_from, capsys):
     path = copy / "device_half.onnx"
     model = onnx.load(path)
     *_, scales = (tensor for tensor in model.graph.initializer if tensor.name.endswith("_scales"))
@@ -309,9 +283,7 @@ def test_verify_finds_a_graph_that_computes_something_else(
     assert "failed: onnx: " in capsys.readouterr().err
 
 
-def test_verify_refuses_another_drafter(
-    bundle: Path, tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_refuses_another_drafter(bundle, tiny_target, tmp_path, capsys):
     other = tiny.make_tiny_drafter(tiny_target, tmp_path / "other", seed=9)
     refuse(capsys, "other_model", "verify", bundle, "--model", tiny_target, "--drafter", other)
 
@@ -326,16 +298,12 @@ def test_diff_names_what_differs(bundle: Path, copy: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_a_folder_that_is_no_bundle_is_refused(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_no_bundle_is_refused(command, tmp_path, capsys):
     assert str(tmp_path) in refuse(capsys, None, command, tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "coreml"])
-def test_example_refuses_a_backend_that_is_unknown_or_has_no_graph(
-    bundle: Path, backend: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_example_refuses_a_backend_that_is_unknown_or_has_no_graph(bundle, backend, capsys):
     assert backend in refuse(
         capsys, "unknown_backend" if backend == "cuda" else None, "example", bundle, "--backend", backend
     )

@@ -277,9 +277,7 @@ def test_a_page_that_cannot_start_leaves_no_token_in_the_address(site: Site, per
     assert other.do("evaluate", "location.href") == site.url(token="")
 
 
-def test_over_plain_http_it_works_online_and_says_what_is_missing(
-    site: Site, person: Person, outer_address: str
-) -> None:
+def test_over_plain_http_it_works_online_and_says_what_is_missing(site, person, outer_address):
     page = person.open(site.url(outer_address))
     assert page.do("evaluate", "isSecureContext") is False
     page.link("online")

@@ -75,9 +75,7 @@ def test_a_module_that_imports_onnxruntime_switches_it_off(home: Path, modules: 
     assert not files_of_onnxruntime(home)
 
 
-def test_the_programs_switch_it_off(
-    home: Path, onnx_bundle: Path, tiny_target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_programs_switch_it_off(home, onnx_bundle, tiny_target, tiny_drafter, monkeypatch):
     with verifier(tiny_target, tiny_drafter) as server:
         monkeypatch.setenv("MOA_TOKEN", "secret")
         run(chat(onnx_bundle, server.url, "--once", "hello", "--max-new-tokens", "8", "--drafting", "device"))

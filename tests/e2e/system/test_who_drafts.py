@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.events import Origin
@@ -57,9 +55,7 @@ def options(drafting: Drafting) -> dict[str, Any]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafting", DRAFTINGS)
-async def test_the_text_is_the_target_s_whoever_drafts(
-    verifier: Verifier, bundle: Bundle, drafts: bool, drafting: Drafting, sampling: Sampling
-) -> None:
+async def test_the_text_is_the_target_s_whoever_drafts(verifier, bundle, drafts, drafting, sampling):
     async with chatting(bundle, endpoint(verifier), **options(drafting)) as chat:
         for number in range(2):
             answer = await ask(chat, count=COUNT, sampling=sampling)
@@ -81,9 +77,7 @@ async def test_the_text_is_the_target_s_whoever_drafts(
                 assert origins == {Origin.CORRECTED}
 
 
-async def test_a_memory_row_is_made_once_for_the_device_and_the_verifier(
-    verifier: Verifier, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_memory_row_is_made_once_for_the_device_and_the_verifier(verifier, bundle, monkeypatch):
     made: list[int] = []
     step = verifier.parts.engine.step
 
@@ -99,9 +93,7 @@ async def test_a_memory_row_is_made_once_for_the_device_and_the_verifier(
 
 
 @pytest.mark.parametrize("option", [(), ("--no-drafts",)], ids=["drafts", "--no-drafts"])
-async def test_a_verifier_says_whether_it_drafts(
-    bundle: Bundle, tiny_target: Path, tiny_drafter: Path, option: tuple[str, ...]
-) -> None:
+async def test_a_verifier_says_whether_it_drafts(bundle, tiny_target, tiny_drafter, option):
     welcomes: list[Welcomed] = []
     with moa_serve(tiny_target, tiny_drafter, options=option) as process:
         where = Endpoint(f"ws://127.0.0.1:{process.port}", TOKEN)

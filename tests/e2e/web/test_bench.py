@@ -35,9 +35,7 @@ def test_steps_of_both_graphs_are_timed(browser: str, web_bundle: Path, web_engi
     assert len(table) == 1 + 8 + 2 + 1 and table[1].split()[:3] == ["drafter", "4", "1"]
 
 
-def test_a_graph_that_the_browser_cannot_load_is_one_sentence(
-    browser: str, web_bundle: Path, web_engine_here: WebEngine, tmp_path: Path
-) -> None:
+def test_a_graph_that_the_browser_cannot_load_is_one_sentence(browser, web_bundle, web_engine_here, tmp_path):
     broken = tmp_path / "bundle"
     shutil.copytree(web_bundle, broken)
     (broken / "device_half.web.onnx").write_bytes(b"no graph")

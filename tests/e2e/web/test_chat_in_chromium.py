@@ -42,9 +42,7 @@ def talk(port: int, token: str = "secret") -> dict[str, object]:
     return {"do": "talk", "url": url, "token": token, "question": QUESTION, "length": LENGTH, "seed": SEED}
 
 
-def test_a_tab_that_is_reloaded_goes_on_with_its_answer(
-    page: BrowserPage, open_verifier: Verifier, onnx_bundle: Path
-) -> None:
+def test_a_tab_that_is_reloaded_goes_on_with_its_answer(page, open_verifier, onnx_bundle):
     own = target_writes(onnx_bundle, open_verifier, LENGTH, Sampling(0.8, 0.9, SEED))
     todo = talk(open_verifier.port)
     assert page.ask(todo | {"leaveAt": 4}) == {"pending": False}
@@ -54,9 +52,7 @@ def test_a_tab_that_is_reloaded_goes_on_with_its_answer(
     assert [turn["content"] for turn in said["messages"]] == [QUESTION, own]
 
 
-def test_why_a_page_cannot_connect(
-    page: BrowserPage, open_verifier: Verifier, verifier: Verifier, unused_port: int
-) -> None:
+def test_why_a_page_cannot_connect(page, open_verifier, verifier, unused_port):
     allowed = f"--allow-origin http://127.0.0.1:{page.port}"
     refusing = ((unused_port, "secret", "no verifier"), (open_verifier.port, "wrong", "the token"))
     for port, token, names in (*refusing, (verifier.port, "secret", allowed)):

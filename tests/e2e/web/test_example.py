@@ -10,7 +10,6 @@ from moa_bench.link import LinkProfile
 from moa_bench.link.proxy import background_link
 from moa_export.targets.web import WebEngine
 from moa_runtime.session.events import Sampling
-from support.server.running import Verifier
 from support.system.asking import QUESTION, TIMEOUT_S
 from support.web.typescript import target_writes
 
@@ -26,9 +25,7 @@ def environment(engine: WebEngine, token: str = "") -> dict[str, str]:
     return {**os.environ, "MOA_TOKEN": token, "ORT": engine.module.with_name("ort.node.min.mjs").as_uri()}
 
 
-def test_the_example_survives_a_cut(
-    compiled: Path, web_bundle: Path, web_engine_here: WebEngine, verifier: Verifier
-) -> None:
+def test_the_example_survives_a_cut(compiled, web_bundle, web_engine_here, verifier):
     own = target_writes(web_bundle, verifier, 200, Sampling())
     with background_link(SLOW, "127.0.0.1", verifier.port) as link:
         pipe, env = subprocess.PIPE, environment(web_engine_here, verifier.token)
@@ -49,9 +46,7 @@ def test_the_example_survives_a_cut(
     assert (seen + rest).decode() == own + "\n"
 
 
-def test_the_example_says_what_is_wrong(
-    compiled: Path, web_bundle: Path, web_engine_here: WebEngine, verifier: Verifier, unused_port: int
-) -> None:
+def test_the_example_says_what_is_wrong(compiled, web_bundle, web_engine_here, verifier, unused_port):
     for port, sentence in (
         (unused_port, "error: no verifier answers at ws://127.0.0.1:"),
         (verifier.port, f"error: the verifier at ws://127.0.0.1:{verifier.port}/v1/session refused the token"),

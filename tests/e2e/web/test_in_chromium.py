@@ -61,9 +61,7 @@ def asked(page: BrowserPage) -> list[str]:
     return sorted(found)
 
 
-def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(
-    page: BrowserPage, web_bundle: Path, expected: DraftTree
-) -> None:
+def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(page, web_bundle, expected):
     bundle = Bundle.open(web_bundle)
     assert bundle.manifest.web_writer is not None
     writer = writer_for(bundle.manifest, OnnxBackend(web_bundle / bundle.manifest.web_writer.file))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from moa_bench.accept import AcceptSettings
 from moa_bench.questions import Question
-from moa_export.targets.web import WebEngine
 from moa_runtime.bundle import Bundle
 from moa_server.engine.torch_engine import load_torch_engine
 from typescript_rounds import WIDTH, count
@@ -14,9 +11,7 @@ from typescript_rounds import WIDTH, count
 TURNS = ("Name three colours.", "Why is the sky blue?", "Say it again: the sky is blue, the sky is blue, the sky is")
 
 
-def test_rounds_and_answers_are_pythons(
-    compiled: Path, web_bundle: Path, web_engine_here: WebEngine, tiny_target: Path, tiny_drafter: Path
-) -> None:
+def test_rounds_and_answers_are_pythons(compiled, web_bundle, web_engine_here, tiny_target, tiny_drafter):
     engine = load_torch_engine(str(tiny_target), tiny_drafter)
     questions = [Question(number, "all", (turn,)) for number, turn in enumerate(TURNS)]
     for settings in (AcceptSettings(4, max_new_tokens=24), AcceptSettings(3, 9, WIDTH, max_new_tokens=24)):

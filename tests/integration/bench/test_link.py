@@ -43,9 +43,7 @@ def test_a_trace_repeats_and_says_how_much_it_delivers() -> None:
 
 @settings(max_examples=40)
 @given(times, st.lists(st.tuples(st.integers(0, 400), st.integers(1, PACKET_BYTES)), max_size=30).map(sorted))
-def test_a_wire_passes_what_a_byte_by_byte_model_passes(
-    found: tuple[int, ...], arrivals: list[tuple[int, int]]
-) -> None:
+def test_a_wire_passes_what_a_byte_by_byte_model_passes(found, arrivals):
     """`arrivals` are tenths of a millisecond and sizes."""
     trace, free = Trace(found), {}  # the room that is left, by opportunity
     wire, number = TraceWire(trace), 0

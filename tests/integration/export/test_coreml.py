@@ -131,9 +131,7 @@ def test_a_float_package_answers_as_pytorch(made: Callable[[str], Made], expecte
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize(("recipe", "error"), [("int8", 0.1), ("int4", 1.0)])
-def test_a_quantised_package_is_near_pytorch(
-    made: Callable[[str], Made], drafter: MoADrafter, name: str, recipe: str, error: float
-) -> None:
+def test_a_quantised_package_is_near_pytorch(made, drafter, name, recipe, error):
     keys, values = (random := np.random.default_rng(3)).standard_normal((2, 60, 2, 16)).astype(np.float32)
     recording = Recording(random.integers(3, 512, 60).tolist(), 30, keys, values)
     parity = compare([rehearse(torch_backend_of(drafter, top_k=16), recording)], runner(made(recipe), name))

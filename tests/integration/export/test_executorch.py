@@ -61,9 +61,7 @@ def step(backend: Backend, count: int = 5, cached: int = 11, rows: int = 7) -> S
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("preset", "error"), [("max-quality", 1e-4), ("phone", 1.5)])
-def test_what_runs_is_what_pytorch_computes(
-    drafter: MoADrafter, made: Callable[..., Made], preset: str, error: float
-) -> None:
+def test_what_runs_is_what_pytorch_computes(drafter, made, preset, error):
     ours, theirs = step(runner(made(preset))), step(torch_backend_of(drafter, top_k=16))
     np.testing.assert_allclose(ours.keys, theirs.keys, atol=error)
     np.testing.assert_allclose(ours.values, theirs.values, atol=error)

@@ -70,9 +70,7 @@ def test_a_product_with_a_bias_is_no_matrix_to_take() -> None:
 
 
 @pytest.mark.parametrize(("linear", "head", "symmetric"), [(8, 4, True), (4, 8, False), (8, 32, False), (32, 8, True)])
-def test_every_part_has_its_own_bits(
-    drafter: MoADrafter, tmp_path: Path, linear: int, head: int, symmetric: bool
-) -> None:
+def test_every_part_has_its_own_bits(drafter, tmp_path, linear, head, symmetric):
     recipe = Recipe(Weights(linear, 32, symmetric), Weights(head, 32, symmetric), Weights(32))
     target = OnnxTarget(recipe, TargetOptions())
     (entry,) = target.export(drafter, tmp_path).values()
@@ -97,9 +95,7 @@ def test_what_one_file_cannot_hold_is_refused_before_any_work(drafter: MoADrafte
         OnnxTarget(PRESETS["max-quality"], TargetOptions()).check(config)
 
 
-def test_a_sharper_drafter_has_a_sharper_graph(
-    tiny_target: Path, tiny_drafter: Path, target: Target, tmp_path: Path
-) -> None:
+def test_a_sharper_drafter_has_a_sharper_graph(tiny_target, tiny_drafter, target, tmp_path):
     drafter = load_checkpoint(tiny_drafter)
     drafter.config = dataclasses.replace(drafter.config, sharpness=1.5)
     save_checkpoint(drafter, tmp_path / "drafter")

@@ -13,7 +13,6 @@ from moa_bench.harness import Conversation, LoopbackVerifier, Round
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound, save_checkpoint
 from moa_drafter.config import drafter_fingerprint
-from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_export.pipeline import ExportSettings, plan
 from moa_export.quarot import rotate_residual_stream
@@ -97,9 +96,7 @@ def test_the_graph_computes_what_pytorch_does(bundle: Bundle, checkpoint: Path, 
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_rotated_residual_stream_changes_nothing(
-    tiny_drafter: Path, drafter: MoADrafter, target: Target, count: int
-) -> None:
+def test_a_rotated_residual_stream_changes_nothing(tiny_drafter, drafter, target, count):
     given = tiny_with_layers(tiny_drafter, target, count) if count else drafter
     turned = rotate_residual_stream(copy.deepcopy(given))
     assert not torch.allclose(turned.embedding, given.embedding, atol=1e-2)
@@ -111,9 +108,7 @@ def test_a_rotated_residual_stream_changes_nothing(
     [(Budget.chain(4), Sampling()), (Budget.tree(nodes=10, levels=3, width=3), Sampling(0.8, 0.95, seed=3))],
     ids=["chain, greedy", "tree, sampled"],
 )
-def test_a_conversation_is_lossless(
-    bundle: Bundle, checkpoint: Path, target: Target, shape: Budget, sampling: Sampling
-) -> None:
+def test_a_conversation_is_lossless(bundle, checkpoint, target, shape, sampling):
     """Rows of twice the heads travel in the frames, if there are any, and the answer is the target's own."""
     engine = torch_engine(target, load_bound(checkpoint, target), drafter_fingerprint(checkpoint))
     device = drafter_for(bundle.manifest, load_backend(bundle, threads=1))
@@ -124,14 +119,7 @@ def test_a_conversation_is_lossless(
     assert [step.token for step in decode(engine, question, sampling, len(answer.tokens))] == answer.tokens
 
 
-def test_it_is_verified_and_smaller_in_four_bits(
-    bundle: Bundle,
-    checkpoint: Path,
-    tiny_target: Path,
-    target: Target,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_it_is_verified_and_smaller_in_four_bits(bundle, checkpoint, tiny_target, target, tmp_path, capsys):
     made_from = ["--model", tiny_target, "--drafter", checkpoint, "--quiet"]
     assert f"{bundle.manifest.architecture} (" in run(capsys, "inspect", bundle.folder)
     found = run_json(capsys, "verify", bundle.folder, *made_from)["targets"]["onnx"]

@@ -156,9 +156,7 @@ def test_a_malformed_proxy_is_named_without_password(name: str, value: str, envi
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "ALL_PROXY", "SOCKS_PROXY"])
-def test_a_socks_proxy_names_the_package_that_it_needs(
-    name: str, environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_socks_proxy_names_the_package_that_it_needs(name, environment, monkeypatch):
     async def missing(*_: object, **__: object) -> None:
         raise ImportError("connecting through a SOCKS proxy requires python-socks")
 

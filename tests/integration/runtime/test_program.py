@@ -84,14 +84,7 @@ def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
         (moa_serve, ["--token-file", LONG]),
     ],
 )
-def test_names_that_no_system_takes(
-    main: Callable[[list[str]], int],
-    words: list[str],
-    onnx_bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_names_that_no_system_takes(main, words, onnx_bundle, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MOA_EDGE_BUNDLE", str(onnx_bundle))
     assert main(words) == 2

@@ -57,9 +57,7 @@ def load(folder: Path, template: str = tiny.CHAT_TEMPLATE) -> ChatTokenizer:
         "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
     ],
 )
-def test_chats_are_rendered_and_encoded_as_by_transformers(
-    folder: Path, reference: Any, template: str, messages: list[dict[str, str]], prompt: bool
-) -> None:
+def test_chats_are_rendered_and_encoded_as_by_transformers(folder, reference, template, messages, prompt):
     tokenizer, options = load(folder, template), {"chat_template": template, "add_generation_prompt": prompt}
     assert tokenizer.render_chat(messages, prompt) == reference.apply_chat_template(messages, tokenize=False, **options)
     if template == tiny.CHAT_TEMPLATE:

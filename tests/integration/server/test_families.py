@@ -91,14 +91,7 @@ def test_graphs_compute_a_target_as_transformers_does(family: str, folder: Path)
         ),
     ],
 )
-def test_a_gguf_file_is_computed_as_its_model(
-    family: str,
-    architecture: str,
-    metadata: dict[str, float],
-    tiny_target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gguf_file_is_computed_as_its_model(family, architecture, metadata, tiny_target, tmp_path, monkeypatch):
     """By the graphs, and by transformers in the folder that is made of it."""
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
 

@@ -48,9 +48,7 @@ async def write_alone(chat: Chat, text: str, *, count: int = 16, most: int = 1 <
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-async def test_two_answers_without_a_link_become_the_target_s(
-    verifier: Verifier, bundle: Bundle, sampling: Sampling
-) -> None:
+async def test_two_answers_without_a_link_become_the_target_s(verifier, bundle, sampling):
     async with chatting(bundle, endpoint(verifier)) as other:
         for text in (QUESTION, MORE):
             await ask(other, text, count=16, sampling=sampling)
@@ -140,9 +138,7 @@ async def test_a_limit_beyond_the_context_is_none(chat: Chat, mark: Unconfirmed)
         *((Unconfirmed(1, sampling, 16), "out_of_range") for sampling in IMPOSSIBLE),
     ],
 )
-async def test_a_mark_is_of_an_answer_and_of_a_sampling_that_a_verifier_can_do(
-    chat: Chat, mark: Unconfirmed, code: str
-) -> None:
+async def test_a_mark_is_of_an_answer_and_of_a_sampling_that_a_verifier_can_do(chat, mark, code):
     with refused(code):
         chat.restore(TURNS, [mark])
 

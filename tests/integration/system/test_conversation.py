@@ -7,7 +7,6 @@ import contextlib
 import threading
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -93,9 +92,7 @@ async def test_the_text_comes_in_spans_by_origin(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("when", ["never", "at once", "after the answer"])
-async def test_the_user_is_asked_and_may_keep_what_the_device_wrote(
-    verifier: Verifier, bundle: Bundle, when: str
-) -> None:
+async def test_the_user_is_asked_and_may_keep_what_the_device_wrote(verifier, bundle, when):
     async with chatting(bundle, endpoint(verifier), policy=Policy.ASK) as chat:
         asked: list[Disagreement] = []
         written: list[int] = []
@@ -152,9 +149,7 @@ async def test_a_chat_may_begin_before_its_verifier(bundle: Bundle, verifier: Ve
 
 
 @pytest.mark.parametrize("continued", [False, True], ids=["asked", "continued"])
-async def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
-    small_bundle: Any, monkeypatch: pytest.MonkeyPatch, continued: bool
-) -> None:
+async def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(small_bundle, monkeypatch, continued):
     chat, text = Chat(small_bundle, Endpoint("ws://127.0.0.1:9"), drafter=None), "a" * 10_000
     begun, seen_busy, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
 
@@ -182,9 +177,7 @@ async def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), LONG])
-async def test_a_continued_answer_is_what_a_larger_limit_gives(
-    chat: Chat, verifier: Verifier, sampling: Sampling
-) -> None:
+async def test_a_continued_answer_is_what_a_larger_limit_gives(chat, verifier, sampling):
     whole = await ask(chat, count=40, sampling=sampling)
     messages, tokens = chat.messages, chat.tokens
     chat.restore([])
@@ -264,9 +257,7 @@ async def test_a_continued_answer_outlives_the_program(verifier: Verifier, bundl
         assert chat.messages[-1]["content"] == whole.text
 
 
-async def test_a_conversation_that_outgrows_the_context_loses_its_oldest_turns(
-    bundle: Bundle, verifier: Verifier
-) -> None:
+async def test_a_conversation_that_outgrows_the_context_loses_its_oldest_turns(bundle, verifier):
     """What is left begins with a question and fits half of the context; the answer is the target's own to it."""
     system = [{"role": "system", "content": "Be brief."}]
     turns = [

@@ -153,9 +153,7 @@ def test_a_verifier_that_sends_no_welcome(step: Step, small_bundle: Any, caplog:
     assert re.match(r"refused: \[no_welcome\] .* 0\.5 s", heard), heard
 
 
-def test_a_flood_waits_at_the_door(
-    small_bundle: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_waits_at_the_door(small_bundle, caplog, monkeypatch):
     """While the device drafts, frames are not taken up: 473 MB waited after a second."""
     propose = Guesser.propose
 

@@ -124,8 +124,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     MESSAGES,
     ids=lambda each: each if isinstance(each, str) else "-".join(each),  # functions differ from process to process
 )
-def test_messages_that_no_verifier_sends(
-    wrong: dict[str, Any], said: str, small_bundle: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_messages_that_no_verifier_sends(wrong, said, small_bundle, caplog):
     wait = {"wait_s": 0.5} if said == "waits" else {}
     assert re.match(said, heard := outcome(Server(**wrong), small_bundle, caplog, **wait)), heard

@@ -182,9 +182,7 @@ async def test_kept_text_is_kept_by_the_next_program(world: World) -> None:
 # -- Hello and file --------------------------------------------------------------------------------------
 
 
-async def test_the_file_has_the_count_of_a_hello_before_it_is_sent(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_file_has_the_count_of_a_hello_before_it_is_sent(world, monkeypatch):
     seen = []
     send = ClientEnd.send
 
@@ -230,9 +228,7 @@ async def test_a_hello_waits_for_its_file_and_drafting_does_not(world: World, mo
     assert ids(await answering) == own(world)
 
 
-async def test_nothing_of_an_answer_is_told_before_its_question_is_stored(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_of_an_answer_is_told_before_its_question_is_stored(world, monkeypatch):
     hangs, save = asyncio.get_running_loop().create_future(), world.chat._saver.save
     monkeypatch.setattr(world.chat._saver, "save", lambda: hangs)
     first = asyncio.create_task(anext(answering := world.chat.send(QUESTION, max_new_tokens=COUNT)))

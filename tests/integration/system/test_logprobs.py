@@ -14,14 +14,12 @@ import pytest
 import torch
 
 from moa_drafter.target import Target
-from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.events import AnswerFinished, Origin, TokenLogprobs
 from moa_runtime.session.events import Grammar, Policy, Sampling
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.load import load_local
 from support.refusals import refused
-from support.server.running import Verifier
 from support.server.stepping import plain, random_tree, step
 from support.system.asking import QUICK, ask, ask_and_leave, chatting, end_of, endpoint, ids
 
@@ -87,9 +85,7 @@ def test_steps_with_trees_have_those_of_the_target(engine: Any, target: Target, 
 
 
 @pytest.mark.parametrize("drafting", ["device", "server", "auto"])
-async def test_an_answer_has_those_of_the_target_whoever_drafts(
-    bundle: Bundle, verifier: Verifier, target: Target, drafting: Any
-) -> None:
+async def test_an_answer_has_those_of_the_target_whoever_drafts(bundle, verifier, target, drafting):
     async with chatting(bundle, endpoint(verifier), settings=replace(QUICK, drafting=drafting)) as chat:
         for sampling in (Sampling(logprobs=5), CHANGED):
             chat.restore([])
@@ -108,9 +104,7 @@ async def test_tokens_that_a_grammar_forces_have_them_too(chat: Chat, target: Ta
         assert_answer(target, chat, answer)
 
 
-async def test_they_are_known_after_an_outage_and_for_a_continued_answer(
-    bundle: Bundle, verifier: Verifier, target: Target, tmp_path: Path
-) -> None:
+async def test_they_are_known_after_an_outage_and_for_a_continued_answer(bundle, verifier, target, tmp_path):
     """What the verifier wrote meanwhile has them; what the device kept, and an earlier program had, has none."""
     long = replace(CHANGED, min_tokens=60)
     options = {"settings": replace(QUICK, drafting="server"), "store": tmp_path / "chat"}

@@ -205,9 +205,7 @@ async def test_nothing_is_drafted_or_sent_in_the_background(world: World) -> Non
 
 @pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
 @WITH_RIGHT
-async def test_a_welcome_that_comes_in_the_background_resumes_nothing_before_it_is_over(
-    world: World, forgotten: bool
-) -> None:
+async def test_a_welcome_that_comes_in_the_background_resumes_nothing_before_it_is_over(world, forgotten):
     """Neither the next draft nor, where the verifier was started anew, the conversation is sent. What the verifier
     wrote meanwhile comes with the Welcome."""
     async with answering(world) as seen:

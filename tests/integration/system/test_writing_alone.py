@@ -72,8 +72,8 @@ async def test_the_writer_may_be_switched_off(verifier: Verifier, bundle: Bundle
     ids=["length", "doubt", "circle", "off"],
 )
 async def test_a_drafter_that_may_not_go_on_says_why(
-    verifier: Verifier, onnx_bundle: Path, tmp_path: Path, rule, offline, reason, unconfirmed
-) -> None:
+    verifier, onnx_bundle, tmp_path, rule, offline, reason, unconfirmed
+):
     """The answer is the target's when it is back. What was under way when the link was lost counts too."""
     folder = shutil.copytree(onnx_bundle, tmp_path / "bundle")
     write_manifest(folder, replace(read_manifest(folder), manners=rule))

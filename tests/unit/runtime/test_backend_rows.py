@@ -36,9 +36,7 @@ def test_a_backend_that_needs_no_row_is_given_none() -> None:
 
 
 @pytest.mark.parametrize(("backend", "expected"), [(EchoBackend(), 1), (OwnRowsBackend(), 5)])
-def test_tokens_that_have_a_row_now_are_fed_again_only_where_entries_are_made_of_rows(
-    backend: EchoBackend, expected: int
-) -> None:
+def test_tokens_that_have_a_row_now_are_fed_again_only_where_entries_are_made_of_rows(backend, expected):
     drafter, prefix = MoaDrafter(backend, max_context=100), list(range(8))
     before, later = (np.ones((count, *backend.row_shape), np.float32) for count in (3, 4))
     drafter.add_rows(0, before, before)

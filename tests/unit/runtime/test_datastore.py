@@ -39,9 +39,7 @@ def test_suffixes_are_in_the_order_of_their_first_tokens(tokens: list[int]) -> N
 
 
 @given(documents_of, st.lists(st.integers(0, 3), max_size=24), st.integers(1, 6))
-def test_what_is_found_equals_a_plain_search(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], text: list[int], length: int
-) -> None:
+def test_what_is_found_equals_a_plain_search(tmp_path_factory, documents, text, length):
     store = opened(tmp_path_factory.mktemp("store") / "texts", documents)
     runs = [text[-many:] for many in range(1, min(LONGEST_RUN, len(text)) + 1)]
     assert store.longest(text) == max((len(run) for run in runs if followed(documents, run, length)), default=0)

@@ -148,9 +148,7 @@ def test_drafts_are_sent_while_the_server_streams_and_shorten_the_answer() -> No
         (True, Conditions(background=True)),
     ],
 )
-def test_no_draft_is_sent_if_the_server_takes_none_or_the_device_has_to_save(
-    takes: bool, conditions: Conditions
-) -> None:
+def test_no_draft_is_sent_if_the_server_takes_none_or_the_device_has_to_save(takes, conditions):
     streamed = _Streamed(_Guesser(0.9), takes=takes)
     streamed.loop.ask(0, _PROMPT, Sampling(), 0)
     for _ in range(3):

@@ -110,9 +110,7 @@ class RankedBackend(EchoBackend):
 
 
 @pytest.mark.parametrize(("stop_probability", "expected"), [(0.4, [2, 2]), (0.6, [1])])
-def test_an_end_of_turn_is_drafted_only_if_it_is_more_likely_than_not(
-    stop_probability: float, expected: list[int]
-) -> None:
+def test_an_end_of_turn_is_drafted_only_if_it_is_more_likely_than_not(stop_probability, expected):
     """Nothing follows it."""
     drafter = MoaDrafter(RankedBackend(stop_probability), max_context=100, stop_tokens=[1])
     assert written(draft_of(drafter, [5], 2)) == expected

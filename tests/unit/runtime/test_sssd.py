@@ -61,14 +61,8 @@ texts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
 @given(texts, st.lists(texts, max_size=4), st.integers(0, 20), st.integers(0, 5), st.integers(0, 4), st.booleans())
 def test_trees_keep_their_budget_and_copy_known_texts(
-    tmp_path_factory: pytest.TempPathFactory,
-    text: list[int],
-    documents: list[list[int]],
-    nodes: int,
-    depth: int,
-    levels: int,
-    branches: bool,
-) -> None:
+    tmp_path_factory, text, documents, nodes, depth, levels, branches
+):
     drafter = SssdDrafter([STOP], datastore_of(tmp_path_factory.mktemp("store"), documents))
     tree = drafter.propose(text, Budget(nodes, levels, branches=branches, depth=depth))
     assert len(tree.tokens) <= nodes and tree.depth <= depth and STOP not in tree.tokens and not tree.steps
