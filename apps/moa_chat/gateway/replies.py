@@ -53,6 +53,14 @@ def _shown(written: bytes) -> str:
     return written.decode(errors="replace")
 
 
+def _named(written: bytes) -> str:
+    """Return a token's text, or its bytes as OpenAI names them: parts of characters must differ."""
+    try:
+        return written.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in written)
+
+
 def _finite(logprob: float | None) -> float | None:
     """Return a number that JSON has: OpenAI's for no probability at all is -9999."""
     return None if logprob is None else max(logprob, -9999.0)
@@ -189,10 +197,10 @@ class TextReply(Reply):
         return {"text": text} if text else {}
 
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        shown = [_shown(token.written) for token in tokens]
+        shown = [_named(token.written) for token in tokens]
         likeliest = []
         for name, token in zip(shown, tokens, strict=True):
-            each = {_shown(written): _finite(logprob) for written, logprob in token.top}
+            each = {_named(written): _finite(logprob) for written, logprob in token.top}
             likeliest.append(None if token.logprob is None else {name: _finite(token.logprob), **each})
         return {
             "tokens": shown,

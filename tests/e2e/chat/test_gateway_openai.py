@@ -113,7 +113,8 @@ def test_tokens_have_logprobs_streamed_or_not(endpoint):
     options = {"logprobs": True, "top_logprobs": 4, "temperature": 0.8, "seed": 5}
     whole, *chunks = create(endpoint, **options), *create(endpoint, **options, **STREAM)
     content = whole.choices[0].logprobs.content
-    assert b"".join(bytes(token.bytes) for token in content).decode(errors="ignore") == text_of(whole)
+    written = b"".join(bytes(token.bytes) for token in content).decode(errors="replace")  # the target's noise
+    assert written.rstrip("\ufffd") == text_of(whole).rstrip("\ufffd")  # half a character at the end is left out
     assert len(content) == whole.usage.completion_tokens - (whole.choices[0].finish_reason == "stop")
     for token in content:
         top = [each.logprob for each in token.top_logprobs]
@@ -137,8 +138,10 @@ def test_a_response_is_the_answer_of_a_chat_completion(endpoint):
     whole = responses.create(**options)
     assert whole.output_text == expected and whole.status == "incomplete" and whole.usage.output_tokens == 24
     with responses.stream(**options) as stream:
-        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        assert "".join(pieces) == expected and stream.get_final_response().output_text == expected
+        events = list(stream)
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(pieces) == expected and events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == expected
     with pytest.raises(openai.BadRequestError) as refused:
         responses.create(**options, previous_response_id="resp_1")
     assert refused.value.code == "unsupported_parameter"

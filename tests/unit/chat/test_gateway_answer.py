@@ -135,10 +135,10 @@ def test_logprobs_have_the_forms_of_openai():
         (
             TextReply("tiny", 1),
             {
-                "tokens": ["\ufffd", "b"],
+                "tokens": ["bytes:\\xc3", "b"],
                 "token_logprobs": [-0.5, None],
                 "text_offset": [0, 1],
-                "top_logprobs": [{"\ufffd": -0.5, "x": -0.25, "y": -9999.0}, None],
+                "top_logprobs": [{"bytes:\\xc3": -0.5, "x": -0.25, "y": -9999.0}, None],
             },
         ),
     ):
