@@ -130,7 +130,12 @@ def mutate_words(data: bytes, rng: random.Random) -> bytes:
 def fuzz_manifest(folder: Path) -> Iterator[Target]:
     from unit.runtime.test_bundle import MANIFEST
 
-    files = {"graph.onnx": b"abc", "tokenizer.json": b"{}", "chat_template.jinja": b"{{ messages }}", "H/a": b"abc"}
+    files = {
+        "graph.onnx": b"abc",
+        "tokenizer.json": b"{}",
+        "chat_template.jinja": b"{{ messages }}",
+        "Half.mlpackage/a": b"abc",
+    }
     for name, data in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
@@ -231,12 +236,19 @@ def fuzz_gateway(folder: Path) -> Iterator[Target]:
     common |= {"stop": ["x"], "n": 2, "stream": True, "stream_options": {"include_usage": True}, "logit_bias": {"5": 1}}
     common |= {"presence_penalty": 0.5, "frequency_penalty": 0.5, "logprobs": False, "user": "a"}
     turn = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {}}}}
-    bodies = [{"messages": [turn, {"role": "assistant", "content": "a"}, turn], **common}, {"prompt": "a", **common}]
-    bodies += [{"messages": [turn], "response_format": schema, "tools": []}, {"prompt": ["a"], "echo": False}]
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    answered = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    tool = {"type": "function", "function": {"name": "a", "description": "b", "parameters": schema}}
+    call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": '{"a": "b"}'}}
+    called = [turn, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "c"}]
+    bodies: list[dict[str, Any]] = [{"messages": [turn, {"role": "assistant", "content": "a"}, turn], **common}]
+    bodies += [{"prompt": "a", **common}, {"messages": [turn], "response_format": answered}, {"prompt": ["a"]}]
+    bodies += [{"messages": called, "tools": [tool], "tool_choice": "auto", "logprobs": True, "top_logprobs": 2}]
+    bodies += [{"input": "a", "stream": True, "instructions": "b"}, {"input": [turn], "tools": [{**tool["function"]}]}]
+    paths = {b'"messages"': "/v1/chat/completions", b'"input"': "/v1/responses"}
 
     def run(data: bytes) -> None:
-        path = "/v1/chat/completions" if b'"messages"' in data else "/v1/completions"
+        path = next((path for word, path in paths.items() if word in data), "/v1/completions")
         answer = loop.run_until_complete(client.post(path, content=data))
         if answer.status_code >= 500 and answer.status_code != 503:
             raise RuntimeError(f"{answer.status_code}: {answer.text[:200]}")
