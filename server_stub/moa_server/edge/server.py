@@ -163,9 +163,10 @@ class EdgeServer:
 
     def renew(self) -> None:
         """Read the certificate and the key again, for new connections. Those that are open are lost, and come back."""
-        (old, _), *_ = self._workers
+        former = [signal for signal, ended in self._workers if not ended.done()]
         self._start_worker()
-        threading.Thread(target=old.set, daemon=True).start()
+        for signal in former:
+            threading.Thread(target=signal.set, daemon=True).start()
 
     def _start_worker(self) -> None:
         """Start granian in a thread of its own; the app's coroutines run in this event loop."""
