@@ -22,7 +22,7 @@ from moa_server.auth import Bearer
 from moa_server.edge.rate_limits import Budgets, Kind, TokenBucket
 from moa_server.engine.base import new_sequence
 from moa_server.logging import log_unexpected
-from moa_server.scheduling.draft_worth import DraftWorth
+from moa_server.scheduling.draft_choice import DraftWorth
 from moa_server.scheduling.step_drafts import Calibration, Calibrations, StepDrafts, take_rows
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
 from moa_server.settings import Settings

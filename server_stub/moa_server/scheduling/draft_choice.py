@@ -1,8 +1,9 @@
-"""The choice of drafted tokens for a step: those that bring the most tokens a second to all sessions together.
+"""The choice of drafted tokens for a step, and the gain that drafts have brought.
 
-It is the rule of SSSD (arXiv 2411.05894, section 4) with a measured cost in the place of an assumed roofline: with n
-sessions, a set S of drafted tokens and q the probability that a token and all before it are right, a step brings
-``n + sum of q over S`` tokens in ``T(n + |S|)`` seconds.
+Those are chosen that bring the most tokens a second to all sessions together: the rule of SSSD (arXiv 2411.05894,
+section 4) with a measured cost in the place of an assumed roofline. With n sessions, a set S of drafted tokens and q
+the probability that a token and all before it are right, a step brings ``n + sum of q over S`` tokens in
+``T(n + |S|)`` seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_server.scheduling.step_cost import Float64
+
+#: Bins of path probabilities.
+_BINS = 20
+_MIDDLES = (np.arange(_BINS) + 0.5) / _BINS
+#: Weight of a round in the means of a conversation, and of all of them.
+_OWN, _ALL = 1 / 16, 1 / 128
+#: Weight that a step has lost after one more of as many sessions.
+_FORGETTING = 1 / 200
+#: Weight of the first guess, in steps, and that guess: drafts among others bring this part of what is predicted.
+_TRUST, _FIRST = 16.0, 0.95
+#: Least and largest ratio of one step: a stall does not predict later steps.
+_LEAST, _LARGEST = 0.5, 2.0
 
 
 def choose_nodes(
@@ -34,7 +47,7 @@ def choose_nodes(
         seconds: of the step with each of some numbers of drafted tokens, ``[n]`` -> ``[n]``.
         most: drafted tokens at most.
         least_gain: tokens a second with drafts by those without, from which on there are any; see
-            :class:`~moa_server.scheduling.draft_gain.DraftGain`.
+            :class:`DraftGain`.
 
     Returns:
         ascending indices of the chosen tokens of each draft.
@@ -60,3 +73,79 @@ def choose_nodes(
     for each in chosen:
         each.sort()
     return chosen
+
+
+class DraftGain:
+    """Tokens a second of steps by those predicted, of steps with drafts and of plain ones, by number of sessions.
+
+    A prediction counts the target's pass alone. In a crowd it is better than what comes true: the best of many sets of
+    drafted tokens is the one whose probabilities and seconds were estimated too well (the winner's curse), and frames
+    and copies of all sessions, and memory rows, take their time between the passes. So drafts have to be predicted
+    better than plain steps by what they have been worse so far. Alone there is little to choose, and nothing between
+    the passes: any gain counts.
+    """
+
+    def __init__(self) -> None:
+        # Sums and weights of ratios; by bits of the number of sessions, plain and with drafts.
+        self._sums, self._weights = np.zeros((32, 2)), np.zeros((32, 2))
+
+    def observe(self, sessions: int, drafted: bool, predicted: float, measured: float) -> None:
+        """Learn from a step.
+
+        Args:
+            drafted: whether it had drafts.
+            predicted, measured: tokens a second.
+        """
+        row = sessions.bit_length()
+        for part in (self._sums, self._weights):
+            part[row] *= 1 - _FORGETTING
+        self._sums[row, int(drafted)] += min(_LARGEST, max(_LEAST, measured / predicted))
+        self._weights[row, int(drafted)] += 1
+
+    def least(self, sessions: int) -> float:
+        """Return the least gain: predicted tokens a second with drafts by those without."""
+        if sessions <= 1:
+            return 1.0
+        row = sessions.bit_length()
+        first = np.array([1.0, _FIRST])
+        plain, drafts = (self._sums[row] + _TRUST * first) / (self._weights[row] + _TRUST)
+        return float(plain / drafts)
+
+
+class DraftWorth:
+    """The gain of a client's drafts beside the verifier's own, so of its memory rows: how many tokens of each path
+    probability they add in the mean of its rounds.
+
+    Args:
+        all_rounds: of all conversations, which teaches a new one and learns from it; None for that one itself, which
+            begins with a token a round that is right with 0.7.
+    """
+
+    def __init__(self, all_rounds: DraftWorth | None = None) -> None:
+        self._all = all_rounds
+        if all_rounds is None:
+            self._added = np.where(_MIDDLES.searchsorted(0.7) == np.arange(_BINS), 1.0, 0.0)
+        else:
+            self._added = all_rounds._added.copy()
+
+    def add(self, drafted: Sequence[float], own: Sequence[float]) -> None:
+        """Note a round: path probabilities of the better draft, and of the verifier's own."""
+        added = np.bincount(_bins(drafted), minlength=_BINS) - np.bincount(_bins(own), minlength=_BINS)
+        self._learn(added, _OWN)
+        if self._all is not None:
+            self._all._learn(added, _ALL)
+
+    def tokens(self, price: float) -> float:
+        """Return the tokens a round that the drafts add, less the price of those verified for them.
+
+        Args:
+            price: of a drafted token, in tokens.
+        """
+        return float(self._added @ np.maximum(_MIDDLES - price, 0.0))
+
+    def _learn(self, added: np.ndarray, weight: float) -> None:
+        self._added += weight * (added - self._added)
+
+
+def _bins(paths: Sequence[float]) -> np.ndarray:
+    return np.minimum((_BINS * np.asarray(paths)).astype(np.int64), _BINS - 1)

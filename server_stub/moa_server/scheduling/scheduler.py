@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_server.engine.base import StepRequest
-from moa_server.scheduling.draft_choice import choose_nodes
-from moa_server.scheduling.draft_gain import DraftGain
+from moa_server.scheduling.draft_choice import DraftGain, choose_nodes
 from moa_server.scheduling.step_cost import Float64, StepCost, showing_price
 from moa_server.scheduling.verify_job import Job
 

@@ -16,7 +16,7 @@ from moa_runtime.session.events import Sampling, Welcomed
 from moa_runtime.transport import Endpoint, Timing
 from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.engine.load import drafting_backend
-from moa_server.scheduling.draft_gain import DraftGain
+from moa_server.scheduling.draft_choice import DraftGain
 from moa_server.settings import Settings
 from support.chat.programs import TOKEN
 from support.chat.programs import verifier as moa_serve

@@ -8,8 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from moa_server.scheduling.draft_choice import choose_nodes
-from moa_server.scheduling.draft_gain import DraftGain
+from moa_server.scheduling.draft_choice import DraftGain, choose_nodes
 from moa_server.scheduling.step_drafts import Calibration
 
 

@@ -9,7 +9,7 @@ from moa_runtime.session.events import Sampling
 from moa_server.app import Verifier
 from moa_server.auth import Bearer
 from moa_server.engine.base import StepRequest
-from moa_server.scheduling.draft_worth import DraftWorth
+from moa_server.scheduling.draft_choice import DraftWorth
 from moa_server.scheduling.step_drafts import Calibrations
 from moa_server.sessions import Conversation, SessionStore
 from moa_server.settings import Settings
