@@ -20,13 +20,16 @@ from moa_chat.gateway.pool import ChatPool
 from moa_runtime.answer_view import AnswerRecord
 from moa_runtime.conversation import Question
 from moa_runtime.events import ChatEvent, FinishReason, Origin
+from moa_runtime.reasoning import ControlTokens
 from moa_runtime.session.events import Committed
 from support.chat.pooled_chat import DEFAULTS, USER, PooledChat
 
 #: Of the tokens 0, 1, ...; some are parts of a character, or of none.
 BYTES = (b"a", b"b", b"ab", b"ba", b"aab", b"bbab", b"\xc3", b"\xa9", "é".encode(), b"", b" ", b"<think>", b"</think>")
 TOKENIZER: Any = SimpleNamespace(
-    decode=lambda tokens: b"".join(BYTES[token] for token in tokens).decode(errors="replace"), stop_tokens=()
+    decode=lambda tokens, shown: b"".join(BYTES[token] for token in tokens).decode(errors="replace"),
+    control_tokens=ControlTokens({}, str),
+    stop_tokens=(),
 )
 
 

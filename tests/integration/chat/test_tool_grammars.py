@@ -76,9 +76,9 @@ def test_an_answer_is_a_call_a_text_or_an_object(folder, kind, form, source, cal
     assert [reads(text, required=True) for text in (call, wrong, none, "Hi", "Hi " + call)] == ["whole", *["no"] * 4]
     assert reads("Hi there, 1 < 2.") == reads("") == "whole" and reads(call) == "whole"
     assert reads(wrong) == "no" and (reads("Hi " + call) == "whole" or form is Llama3Format)
-    twice = "no" if between is None else "whole"
-    assert reads(call + (between or "\n") + call, required=True, parallel=True) == twice
-    assert reads(call + (between or "\n") + call, required=True) == "no"
+    twice = f"{call}{between}{call}"
+    assert reads(twice, required=True, parallel=True) == ("no" if between is None else "whole")
+    assert reads(twice, required=True) == "no"
     both = [reads(text, otherwise=OTHER) for text in ('{"q": 1}', '{"q": "1"}', "Hi")]
     assert both == ["whole", "no", "no"]
     marked = "<|python_tag|>" + call if form is Llama3Format else call
