@@ -10,6 +10,8 @@ from moa_runtime.options import Drafting
 _SLOW_DECAY, _FAST_DECAY = 0.96, 0.9
 #: Switch only if the other side is this many times as fast, and by ``_DOUBT / rounds`` more after few rounds.
 _BETTER, _DOUBT = 1.05, 0.7
+#: Drafts that have to show the rounds that they would have made: one passage that is copied makes several long ones.
+_LEAST_ROUNDS = 12
 #: Stream again if the server's answer to a round takes this many times as long as expected: link or verifier became
 #: slower, or the round waits for passes of other sessions. The expectation follows slow changes by ``_DRIFT`` a round.
 _LONGER, _DRIFT = 1.25, 0.02
@@ -110,7 +112,7 @@ class DrafterSelection:
         if self._round_trip_s is None or not self._server:
             return
         self._add_round(outcome, outcome.accepted + 1, spared_s, self._round_trip_s)
-        if self._drafting != "auto" or self._rounds_pause.left or self._rounds < 2:
+        if self._drafting != "auto" or self._rounds_pause.left or self._rounds < _LEAST_ROUNDS:
             return
         if self._round_rate > self._margin * self._streaming_rate:
             self._switch(server=False)

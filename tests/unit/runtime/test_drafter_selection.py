@@ -53,7 +53,7 @@ def test_the_device_takes_over_if_its_drafts_show_faster_rounds() -> None:
     one = selection()
     assert one.at_server and not one.wants_draft
     drafts = stream(one, 50, accepted=2)
-    assert not one.at_server and 1 < drafts < 5  # 3 tokens in 45 ms against 1 in 30
+    assert not one.at_server and drafts == 12  # 3 tokens in 45 ms against 1 in 30; fewer may be one copied passage
     close = selection()
     assert stream(close, 50, accepted=0, used=True) == 50 and close.at_server  # 1 token in 45 ms
 
@@ -110,7 +110,7 @@ def test_streaming_is_measured_again_after_a_pause_that_becomes_longer() -> None
     one = selection()
     counts = []
     for _ in range(3):
-        stream(one, 50, accepted=2)
+        stream(one, 50, accepted=2, used=True)
         assert not one.at_server
         counts.append(rounds(one, 200, accepted=2))
     assert counts == [22, 43, 86]  # 64, 128 and 256 tokens

@@ -10,6 +10,7 @@ const FAST_DECAY = 0.9;
 /** Switch only if the other side is this many times as fast, and by `DOUBT / rounds` more after few rounds. */
 const BETTER = 1.05;
 const DOUBT = 0.7;
+const LEAST_ROUNDS = 12; // drafts that have to show the rounds that they would have made
 /**
  * Stream again if the server's answer to a round takes this many times as long as expected: link or verifier have become
  * slower, or the round waits for passes of other sessions. The expectation follows slow changes by `DRIFT` a round.
@@ -113,7 +114,7 @@ export class DrafterSelection {
     }
     if (this.roundTripS === undefined || !this.server) return;
     this.addRound(outcome, outcome.accepted + 1, sparedS, this.roundTripS);
-    if (this.drafting !== "auto" || this.roundsPause.left || this.rounds < 2) return;
+    if (this.drafting !== "auto" || this.roundsPause.left || this.rounds < LEAST_ROUNDS) return;
     if (this.roundRate(this.roundTripS) > this.margin * this.streamingRate) {
       this.switchTo(false);
       this.roundsPause.begin();
