@@ -10,7 +10,7 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.session.tree import DraftTree, depths, parents_among, walk
 
-_LONGEST_LEAD = 16  # tokens after which hardly a draft is right
+_LONGEST_LEAD = 6  # tokens after which hardly a draft is right
 _SLACK = 0.1  # part of an interval by which a draft is early
 _NEWEST = 0.2  # least weight of the newest time of a level
 _FADE = 0.98  # of that time with each draft without steps, so that a slow model is tried again

@@ -4,7 +4,7 @@ import { continued, scaled, sends, type Budget } from "../drafters/base.js";
 import { depthOf, depths, walk, type DraftTree } from "../session/tree.js";
 import type { RoundEnded } from "./events.js";
 
-const LONGEST_LEAD = 16; // tokens after which hardly a draft is right
+const LONGEST_LEAD = 6; // tokens after which hardly a draft is right
 const SLACK = 0.1; // part of an interval by which a draft is early
 const NEWEST = 0.2; // least weight of the newest time of a level
 const FADE = 0.98; // of that time with each draft without steps, so that a slow model is tried again
