@@ -72,6 +72,12 @@ def reasoning_end(text: str, *, begun: bool = False) -> int:
     return len(text) if end < 0 else end + len(CLOSE)
 
 
+def seems_begun(text: str) -> bool:
+    """Return whether an answer seems to begin inside its reasoning: its first mark is the closing one."""
+    end = text.find(CLOSE)
+    return end >= 0 and OPEN not in text[:end]
+
+
 class ReasoningSplitter:
     """Splits an answer that comes piece by piece. ``begun``: see :func:`split_reasoning`."""
 

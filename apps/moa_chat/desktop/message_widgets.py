@@ -17,7 +17,7 @@ from moa_chat.desktop.markdown import Block, GrowingMarkdown, SpanIndex, align, 
 from moa_chat.desktop.origin_text import OriginText, Struck, document_positions, highlight
 from moa_chat.desktop.widgets import CopyButton, IconButton, add, label, pad, push_button
 from moa_chat.history.message import Dropped, Message
-from moa_runtime.reasoning import reasoning_end
+from moa_runtime.reasoning import reasoning_end, seems_begun, split_reasoning
 from moa_runtime.tokens import common_length
 
 _SHOWN_CHARACTERS = 6000  # of a question; a pasted book would slow down every resize
@@ -197,6 +197,7 @@ class Answer(QWidget):
         super().__init__()
         self._appearance = appearance
         self.message = Message("assistant", "")
+        self._reasoned = 0  # characters that are reasoning
         self._markdown = GrowingMarkdown()
         self._dropped: list[Dropped] = []
         self._widgets: list[CodeBlock | TextBlock] = []
@@ -216,7 +217,7 @@ class Answer(QWidget):
         self.again_button = IconButton(appearance, "again", again, self.again.emit, word=strings.AGAIN)
         self.continue_button = IconButton(appearance, "continue", cut_off, self.continued.emit, word=strings.CONTINUE)
         self.offers = (self.again_button, self.continue_button)  # which ask for an answer
-        self.copy_button = CopyButton(appearance, strings.COPY_ANSWER, lambda: self.message.content)
+        self.copy_button = CopyButton(appearance, strings.COPY_ANSWER, self._answer)
         self._figures = label(style="figures", selectable=True)
         footer = QHBoxLayout(self._footer)
         pad(footer, 0, spacing=0.1)
@@ -228,6 +229,11 @@ class Answer(QWidget):
         layout.addLayout(self._blocks)
         add(layout, self._wait, self._footer)
         self.show_message(message)
+
+    def _answer(self) -> str:
+        """Return the answer without its reasoning."""
+        content = self.message.content
+        return split_reasoning(content, begun=seems_begun(content)).answer
 
     def show_message(self, message: Message) -> None:
         """Show the answer as it is now; only what has changed is rendered."""
@@ -271,7 +277,11 @@ class Answer(QWidget):
         blocks, index = self._markdown.blocks, SpanIndex(whole_words(self.message.spans))
         self._dropped = whole_dropped(self.message.dropped, self.message.content)
         self._remove_from(len(blocks))
-        end = reasoning_end(self.message.content)
+        content = self.message.content
+        end = reasoning_end(content, begun=seems_begun(content))
+        if end and not self._reasoned:  # only now is it known that the text begins with reasoning
+            first = 0
+        self._reasoned = end
         for number in range(first, len(blocks)):
             block = blocks[number]
             if block.start < end and block.code is None:

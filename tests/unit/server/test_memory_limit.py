@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from moa_drafter.catalogue import CATALOGUE
+from moa_drafter.catalogue import CATALOGUE, drafter_advice
 from moa_drafter.pretrained import shipped_names
 from moa_drafter.target_facts import facts_of
 from moa_drafter.target_folder import weights_of
 from moa_drafter.target_source import BUILTIN, check_target, is_hub_id
+from moa_export.plain_bundle import note_of
 from moa_runtime.errors import MoaError
 from moa_server.cli import main
 from moa_server.engine.memory_limit import check_memory, size_of
@@ -78,6 +79,13 @@ def test_the_catalogue_names_what_can_be_found(capsys) -> None:
     assert main(["--list-models"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in CATALOGUE)
+
+
+def test_a_target_without_a_drafter_is_told_of_one() -> None:
+    for name in ("qwen3-8b", "Qwen/Qwen3-8B"):
+        assert CATALOGUE["qwen3-8b"].drafters[0] in drafter_advice(name)
+    assert "moa-train" in drafter_advice("someone/other")
+    assert "copies" in note_of("someone/other", "sssd") and "copies" not in note_of("someone/other", "none")
 
 
 def test_the_page_of_models_has_the_catalogue() -> None:

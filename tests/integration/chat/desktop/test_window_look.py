@@ -221,3 +221,13 @@ def test_reasoning_stands_apart_as_a_quotation(away):
     assert [text.toPlainText() for text in texts] == ["<think>", "Two and two.", "</think>", "Four."]
     indents = [text.document().firstBlock().blockFormat().leftMargin() for text in texts]
     assert min(indents[:3]) > indents[3]
+
+
+def test_reasoning_that_the_prompt_opened_is_known_by_its_end(away):
+    away.page.conversation.show_messages([Message("user", "Question"), Message("assistant", "Two.", finished=False)])
+    [answer] = answers_of(away)
+    answer.show_message(Message("assistant", "Two.\n\n</think>\n\nFour."))
+    indents = [text.document().firstBlock().blockFormat().leftMargin() for text in answer.texts]
+    assert min(indents[:2]) > indents[2]
+    answer.copy_button.copy()
+    assert QGuiApplication.clipboard().text() == "Four."
