@@ -10,7 +10,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -33,6 +34,7 @@ from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.edge.process_exit import ProcessExit
+from moa_server.edge.rate_limits import TokenBucket
 from moa_server.edge.server import EdgeServer, freeze_loaded_objects
 from moa_server.logging import handle_loop_error
 
@@ -94,7 +96,7 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
 
     with listen(address.host, address.port) as listening:
         _serve(
-            create_app(chats, texts, defaults, access, _say, begins_reasoning, calls),
+            create_app(chats, texts, defaults, access, RequestLines(), begins_reasoning, calls),
             listening,
             config.target,
             verifier,
@@ -165,5 +167,15 @@ def _serve(app: Starlette, listening: socket.socket, model: str, verifier: Local
         raise problem
 
 
-def _say(line: str) -> None:
-    print(f"moa-chat: {line}", file=sys.stderr, flush=True)
+class RequestLines:
+    """Writes lines to stderr, of many 50 a second: a flood would fill a disk, and all requests wait for a terminal."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bucket, self._left_out = TokenBucket(50.0, 400.0, clock), 0
+
+    def __call__(self, line: str) -> None:
+        if not self._bucket.take_spare(1):
+            self._left_out += 1
+            return
+        more, self._left_out = f" (and {self._left_out} more, left out)" if self._left_out else "", 0
+        print(f"moa-chat: {line}{more}", file=sys.stderr, flush=True)

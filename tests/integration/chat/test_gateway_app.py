@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import httpx
 import pytest
 
-pytest.importorskip("starlette")
+pytest.importorskip("granian")
 
 from starlette.testclient import TestClient
 
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.pool import ChatPool
+from moa_chat.gateway.serve import RequestLines
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.chat import ChatError, ContextFullError
 from moa_runtime.transport import ConnectError
+from moa_server.edge.server import EdgeServer
 from support.chat.fake_chat import HANG, finished, update
 from support.chat.pooled_chat import DEFAULTS, USER, PooledChat
+from support.server.attacks import STRANGERS, Victim, keep_up
+from support.server.running import in_thread
 
 HERE = "http://127.0.0.1:11435"
 
@@ -164,3 +172,34 @@ def test_web_pages_and_web_views_are_refused_unless_allowed(origin):
     assert answered.status_code == 200 and answered.headers["access-control-allow-origin"] == origin
     assert ask(opened, {"Origin": "http://evil.example", "Authorization": "Bearer t"}).status_code == 403
     assert ask(client([finished("yes")], allow=("*",)), page).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["1-byte chunks", "slow bodies", "header byte by byte"])
+def test_a_stranger_stalls_no_answer(name):
+    started = threading.Event()
+
+    async def connect(needs_verifier: bool) -> PooledChat:
+        return PooledChat(*[[update("a"), finished("ab")]] * 10_000)
+
+    class Server(EdgeServer):
+        async def startup(self) -> None:
+            await super().startup()
+            started.set()
+
+    with in_thread(Server(app_of(connect)), started) as (port, _), ThreadPoolExecutor(8) as pool:
+        victim = Victim(port, Fingerprints("", "", ""), path="/v1/completions")
+        attacking = [pool.submit(keep_up, STRANGERS[name], victim, 1.0) for _ in range(8)]
+        while not all(each.done() for each in attacking):
+            answered = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "a"}, timeout=60)
+            assert answered.json()["choices"][0]["text"] == "ab"
+
+
+def test_a_flood_of_requests_does_not_flood_the_log(capsys):
+    now = [0.0]
+    lines = RequestLines(lambda: now[0])
+    for _ in range(1000):
+        lines("GET / 404")
+    now[0] = 1.0
+    lines("GET / 200")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 201 and said[0] == "moa-chat: GET / 404" and "(and 800 more" in said[-1]
