@@ -22,8 +22,9 @@ _MIDDLES = (np.arange(_BINS) + 0.5) / _BINS
 _OWN, _ALL = 1 / 16, 1 / 128
 #: Weight that a step has lost after one more of as many sessions.
 _FORGETTING = 1 / 200
-#: Weight of the first guess, in steps, and that guess: drafts among others bring this part of what is predicted.
-_TRUST, _FIRST = 16.0, 0.95
+#: Weight of the first guess, in steps, and that guess: steps without drafts, with some, and with drafts of the
+#: verifier's model bring this part of what is predicted. Rows for the model are made in advance, some for nothing.
+_TRUST, _FIRST = 16.0, np.array([1.0, 0.95, 0.9])
 #: Least and largest ratio of one step: a stall does not predict later steps.
 _LEAST, _LARGEST = 0.5, 2.0
 
@@ -76,40 +77,41 @@ def choose_nodes(
 
 
 class DraftGain:
-    """Tokens a second of steps by those predicted, of steps with drafts and of plain ones, by number of sessions.
+    """Tokens a second of steps by those predicted, by the kind of their drafts and the number of sessions.
 
-    A prediction counts the target's pass alone. In a crowd it is better than what comes true: the best of many sets of
-    drafted tokens is the one whose probabilities and seconds were estimated too well (the winner's curse), and frames
-    and copies of all sessions, and memory rows, take their time between the passes. So drafts have to be predicted
-    better than plain steps by what they have been worse so far. Alone there is little to choose, and nothing between
-    the passes: any gain counts.
+    A prediction counts the target's pass, memory rows and the model's drafts. In a crowd it is better than what comes
+    true: the best of many sets of drafted tokens is the one whose probabilities and seconds were estimated too well
+    (the winner's curse), and frames and copies of all sessions take their time between the passes. So drafts have to be
+    predicted better than plain steps by what they have been worse so far. Alone there is little to choose: any gain
+    counts.
     """
 
     def __init__(self) -> None:
-        # Sums and weights of ratios; by bits of the number of sessions, plain and with drafts.
-        self._sums, self._weights = np.zeros((32, 2)), np.zeros((32, 2))
+        # Sums and weights of ratios; by bits of the number of sessions, and kind of drafts.
+        self._sums, self._weights = np.zeros((32, 3)), np.zeros((32, 3))
 
-    def observe(self, sessions: int, drafted: bool, predicted: float, measured: float) -> None:
+    def observe(self, sessions: int, predicted: float, measured: float, *, drafted: bool, modelled: bool) -> None:
         """Learn from a step.
 
         Args:
-            drafted: whether it had drafts.
             predicted, measured: tokens a second.
+            drafted: whether it had drafts.
+            modelled: whether the verifier's model drafted for it.
         """
         row = sessions.bit_length()
         for part in (self._sums, self._weights):
             part[row] *= 1 - _FORGETTING
-        self._sums[row, int(drafted)] += min(_LARGEST, max(_LEAST, measured / predicted))
-        self._weights[row, int(drafted)] += 1
+        kind = 2 if modelled else int(drafted)
+        self._sums[row, kind] += min(_LARGEST, max(_LEAST, measured / predicted))
+        self._weights[row, kind] += 1
 
-    def least(self, sessions: int) -> float:
-        """Return the least gain: predicted tokens a second with drafts by those without."""
+    def least(self, sessions: int, *, modelled: bool = False) -> float:
+        """Return the least gain: predicted tokens a second with drafts, or with the model's, by those without."""
         if sessions <= 1:
             return 1.0
         row = sessions.bit_length()
-        first = np.array([1.0, _FIRST])
-        plain, drafts = (self._sums[row] + _TRUST * first) / (self._weights[row] + _TRUST)
-        return float(plain / drafts)
+        parts = (self._sums[row] + _TRUST * _FIRST) / (self._weights[row] + _TRUST)
+        return float(parts[0] / parts[2 if modelled else 1])
 
 
 class DraftWorth:

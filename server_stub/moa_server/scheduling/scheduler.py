@@ -189,9 +189,9 @@ class Scheduler:
             or not all(job.done for job in jobs)
         ):
             return
-        drafted = any(piece.request.draft for piece in step.pieces)
+        drafted, modelled = any(piece.request.draft for piece in step.pieces), any(job.drafting_s for job in jobs)
         measured = sum(len(job.path) + 1 for job in jobs) / max(1e-6, now - self._ended)
-        self.gain.observe(self.serving, drafted, step.rate, measured)
+        self.gain.observe(self.serving, step.rate, measured, drafted=drafted, modelled=modelled)
 
     def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
         """Return how many rounds go into a step that no served sequence wants."""
@@ -235,13 +235,15 @@ class Scheduler:
         if jobs:
             some = showing_price(len(jobs))
             without, with_some, with_chosen = seconds(np.array([0, some, sum(map(len, chosen))])).tolist()
-            expected = len(jobs) + sum(each[node] for each, nodes in zip(paths, chosen, strict=True) for node in nodes)
-            step.rate = expected / (with_chosen - idle_s)
             self.rate = len(jobs) / without
             self.price = self.rate * (with_some - without) / some
         for (waiting, held), nodes in zip(rounds, chosen, strict=True):
             lacking = max(1, len(waiting.job.prefix) - held)
             step.pieces.append(Piece(waiting, waiting.job.request(held, lacking + len(nodes), nodes), held))
+        if jobs:
+            expected = len(jobs) + sum(each[node] for each, nodes in zip(paths, chosen, strict=True) for node in nodes)
+            spent_s = max(job.drafting_s for job, _ in jobs) + self._cost.memory_seconds(step.memory_rows)
+            step.rate = expected / (with_chosen - idle_s + spent_s)
 
     def piece_alone(self, waiting: Waiting, held: int, most: int) -> Piece:
         """Return the next piece of a job for an engine that schedules itself; ``most`` tokens of it at most."""

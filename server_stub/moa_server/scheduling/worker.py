@@ -295,7 +295,7 @@ class Worker:
             [job for job, _ in rounds],
             lambda drafted: self._scheduler.seconds_with(drafted, rounds),
             self.memory_row_s,
-            self._scheduler.gain.least(serving),
+            self._scheduler.gain.least(serving, modelled=True),
         ):
             for job, _ in rounds:
                 job.take_newest()

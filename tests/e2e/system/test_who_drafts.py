@@ -43,7 +43,7 @@ def verifier(engine, drafts: bool) -> Iterator[Verifier]:
     with serving(engine, SETTINGS, drafts=made) as running, pytest.MonkeyPatch.context() as patch:
         # Drafts cost nothing beside steps, whatever this machine takes, and are verified however little they bring.
         patch.setattr(running.parts.worker.cost, "curve", lambda tokens, *_: np.ones(np.shape(tokens)))
-        patch.setattr(DraftGain, "least", lambda *_: 0.0)
+        patch.setattr(DraftGain, "least", lambda *_, **__: 0.0)
         yield running
 
 

@@ -81,12 +81,12 @@ def test_drafts_of_a_crowd_have_to_be_predicted_better_by_what_predictions_were_
     gain, rng = DraftGain(), random.Random(4)
     assert gain.least(1) == 1.0 < gain.least(8) < 1.1, "alone any gain counts, and at first little is known of a crowd"
     for _ in range(400):
-        gain.observe(8, False, 200.0, 180.0 * rng.uniform(0.9, 1.1))
-        gain.observe(8, True, 300.0, 216.0 * rng.uniform(0.8, 1.2))
+        gain.observe(8, 200.0, 180.0 * rng.uniform(0.9, 1.1), drafted=False, modelled=False)
+        gain.observe(8, 300.0, 216.0 * rng.uniform(0.8, 1.2), drafted=True, modelled=False)
     assert gain.least(8) == pytest.approx(0.9 / 0.72, rel=0.04) and gain.least(32) < 1.1
     learnt = gain.least(8)
     for _ in range(600):
-        gain.observe(8, False, 200.0, 180.0)
+        gain.observe(8, 200.0, 180.0, drafted=False, modelled=False)
     assert 1.0 < gain.least(8) < learnt - 0.1, "what is no longer tried is forgotten, and tried again"
-    gain.observe(1, True, 1.0, 0.5)
-    assert gain.least(1) == 1.0
+    gain.observe(1, 1.0, 0.5, drafted=True, modelled=True)
+    assert gain.least(1) == gain.least(1, modelled=True) == 1.0 < gain.least(8) < gain.least(32, modelled=True)
