@@ -1,4 +1,4 @@
-"""The draft that is due now, or the reason for none."""
+"""The draft that is due now, or the reason for none; and the one that awaits its verdict."""
 
 from __future__ import annotations
 
@@ -8,21 +8,83 @@ from dataclasses import replace
 from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.drafting.drafter_selection import DrafterSelection
-from moa_runtime.drafting.events import Draft
-from moa_runtime.drafting.in_flight import DraftInFlight
+from moa_runtime.drafting.events import Draft, RoundEnded
 from moa_runtime.drafting.timeouts import Timeouts
 from moa_runtime.drafting.unsolicited import UnsolicitedDrafts
 from moa_runtime.events import FinishReason, PauseReason
 from moa_runtime.options import Conditions, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.client_table import State
-from moa_runtime.session.events import Origin
+from moa_runtime.session.events import Decided, Origin
 from moa_runtime.session.handshake import Limits
+from moa_runtime.session.tree import DraftTree
 
 #: Tokens of a credit, and tokens after which it is renewed. The answer to a renewal also measures the round trip.
 _CREDIT, _RENEWED_AFTER = 256, 32
 #: Text that may still change is drafted token by token, so that frames do not wait for drafts.
 _ONE_TOKEN = Budget(nodes=1, levels=1)
+
+
+class DraftInFlight:
+    """Remember what was drafted and sent, until the verdict.
+
+    Args:
+        tentative: number of tentative tokens of a restored session, any of which may have been sent.
+
+    Attributes:
+        sent_path: number of tentative tokens when the draft in flight was sent; 0 for none.
+        resumed: whether the tentative tokens were written before the connection, so that they belong to no round.
+    """
+
+    def __init__(self, tentative: int) -> None:
+        self.sent_path, self._sent_depth = tentative, 0
+        self._sent_scores: tuple[float, ...] = ()
+        self.resumed = False
+        self._logprobs: dict[int, float] = {}  # of the tokens drafted last, by position
+        self._steps: tuple[int, ...] = ()  # of the draft in flight
+        self._draft_s = 0.0
+
+    def begin(self) -> None:
+        """Note that the answer continues after tokens that were not drafted."""
+        self._logprobs.clear()
+        self.sent_path = 0
+
+    def resume(self, tentative: int) -> None:
+        """Note that a connection is up: the ``tentative`` tokens belong to no round, and most are in flight again."""
+        self.sent_path = self._sent_depth = tentative
+        self._sent_scores = ()
+        self._steps, self._draft_s, self.resumed = (), 0.0, tentative > 0
+
+    def drafted(self, start: int, tree: DraftTree) -> list[int]:
+        """Return the likeliest path of ``tree``, which begins at position ``start``, and remember its probabilities."""
+        path = tree.likeliest_path()
+        for at, index in enumerate(path):
+            parent = tree.parents[index]
+            self._logprobs[start + at] = tree.scores[index] - (tree.scores[parent - 1] if parent else 0.0)
+        return [tree.tokens[index] for index in path]
+
+    def sent(self, tentative: int, tree: DraftTree, seconds: float) -> None:
+        """Note that a draft of the ``tentative`` tokens was sent, with the branches of ``tree``, in ``seconds``."""
+        self._steps, self._draft_s = tree.steps, seconds
+        self.sent_path, self._sent_depth = tentative, max(tree.depth, tentative)
+        self._sent_scores = tree.likeliest_scores()
+
+    def ended(self, verdict: Decided, waited_s: float) -> RoundEnded:
+        """Return the round that ``verdict`` ended, ``waited_s`` seconds after its draft was sent."""
+        steps, draft_s, depth = (self._steps, self._draft_s, self._sent_depth) if verdict.drafted else ((), 0.0, 0)
+        accepted, depth = min(verdict.accepted, verdict.drafted), min(depth, verdict.drafted)
+        self._steps, self._draft_s, self.sent_path = (), 0.0, 0
+        scores, self._sent_scores = self._sent_scores[:depth], ()
+        taken = draft_s, waited_s, verdict.compute_s
+        return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, scores, verdict.sent)
+
+    def knows(self, start: int, end: int) -> bool:
+        """Return whether the tokens at these positions were drafted, so that their probabilities are known."""
+        return all(at in self._logprobs for at in range(start, end))
+
+    def logprobs(self, start: int, end: int) -> list[float]:
+        """Return the log-probabilities (nats) of the tokens at these positions; 0 for those that were not drafted."""
+        return [self._logprobs.get(at, 0.0) for at in range(start, end)]
 
 
 class DraftPolicy:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafting.draft_controllers import Controller
-from moa_runtime.drafting.draft_policy import DraftPolicy
+from moa_runtime.drafting.draft_policy import DraftInFlight, DraftPolicy
 from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import (
     Draft,
@@ -22,7 +22,6 @@ from moa_runtime.drafting.events import (
     RoundEnded,
     Wait,
 )
-from moa_runtime.drafting.in_flight import DraftInFlight
 from moa_runtime.drafting.timeouts import Alarm, Timeouts
 from moa_runtime.drafting.unsolicited import UnsolicitedDrafts
 from moa_runtime.errors import MoaError

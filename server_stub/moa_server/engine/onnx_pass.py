@@ -24,8 +24,15 @@ from moa_decoder.weights import DecoderWeights
 from moa_runtime.options import available_cpus
 from moa_runtime.session.tree import depths
 from moa_server.engine.base import Float32
-from moa_server.engine.onnx_attention import AttentionKind, BoundAttention, OnnxAttention, Tile, tiles
-from moa_server.engine.onnx_cache import OnnxCacheShape, handle
+from moa_server.engine.onnx_attention import (
+    AttentionKind,
+    BoundAttention,
+    OnnxAttention,
+    OnnxCacheShape,
+    Tile,
+    handle,
+    tiles,
+)
 from moa_server.engine.onnx_sessions import session_options
 from moa_server.engine.target_pass import Fusion, Piece, keep_features, rounded_up
 

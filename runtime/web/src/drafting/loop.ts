@@ -9,7 +9,6 @@
  * | `cost_model` | seconds of each part of a draft | which side drafts |
  * | `drafter_selection` | tokens a second of device and server | shapes of drafts |
  * | `unsolicited` | drafts made while the server streams, beside its text | which side drafts |
- * | `in_flight` | the draft that is in flight | time |
  * | `timeouts` | when a verdict is late and a link is down | what is drafted |
  */
 
@@ -20,10 +19,9 @@ import type { Decided, Echoed, Faulted, Origin, Policy, RowsReceived } from "../
 import type { Sampling } from "../session/sampling.js";
 import { NOTHING, depthOf, prependChain, type DraftTree } from "../session/tree.js";
 import type { Controller } from "./draft_controllers.js";
-import { DraftPolicy } from "./draft_policy.js";
+import { DraftInFlight, DraftPolicy } from "./draft_policy.js";
 import { DrafterSelection } from "./drafter_selection.js";
 import type { Draft, LoopEvent, Pushed, RoundEnded, Wait } from "./events.js";
-import { DraftInFlight } from "./in_flight.js";
 import { USUAL_SETTINGS, type Conditions, type LoopSettings, type Offline } from "./settings.js";
 import { Timeouts, type Alarm } from "./timeouts.js";
 import { UnsolicitedDrafts } from "./unsolicited.js";
