@@ -40,6 +40,7 @@ PAUSES = {
     PauseReason.END: "Complete; waiting for the server to confirm it…",
     PauseReason.LENGTH: "Length limit reached; waiting for the server to confirm it…",
     PauseReason.LIMIT: "Offline limit reached; waiting for the server…",
+    PauseReason.GRAMMAR: "This device cannot follow the form that the answer has to have; waiting for the server…",
     PauseReason.OFF: "Waiting for the server…",
     PauseReason.UNSURE: "This device is not sure of the next words; waiting for the server…",
     PauseReason.UNPREPARED: "Waiting for the server: it has to read a question before this device can continue…",
@@ -53,6 +54,7 @@ FINISH = {
     FinishReason.STOP: "",
     FinishReason.LENGTH: "cut off at the length limit",
     FinishReason.CONTEXT: "the target's context is full",
+    FinishReason.GRAMMAR: "the grammar met a limit, so the form may be wrong",
 }
 STOPPED = "stopped"
 INTERRUPTED = "interrupted"

@@ -44,9 +44,10 @@ from moa_runtime.events import (
     Statistics,
     TokenOrigin,
 )
+from moa_runtime.grammar.compiler import GrammarCompiler
 from moa_runtime.options import DRAFTERS, Conditions, DrafterName, LoopSettings, Offline, Overflow
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Committed, Decided, Finished, Policy, RolledBack, Sampling, Welcomed
+from moa_runtime.session.events import Committed, Decided, Finished, Grammar, Policy, RolledBack, Sampling, Welcomed
 from moa_runtime.session.memory_rows import encoding_of
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
@@ -117,6 +118,8 @@ class Chat:
         self._refusal: ChatError | None = None
         self._opening: asyncio.Future[None] | None = None  # awaited by open()
         self._running: asyncio.Task[None] | None = None
+        self._grammars = partial(GrammarCompiler.of_bundle, bundle)
+        self._compiling: asyncio.Task[None] | None = None
         self._closed = False
         self._record = self._new_record(Question([], 0, []))
         self._following = False
@@ -225,6 +228,7 @@ class Chat:
             self._opening = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(self._driver.run())
         self._running.add_done_callback(self._on_loop_end)
+        self._follow_grammar()
         self._driver.go_online()
         if self._opening is not None:
             await self._opening
@@ -240,9 +244,10 @@ class Chat:
             opening.set_exception(ConnectError(text, final=True, code="closed"))
         try:
             await self._driver.close()
-            if self._running is not None:
-                self._running.cancel()
-                await asyncio.gather(self._running, return_exceptions=True)
+            tasks = [task for task in (self._running, self._compiling) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             await self._saver.close()
 
@@ -613,10 +618,33 @@ class Chat:
             self._record, self._unheard = self._new_record(question), True
             self._record.resume(known, Statistics(dropped_turns=question.dropped))
             ask()
+            self._follow_grammar()
             asked.set_result(self._saver.save())
 
         self._driver.post(begin)
         return asked if self._saver.keeps else None
+
+    def _follow_grammar(self) -> None:
+        """Have the device follow the grammar of the answer that begins or continues, when it is compiled."""
+        grammar = self._session.sampling.grammar
+        if self._compiling is not None:
+            self._compiling.cancel()
+        grammars = self._grammars() if grammar is not None else None
+        self._loop.follow_grammar(None, compiling=grammars is not None)
+        if grammar is not None and grammars is not None:
+            self._compiling = asyncio.create_task(self._compile(grammars, grammar))
+
+    async def _compile(self, grammars: GrammarCompiler, grammar: Grammar) -> None:
+        try:
+            state = await grammars.compiled(grammar)
+        except MoaError:  # the verifier tells why, or knows better
+            state = None
+
+        def follow() -> None:
+            if self._session.sampling.grammar == grammar:  # else another question came
+                self._loop.follow_grammar(state)
+
+        self._driver.post(follow)
 
     async def _follow(self, begin: Callable[[], Awaitable[_Asked]]) -> AsyncGenerator[ChatEvent, None]:
         """Call ``begin`` when the first event is asked for, and yield the events of the answer."""

@@ -185,6 +185,7 @@ class PauseReason(enum.Enum):
     LIMIT = "limit"  # the offline limit is reached, or the context is full
     UNSURE = "unsure"  # the drafter is too unsure to write alone
     UNPREPARED = "unprepared"  # no drafter, or the target has not sent it anything to draft from
+    GRAMMAR = "grammar"  # the device cannot follow the answer's grammar, or knows no next word that it allows
     OFF = "off"  # the host chose that nothing is written offline
     LOW_POWER = "low power"  # the verifier is away, and the host asked to save power
     BACKGROUND = "background"  # the host said that the application is in the background

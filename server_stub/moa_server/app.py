@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.bundle_download import BUNDLES_PATH
+from moa_runtime.grammar.compiler import GrammarCompiler, has_llguidance
 from moa_runtime.session.events import Sampling
 from moa_runtime.sockets import host_allowed, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
@@ -33,7 +34,6 @@ from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.rate_limits import Budgets, Kind
 from moa_server.engine.base import Engine
 from moa_server.engine.baseline import PlainDecoding
-from moa_server.grammar.compiler import GrammarCompiler, has_llguidance
 from moa_server.logging import add_log_fields, log_fields, log_unexpected
 from moa_server.metrics import Metrics
 from moa_server.offered_bundles import OfferedBundles

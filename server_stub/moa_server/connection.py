@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import GrammarState
 from moa_runtime.session.handshake import check_hello, fault
 from moa_runtime.session.server import Verify, parse_client_message, parse_grammar
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -212,17 +214,23 @@ class Connection:
             self._epoch = getattr(frame, "epoch", self._epoch)
             if stamp := getattr(frame, "stamp", 0):
                 self._stamped = stamp, self._reader.taken_at
-            grammars = self._verifier.grammars
-            if grammars is not None and event == "prompt":
-                grammar = parse_grammar(message.prompt.sampling.grammar)
-                if grammar is not None:
-                    await grammars.prepare(grammar)
-            answer = conversation.session.receive(message)
+            answer = conversation.session.receive(message, await self._grammar_of(message))
             if isinstance(answer, Verify):
                 # The verdict may be unwanted even before work on it begins.
                 needless = self._reader.over or any(map(self._overrules, self._reader.waiting))
                 answer = None if needless else await self._work.do(conversation, answer)
         await self._say(answer)
+
+    async def _grammar_of(self, message: wire.ClientMessage) -> GrammarState | MoaError | None:
+        """Compile the grammar of a Prompt; return why it does not compile, or None if there is nothing to compile."""
+        grammars = self._verifier.grammars
+        if grammars is None or not message.prompt.sampling.HasField("grammar"):
+            return None
+        try:
+            grammar = parse_grammar(message.prompt.sampling.grammar)
+            return None if grammar is None else await grammars.compiled(grammar)
+        except MoaError as error:
+            return error
 
     async def _go_on(self, conversation: Conversation, claim: asyncio.Event) -> bool:
         """Do unrequested work: push a verdict, make or send memory rows. Return whether there was any."""

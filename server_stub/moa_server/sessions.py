@@ -137,7 +137,7 @@ class SessionStore:
             # Guessing a token is hopeless, so knowing it is the only proof of ownership there is.
             token, engine = secrets.token_urlsafe(24), verifier.engine
             limits = self._settings.limits(engine.max_context, engine.capabilities)
-            session = ServerSession(limits, engine.vocab_size, engine.stop_tokens, verifier.grammars)
+            session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
             calibrations = Calibrations(copies=self._copies, model=self._model)
             number, sequence, worth = next(self._numbers), new_sequence(), DraftWorth(self._worth)
             context = engine.max_context

@@ -17,7 +17,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.options import Conditions, LoopSettings
 from moa_runtime.session.client import ClientSession, LocalProtocolError
-from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.session.events import Grammar, Policy, Sampling
 from moa_runtime.session.handshake import digest
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -134,8 +134,11 @@ def _event(event: LoopEvent) -> Said:
     return trace_json.event(event)
 
 
-def _ask(self: PlayedLoop, kept: int, tokens: list[int], seed: str, max_new_tokens: int, **named: Any) -> None:
-    self.loop.ask(kept, tokens, Sampling(seed=int(seed)), max_new_tokens, **named)
+def _ask(
+    self: PlayedLoop, kept: int, tokens: list[int], seed: str, max_new_tokens: int, regex: str = "", **named: Any
+) -> None:
+    sampling = Sampling(seed=int(seed), grammar=Grammar("regex", regex) if regex else None)
+    self.loop.ask(kept, tokens, sampling, max_new_tokens, **named)
 
 
 def _drafted(self: PlayedLoop, tree: Said, seconds: float, now: float) -> None:

@@ -72,7 +72,7 @@ class StopFilter:
 #: Seconds to wait for a verifier that went away in the middle of an answer.
 _PATIENCE_S = 60.0
 #: Pauses at which an answer waits for the verifier; at others it ends without.
-_WAITING = (PauseReason.OFF, PauseReason.UNSURE)
+_WAITING = (PauseReason.GRAMMAR, PauseReason.OFF, PauseReason.UNSURE)
 #: Why the device did not write, by what it may write with.
 _WHY_NOTHING: dict[Offline, str] = {
     "off": 'and nothing is to be written without it ("offline": "writer" has the device answer)',

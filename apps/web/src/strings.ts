@@ -34,6 +34,7 @@ export const PAUSES: { readonly [reason in PauseReason]: string } = {
   end: "Complete; waiting for the server to confirm it…",
   length: "Length limit reached; waiting for the server to confirm it…",
   limit: "Offline limit reached; waiting for the server…",
+  grammar: "This device cannot follow the form that the answer has to have; waiting for the server…",
   off: "Waiting for the server…",
   unsure: "This device is not sure of the next words; waiting for the server…",
   unprepared: "Waiting for the server: this device cannot write here on its own…",
@@ -117,6 +118,7 @@ const FINISH: { readonly [reason in FinishReason]: string } = {
   stop: "",
   length: "cut off at the length limit",
   context: "the target's context is full",
+  grammar: "the grammar met a limit, so the form may be wrong",
 };
 
 /** Return the lines of the button "Figures". Speeds are in words; tokens are called pieces of words. */

@@ -145,7 +145,8 @@ class Drafter(Protocol):
         """Draft tokens after ``prefix``, the conversation's tokens from position 0.
 
         If the target samples, a drafter may use ``sampling`` to guess with the target's own noise, see
-        :class:`~moa_runtime.drafters.gumbel.GumbelCoupling`; the committed token is always the target's choice.
+        :class:`~moa_runtime.drafters.gumbel.GumbelCoupling`; the committed token is always the target's choice. Of a
+        grammar (:class:`~moa_runtime.drafters.grammar_mask.GrammarMask`) no forbidden token is drafted.
 
         The draft is as large as pays; its first level is always drafted if ``budget.levels`` allows any. A chain is a
         tree without branches. The draft is empty if there is nothing to propose, or if the context is full.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
@@ -12,6 +12,7 @@ import numpy as np
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
+from moa_runtime.drafters.grammar_mask import GrammarMask
 from moa_runtime.drafters.gumbel import NO_COUPLING, GumbelCoupling
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramMixture, worth_copying
 from moa_runtime.drafters.tree_growth import GrowingTree
@@ -60,7 +61,7 @@ class MoaDrafter:
         self.stopping_rule = stopping_rule
         self._backend = backend
         self._stop_tokens, self._mixture = frozenset(stop_tokens), mixture
-        self._coupling = NO_COUPLING
+        self._coupling, self._mask = NO_COUPLING, GrammarMask(GREEDY, ())
         self._max_context = max_context if backend.max_positions is None else min(max_context, backend.max_positions)
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape, heads_first=backend.heads_first)
@@ -92,7 +93,7 @@ class MoaDrafter:
         """Draft a chain of the likeliest tokens, or a tree level by level, and copies of the mixture after both.
 
         Copies take no step. They continue a chain while it is ``worth_copying``, a tree while they are among its
-        likeliest nodes. See :meth:`moa_runtime.drafters.base.Drafter.propose`.
+        likeliest nodes. Nor do tokens that a grammar forces. See :meth:`moa_runtime.drafters.base.Drafter.propose`.
 
         Raises:
             ValueError: if the prefix is empty.
@@ -116,28 +117,40 @@ class MoaDrafter:
             return DraftTree()
         if self._mixture is not None:
             self._mixture.confirm(prefix[: len(prefix) - budget.tentative])
-        self._coupling = GumbelCoupling(sampling)
+        self._coupling, stem = GumbelCoupling(sampling), GrammarMask(sampling, prefix).forced()
+        stem = stem[: min(depth, budget.nodes)]
+        prefix, depth, nodes = [*prefix, *stem], depth - len(stem), budget.nodes - len(stem)
+        if depth < 1 or nodes < 1 or not self._stop_tokens.isdisjoint(stem):
+            return DraftTree.chain(stem, [0.0] * len(stem))
+        self._mask = GrammarMask(sampling, prefix)
+        budget = replace(budget, nodes=nodes, depth=depth, levels=min(budget.levels, depth))
         grow = self._tree if budget.branches and budget.levels else self._chain
-        return (yield from grow(list(prefix), replace(budget, depth=depth, levels=min(budget.levels, depth))))
+        return (yield from grow(prefix, budget)).prepended(stem, [0.0] * len(stem))
 
     def _chain(self, text: list[int], budget: Budget) -> Steps[DraftTree]:
         start, memory = len(text), self._memory_of(len(text))
         logprobs: list[float] = []
         steps: list[int] = []
-        levels = min(budget.levels, budget.nodes)
+        room, levels = min(budget.depth, budget.nodes), min(budget.levels, budget.nodes)
         ended = False
-        while len(logprobs) < levels and not ended and (not logprobs or budget.continued([sum(logprobs)])):
-            token = self._surely_copied(text)
+        while levels and len(logprobs) < room and not ended and (not logprobs or budget.continued([sum(logprobs)])):
+            token = self._surely_copied(text, text[start:])
             if token is None:
-                token = self._best((yield from self._catch_up(text, memory)), text)
+                token = self._best((yield from self._catch_up(text, memory)), text, text[start:])
                 steps.append(1)
+            if token is None:
+                break
             text.append(token.token)
             logprobs.append(token.logprob)
-            ended = token.token in self._stop_tokens
-        if self._mixture is not None and not ended:
+            levels -= 1
+            sure = self._mask.forced(text[start:])[: room - len(logprobs)]
+            text += sure
+            logprobs += [0.0] * len(sure)
+            ended = text[-1] in self._stop_tokens
+        if not ended:
             logprob = sum(logprobs)
-            room = min(budget.depth, budget.nodes) - len(logprobs)
-            for token in islice(self._mixture.copies(text, self._coupling), room):
+            path, tail = text[start:], text[max(0, start - LONGEST_SUFFIX) : start]
+            for token in islice(self._without_steps(path, tail, start - len(tail)), room - len(logprobs)):
                 logprob += token.logprob
                 if not worth_copying(budget, logprob):
                     break
@@ -170,10 +183,8 @@ class MoaDrafter:
             self._cache.write(length + earlier, result.keys, result.values)
             tree.add_level(self._candidates(result, text, paths))
         self._cache.truncate(length)
-        if self._mixture is not None:
-            tail, copies, coupling = text[-LONGEST_SUFFIX:], self._mixture.copies, self._coupling
-            before = length - len(tail)
-            tree.lengthen(lambda path: copies(tail + path, coupling, before), budget.depth - tree.depth)
+        tail = text[-LONGEST_SUFFIX:]
+        tree.lengthen(lambda path: self._without_steps(path, tail, length - len(tail)), budget.depth - tree.depth)
         return tree.best()
 
     def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> Steps[StepResult]:
@@ -212,20 +223,50 @@ class MoaDrafter:
         del self._cached[length:]
         self._cache.truncate(length)
 
-    def _surely_copied(self, text: Sequence[int]) -> DraftToken | None:
+    def _without_steps(self, path: list[int], tail: list[int], before: int) -> Iterator[DraftToken]:
+        """Yield the tokens after a path of the draft that take no step, until none is known, which may be never:
+        copies, and those that the grammar forces.
+
+        Args:
+            tail: last tokens of the text before the path.
+            before: number of tokens of the text before these.
+        """
+        if not self._mask.on:
+            if self._mixture is not None:
+                yield from self._mixture.copies(tail + path, self._coupling, before)
+            return
+        path, copies = list(path), self._mixture
+        while not (path and path[-1] in self._stop_tokens):
+            sure = [DraftToken(token, 0.0) for token in self._mask.forced(path)]
+            if not sure and copies is not None:
+                text = [*tail, *path]
+                followers = copies.followers(text[-LONGEST_SUFFIX:], before + len(text), self._coupling)
+                sure = self._mask.left(followers, path)[:1]
+            if not sure:
+                return
+            for token in sure:
+                path.append(token.token)
+                yield token
+
+    def _surely_copied(self, text: Sequence[int], path: Sequence[int]) -> DraftToken | None:
         """Return a copy that is likely enough to replace a step of the model, if any."""
         copy = self._mixture.copy(text, self._coupling) if self._mixture is not None else None
-        return copy if copy is not None and copy.logprob > _SURE else None
+        return copy if copy is not None and copy.logprob > _SURE and self._mask.left([copy], path) else None
 
-    def _best(self, result: StepResult, text: list[int]) -> DraftToken:
-        (candidates,) = self._candidates(result, text, [[]])
+    def _best(self, result: StepResult, text: list[int], path: Sequence[int]) -> DraftToken | None:
+        """Return the likeliest candidate; None if the grammar allows none."""
+        (candidates,) = self._candidates(result, text, [[]], path)
         likely = (c for c in candidates if c.token not in self._stop_tokens or c.logprob > _MORE_LIKELY_THAN_NOT)
-        return next(likely, candidates[0])
+        return next(likely, candidates[0] if candidates else None)
 
     def _candidates(
-        self, result: StepResult, text: list[int], paths: Sequence[Sequence[int]]
+        self, result: StepResult, text: list[int], paths: Sequence[Sequence[int]], stem: Sequence[int] = ()
     ) -> list[list[DraftToken]]:
-        """Return the candidates of each query, best first, after ``text`` and its path; all paths have one length."""
+        """Return the candidates of each query, best first, after ``text`` and its path; all paths have one length.
+
+        Args:
+            stem: end of the text that belongs to the draft.
+        """
         if np.isnan(result.top_logprobs).any():  # sorting them would fail far from here
             raise MoaError(
                 "the drafter computes no numbers, so its weights or its graph are broken: check it with moa-export "
@@ -237,11 +278,12 @@ class MoaDrafter:
             for tokens, logprobs in zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
         ]
         length, position, mixed = len(text), len(text) + len(paths[0]), []
-        if self._mixture is None:
+        if self._mixture is None and not self._mask.on:
             return self._coupling.ranked(ranked, position)
         for candidates, path in zip(ranked, paths, strict=True):
             text += path  # in place: the text may be long
-            mixed.append(self._mixture.mix(candidates, text))
+            some = candidates if self._mixture is None else self._mixture.mix(candidates, text)
+            mixed.append(self._mask.left(some, [*stem, *path], best=True))
             del text[length:]
         return self._coupling.ranked(mixed, position)
 

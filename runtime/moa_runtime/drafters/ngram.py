@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, RowlessDrafter
+from moa_runtime.drafters.grammar_mask import GrammarMask
 from moa_runtime.drafters.gumbel import NO_COUPLING, GumbelCoupling
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
@@ -238,16 +239,18 @@ class NgramDrafter(RowlessDrafter):
         self._mixture = NgramMixture(stop_tokens)
 
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
-        """Draft a chain of copies, which ends after a token that never occurred before.
+        """Draft a chain of copies, which ends after a token that never occurred before; forced tokens come first.
 
         It is as long as the levels if that pays, and longer, also without levels, while it is :func:`worth_copying`.
         See :meth:`moa_runtime.drafters.base.Drafter.propose`.
         """
-        text, logprobs, logprob, coupling = list(prefix), list[float](), 0.0, GumbelCoupling(sampling)
-        while len(logprobs) < min(budget.nodes, budget.depth):
+        room, mask, coupling = min(budget.nodes, budget.depth), GrammarMask(sampling, prefix), GumbelCoupling(sampling)
+        stem, logprob = mask.forced()[:room], 0.0
+        text, logprobs = [*prefix, *stem], [0.0] * len(stem)
+        while len(logprobs) < room:
             self._mixture.confirm(text)
             copy = self._mixture.copy(text, coupling)
-            if copy is None:
+            if copy is None or not mask.left([copy], text[len(prefix) :]):
                 break
             logprob += copy.logprob
             levelled = len(logprobs) < budget.levels and (not logprobs or budget.sends(logprob))

@@ -11,16 +11,18 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import count, takewhile
 from typing import NamedTuple
 
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, RowlessDrafter
+from moa_runtime.drafters.grammar_mask import GrammarMask
 from moa_runtime.drafters.gumbel import GumbelCoupling
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, REACH, NgramIndex, worth_copying
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
-from moa_runtime.session.tree import DraftTree
+from moa_runtime.session.tree import DraftTree, path_to
 
 #: Suffixes of the conversation that are looked up in it, and the occurrences of each that count, the latest.
 _LONGEST_IN_CONVERSATION = 3
@@ -56,16 +58,21 @@ class SssdDrafter(RowlessDrafter):
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """Draft the likeliest nodes that are worth sending, whatever ``budget.levels`` are: none takes a step.
 
-        Without ``branches`` it is a chain, which goes beyond the levels while it is :func:`worth_copying`. See
-        :meth:`moa_runtime.drafters.base.Drafter.propose`.
+        Without ``branches`` it is a chain, which goes beyond the levels while it is :func:`worth_copying`. A grammar's
+        forced tokens come first. See :meth:`moa_runtime.drafters.base.Drafter.propose`.
         """
         if budget.tentative >= REACH:
             return DraftTree()
         self._index.update(prefix[: len(prefix) - budget.tentative])
-        tree = _MergedTree(budget, GumbelCoupling(sampling), len(prefix))
-        for share, later_share, continuations in self._sources(prefix[-LONGEST_SUFFIX:]):
+        stem = GrammarMask(sampling, prefix).forced()[: min(budget.depth, budget.nodes)]
+        text, logprobs = [*prefix, *stem] if stem else prefix, [0.0] * len(stem)
+        if not self._stop_tokens.isdisjoint(stem):
+            return DraftTree.chain(stem, logprobs)
+        budget = replace(budget, depth=budget.depth - len(stem), nodes=budget.nodes - len(stem))
+        tree = _MergedTree(budget, GumbelCoupling(sampling), GrammarMask(sampling, text), len(text))
+        for share, later_share, continuations in self._sources(text[-LONGEST_SUFFIX:]):
             tree.offer(continuations, share, later_share)
-        return tree.grown()
+        return tree.grown().prepended(stem, logprobs)
 
     def _sources(self, tail: Sequence[int]) -> Iterator[tuple[float, float, list[list[int]]]]:
         """Yield continuations of the text that ends with ``tail``, after the shares of their first and later tokens."""
@@ -113,8 +120,8 @@ class _MergedTree:
         length: of the text that it follows.
     """
 
-    def __init__(self, budget: Budget, coupling: GumbelCoupling, length: int) -> None:
-        self._budget, self._coupling, self._length = budget, coupling, length
+    def __init__(self, budget: Budget, coupling: GumbelCoupling, mask: GrammarMask, length: int) -> None:
+        self._budget, self._coupling, self._mask, self._length = budget, coupling, mask, length
         self._waiting: list[_Candidate] = []
         self._ages = count()
         self._tokens: list[int] = []
@@ -128,7 +135,7 @@ class _MergedTree:
             candidate = heapq.heappop(self._waiting)
             siblings = self._children[candidate.parent]
             if candidate.token not in siblings:
-                if siblings and not self._budget.branches:
+                if (siblings and not self._budget.branches) or not self._permitted(candidate):
                     continue
                 if not self._pays(candidate):
                     break
@@ -168,6 +175,13 @@ class _MergedTree:
             rest = depth + 1, later_share, followers[chosen.token]
             candidate = _Candidate(cost - chosen.logprob, next(self._ages), node, chosen.token, *rest)
             heapq.heappush(self._waiting, candidate)
+
+    def _permitted(self, candidate: _Candidate) -> bool:
+        """Whether the grammar allows a candidate."""
+        if not self._mask.on:
+            return True
+        path = path_to(candidate.parent, self._tokens, self._parents)
+        return bool(self._mask.left([DraftToken(candidate.token, 0.0)], path))
 
     def _pays(self, candidate: _Candidate) -> bool:
         budget, logprob = self._budget, -candidate.cost

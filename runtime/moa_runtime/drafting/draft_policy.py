@@ -15,7 +15,7 @@ from moa_runtime.events import FinishReason, PauseReason
 from moa_runtime.options import Conditions, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.client_table import State
-from moa_runtime.session.events import Decided, Origin
+from moa_runtime.session.events import AnswerSampling, Decided, Origin, Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.tree import DraftTree
 
@@ -93,6 +93,7 @@ class DraftPolicy:
     Attributes:
         conditions: conditions of the device.
         offline: writer during an outage.
+        compiling: whether the answer's grammar is being compiled for the device.
         exhausted: the drafter or writer that had nothing to propose, so that only the target can continue; else None.
     """
 
@@ -110,6 +111,7 @@ class DraftPolicy:
     ) -> None:
         self.conditions = Conditions()
         self.offline: Offline = settings.offline
+        self.compiling = False
         self.exhausted: Drafter | None = None
         self._session, self._controller = session, controller
         self._drafter, self._writer = drafter, writer
@@ -158,7 +160,7 @@ class DraftPolicy:
         if len(session.committed) < max(after, session.answer_start):
             return None
         budget = self._unsolicited.budget(self.round_budget, self._selection.pace)
-        return Draft(self._drafter, list(session.committed), budget, Origin.DRAFTED, session.sampling)
+        return Draft(self._drafter, list(session.committed), budget, Origin.DRAFTED, self._sampling)
 
     def draft(self) -> Draft | None:
         """Return what to draft now, if anything."""
@@ -171,10 +173,10 @@ class DraftPolicy:
         budget = self._budget()
         if budget is None:
             return None
-        if self._timeouts.outage and session.sampling.grammar is not None:  # the device does not know the grammar
+        if self._timeouts.outage and not self._follows_grammar:
             return None
         origin = Origin.OFFLINE if self._timeouts.outage else Origin.DRAFTED
-        return Draft(by, session.tokens, budget, origin, session.sampling)
+        return Draft(by, session.tokens, budget, origin, self._sampling)
 
     def pause_reason(self) -> PauseReason | None:
         """Return why the device does not continue a running answer; None while it may."""
@@ -183,13 +185,17 @@ class DraftPolicy:
             return PauseReason.BACKGROUND
         if not self._alone:
             return None
-        if self.offline == "off" or session.sampling.grammar is not None:
+        if self.offline == "off":
             return PauseReason.OFF
+        if not self._follows_grammar:
+            return None if self.compiling else PauseReason.GRAMMAR
         if not self._has_source:
             return None if self._writer_follows else PauseReason.UNPREPARED
         if self.conditions.low_power:
             return PauseReason.LOW_POWER
         finish = session.tentative_finish
+        if finish is None and session.grammar is not None and self._active is self.exhausted:
+            return PauseReason.GRAMMAR
         if finish is None and self._unsure:
             return None if self._writer_follows else PauseReason.UNSURE
         if finish is None:
@@ -197,6 +203,19 @@ class DraftPolicy:
         return PauseReason.END if finish is FinishReason.STOP else PauseReason.LENGTH
 
     # -- helpers -------------------------------------------------------------------------------
+
+    @property
+    def _follows_grammar(self) -> bool:
+        """Whether the device can follow the answer's grammar, or there is none."""
+        return self._session.sampling.grammar is None or self._session.grammar is not None
+
+    @property
+    def _sampling(self) -> Sampling:
+        """The answer's sampling, with the state of its grammar if there is one here."""
+        session = self._session
+        if session.grammar is None:
+            return session.sampling
+        return AnswerSampling(**vars(session.sampling), answer_from=session.answer_start, state=session.grammar)
 
     @property
     def _has_source(self) -> bool:

@@ -29,7 +29,17 @@ from moa_runtime.events import LinkChanged, LinkStatus, PauseReason
 from moa_runtime.options import Conditions, LoopSettings, Offline
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.client_table import State
-from moa_runtime.session.events import Cause, Decided, Echoed, Faulted, Origin, RowsReceived, Sampling, Welcomed
+from moa_runtime.session.events import (
+    Cause,
+    Decided,
+    Echoed,
+    Faulted,
+    GrammarState,
+    Origin,
+    RowsReceived,
+    Sampling,
+    Welcomed,
+)
 from moa_runtime.session.tree import DraftTree
 
 
@@ -126,6 +136,17 @@ class DraftingLoop:
     @offline.setter
     def offline(self, offline: Offline) -> None:
         self._policy.offline = offline
+
+    def follow_grammar(self, state: GrammarState | None, *, compiling: bool = False) -> None:
+        """Set the state of the running answer's grammar, which the device's drafts and its text obey from now on.
+
+        Args:
+            state: None for an answer without a grammar, or with one that the device cannot follow: then it writes
+                nothing without the target.
+            compiling: whether the state comes later.
+        """
+        self._session.grammar, self._policy.compiling = state, compiling
+        self._policy.exhausted = None
 
     # -- the user's requests -----------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from moa_runtime.session.events import (
     Faulted,
     Finished,
     FinishReason,
+    GrammarState,
     Origin,
     Policy,
     Resumed,
@@ -84,6 +85,7 @@ class ClientSession:
         committed: tokens that the target has confirmed.
         answering: whether an answer is running.
         sampling: sampling of the last answer.
+        grammar: state of its grammar; None if it has none, or the device cannot follow it.
         rows: number of memory rows that the device holds, for the first tokens of the conversation.
         link: state of the connection.
         wants_rows: whether the next connection asks for memory rows.
@@ -115,6 +117,7 @@ class ClientSession:
         self.answering = False
         self._answer_start: int | None = None  # committed length at which the last answer began
         self.sampling = Sampling()
+        self.grammar: GrammarState | None = None
         self._max_length = 0
         self._while_away = True
         # The connection.
@@ -398,8 +401,13 @@ class ClientSession:
     def keepable(self, tokens: Sequence[int], start: int) -> list[int]:
         """Return those of ``tokens`` that :meth:`keep` can supply at ``start``.
 
-        Without end-of-turn tokens, and leaving room in context and answer for one token of the target.
+        Without end-of-turn tokens, and leaving room in context and answer for one token of the target. None if the
+        answer has a grammar, and the text is not known to conform to it.
         """
+        if self.sampling.grammar is not None:
+            answer = [*self.tokens[self.answer_start : start], *tokens]
+            if self.grammar is None or not self.grammar.accepts(answer):
+                return []
         without_stops = [token for token in tokens if token not in self._stop_tokens]
         end = min(self.limits.max_context, self._max_length or self.limits.max_context)
         return without_stops[: max(0, end - 1 - start)]
@@ -681,8 +689,9 @@ class ClientSession:
 
     @property
     def _keeps_offline_text(self) -> bool:
-        """Whether the tentative suffix has offline tokens that the policy keeps; none that a grammar may forbid."""
-        return self.policy is Policy.KEEP and self.sampling.grammar is None and Origin.OFFLINE in self._origins
+        """Whether the tentative suffix has offline tokens that the policy keeps."""
+        kept = self.policy is Policy.KEEP and Origin.OFFLINE in self._origins
+        return kept and (self.sampling.grammar is None or bool(self.keepable(self._tentative, self._known)))
 
     def _commit_supplied(self) -> list[SessionEvent]:
         """Commit the supplied tokens, which the server has."""

@@ -34,6 +34,7 @@ FINISH = {
     wire.FINISH_STOP: FinishReason.STOP,
     wire.FINISH_LENGTH: FinishReason.LENGTH,
     wire.FINISH_CONTEXT: FinishReason.CONTEXT,
+    wire.FINISH_GRAMMAR: FinishReason.GRAMMAR,
 }
 
 _EVENTS = {

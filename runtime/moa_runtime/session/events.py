@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +124,41 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
+class GrammarState(Protocol):
+    """A grammar along an answer. Every call names the answer's tokens so far."""
+
+    def accepts(self, answer: Sequence[int]) -> bool:
+        """Whether an answer can begin with these tokens."""
+
+    def mask(self, answer: Sequence[int]) -> NDArray[np.bool_]:
+        """Return the tokens that may follow, at least one: ``[vocab_size]``."""
+
+    def among(self, answer: Sequence[int], tokens: Sequence[int]) -> tuple[list[bool], int]:
+        """Return of each of ``tokens`` whether it may follow, and how many tokens may."""
+
+    def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Return of each token of a tree after the answer whether the grammar allows the path to it."""
+
+    def forced(self, answer: Sequence[int]) -> list[int]:
+        """Return the next tokens, as long as only one may follow."""
+
+    def problem(self, answer: Sequence[int]) -> str:
+        """Return why no token may follow but one that ends the answer: a limit that the grammar met; else no text."""
+
+
+@dataclass(frozen=True)
+class AnswerSampling(Sampling):
+    """The sampling of a running answer.
+
+    Attributes:
+        answer_from: position of the answer's first token, from which penalties and ``min_tokens`` count.
+        state: of the grammar; None without one, or on a device that cannot follow it.
+    """
+
+    answer_from: int = 0
+    state: GrammarState | None = field(default=None, compare=False)
+
+
 class Origin(enum.Enum):
     """Origin of an answer's token."""
 
@@ -146,6 +182,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     CONTEXT = "context"
+    GRAMMAR = "grammar"  # it met a limit, so the text may not conform to it
 
 
 class Cause(enum.Enum):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
 
-import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import GRAMMAR_KINDS, Grammar, Sampling, TokenLogprobs
+from moa_runtime.session.events import (
+    GRAMMAR_KINDS,
+    AnswerSampling,
+    Grammar,
+    GrammarState,
+    Sampling,
+    TokenLogprobs,
+)
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, digest, fault
 from moa_runtime.session.memory_rows import Float32, RowQueue
 from moa_runtime.session.server_table import CHECKED, FRAMES, Action, Event, State
@@ -43,42 +47,6 @@ _NEAR_TOKENS = 6
 _NEWEST = 0.2
 #: An unsolicited draft that begins this many tokens back shows that the client drafts.
 _DRAFTS_ARE_RECENT = 32
-
-
-class GrammarState(Protocol):
-    """A grammar along an answer. Every call names the answer's tokens so far."""
-
-    def accepts(self, answer: Sequence[int]) -> bool:
-        """Whether an answer can begin with these tokens."""
-
-    def mask(self, answer: Sequence[int]) -> NDArray[np.bool_]:
-        """Return the tokens that may follow, at least one: ``[vocab_size]``."""
-
-    def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Return of each token of a tree after the answer whether the grammar allows the path to it."""
-
-    def forced(self, answer: Sequence[int]) -> list[int]:
-        """Return the next tokens, as long as only one may follow."""
-
-
-class GrammarCompiler(Protocol):
-    """Compiles grammars."""
-
-    def compile(self, grammar: Grammar) -> GrammarState:
-        """Return the state before an answer; raise MoaError, with the reason, if the grammar cannot be compiled."""
-
-
-@dataclass(frozen=True)
-class AnswerSampling(Sampling):
-    """The sampling of a running answer.
-
-    Attributes:
-        answer_from: position of the answer's first token, from which penalties and ``min_tokens`` count.
-        state: of the grammar; None without one.
-    """
-
-    answer_from: int = 0
-    state: GrammarState | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -173,7 +141,6 @@ class ServerSession:
         limits: limits of the verifier, sent in the Welcome.
         vocab_size: size of the target's vocabulary; frames with larger token ids are refused.
         stop_tokens: tokens that end an answer.
-        grammars: compiles grammars; None if the verifier has none.
 
     Attributes:
         committed: tokens of the conversation.
@@ -182,10 +149,8 @@ class ServerSession:
         may_make_rows: whether rows may be made for a client that did not ask with a draft, as of the last work.
     """
 
-    def __init__(
-        self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int], grammars: GrammarCompiler | None = None
-    ) -> None:
-        self.limits, self._grammars = limits, grammars
+    def __init__(self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int]) -> None:
+        self.limits = limits
         self._vocab_size = vocab_size
         self._stop_tokens = frozenset(stop_tokens)
         self.committed: list[int] = []
@@ -197,6 +162,7 @@ class ServerSession:
         self._finish: int | None = None  # Finish of the answer that ended, if one did
         self._max_length = 0
         self._sampling = AnswerSampling()
+        self._grammar: GrammarState | MoaError | None = None  # of the Prompt that is processed
         self._while_away = False
         self._credit = 0  # verdicts are pushed up to this position
         self._sent_length = 0  # committed tokens that the client has or was sent
@@ -323,13 +289,18 @@ class ServerSession:
         answer = [wire.ServerMessage(welcome=welcome)]
         return [*answer, self._known_verdict(agreed)] if news else answer
 
-    def receive(self, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
+    def receive(
+        self, message: wire.ClientMessage, grammar: GrammarState | MoaError | None = None
+    ) -> Verify | wire.ServerMessage | None:
         """Process a frame after the Hello.
+
+        Args:
+            grammar: the grammar of a Prompt that has one, or why it does not compile; None if the verifier has none.
 
         Returns:
             work for the engine (call :meth:`decide` before the next frame), a message to send, or None.
         """
-        event = self.classify(message)
+        event, self._grammar = self.classify(message), grammar
         self._paused = self._paused and event is Event.DRAFT_UNSOLICITED
         problem = self._problem(message) if event in CHECKED else None
         answer = self._do(FRAMES[event][self.state].action, message) if problem is None else problem
@@ -409,8 +380,8 @@ class ServerSession:
         self._answer_start = self._sent_length = end
         self._max_length, self._while_away = prompt.max_length, prompt.while_away
         self._sampling = _parse_sampling(prompt.sampling, min(prompt.answer_from, end) or end)
-        if self._sampling.grammar is not None and self._grammars is not None:
-            self._sampling = replace(self._sampling, state=self._grammars.compile(self._sampling.grammar))
+        if self._sampling.grammar is not None and not isinstance(self._grammar, MoaError):
+            self._sampling = replace(self._sampling, state=self._grammar)
         self._computed = end
         self._logprobs.clear()
         return self._work(supplied=len(prompt.tokens))
@@ -517,14 +488,12 @@ class ServerSession:
     def _grammar_problem(self, prompt: wire.Prompt) -> wire.ServerMessage | None:
         if not prompt.sampling.HasField("grammar"):
             return None
-        if self._grammars is None:
-            return fault(wire.FAULT_CODE_PROTOCOL, "this verifier has no grammars, as its Welcome says")
-        if (grammar := parse_grammar(prompt.sampling.grammar)) is None:
+        if parse_grammar(prompt.sampling.grammar) is None:
             return fault(wire.FAULT_CODE_PROTOCOL, f"no kind of grammars is {prompt.sampling.grammar.kind}")
-        try:
-            state = self._grammars.compile(grammar)
-        except MoaError as error:
-            return fault(wire.FAULT_CODE_PROTOCOL, str(error))
+        if (state := self._grammar) is None:
+            return fault(wire.FAULT_CODE_PROTOCOL, "this verifier has no grammars, as its Welcome says")
+        if isinstance(state, MoaError):
+            return fault(wire.FAULT_CODE_PROTOCOL, str(state))
         whole = [*self.committed[: prompt.base_len], *prompt.tokens]
         if not state.accepts(whole[min(prompt.answer_from, len(whole)) or len(whole) :]):
             return fault(wire.FAULT_CODE_PROTOCOL, "the tokens of the answer so far do not conform to its grammar")
@@ -629,6 +598,9 @@ class ServerSession:
         chosen = [*(work.draft[index] for index in path), token, *forced]
         tokens, finish = _until_end(chosen, base_len, self._stop_tokens, self._max_length, self.limits.max_context)
         self.committed = [*work.prefix, *tokens]
+        state = work.sampling.state
+        if finish == wire.FINISH_STOP and state and state.problem(self.committed[work.sampling.answer_from : -1]):
+            finish = wire.FINISH_GRAMMAR
         self._computed = base_len + len(path)
         if work.pushed and tokens:
             token_us = (compute_us + draft_us) / len(tokens)

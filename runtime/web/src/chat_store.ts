@@ -53,7 +53,7 @@ export interface ChatStore {
 }
 
 const STATE_VERSION = 1;
-const FINISHES = ["stop", "length", "context"] as const;
+const FINISHES = ["stop", "length", "context", "grammar"] as const;
 const MOST_TOKENS = 1 << 24; // of an answer: far more than any context holds
 
 /** An answer whose end the application has not received. */

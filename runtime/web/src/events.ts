@@ -60,7 +60,7 @@ export interface Disagreement {
 }
 
 /** Why the device does not write on. */
-export type PauseReason = "limit" | "end" | "length" | "unsure" | "unprepared" | "background" | "low power" | "off";
+export type PauseReason = "limit" | "end" | "length" | "unsure" | "unprepared" | "background" | "low power" | "grammar" | "off";
 
 /** The device does not write on, mostly because the verifier is away; the answer continues when that has changed. */
 export interface Paused {

@@ -128,7 +128,10 @@ class PlayedLoop {
     const tokens = args["tokens"] as number[];
     switch (call) {
       case "ask": {
-        const sampling = { temperature: 0, topP: 1, seed: BigInt(args["seed"] as string), topK: 0, minP: 0 };
+        const regex = args["regex"] as string | undefined;
+        const grammar = regex === undefined ? undefined : ({ kind: "regex", text: regex } as const);
+        const seed = BigInt(args["seed"] as string);
+        const sampling = { temperature: 0, topP: 1, seed, topK: 0, minP: 0, ...(grammar ? { grammar } : {}) };
         const options = { whileAway: args["while_away"] as boolean, draft: args["draft"] as number[] };
         return loop.ask(args["kept"] as number, tokens, sampling, args["max_new_tokens"] as number, options);
       }

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from moa_runtime.session.events import Sampling
-from moa_runtime.session.server import AnswerSampling
+from moa_runtime.session.events import AnswerSampling, Sampling
 from moa_server.engine.base import Engine, Float32, new_sequence
 from moa_server.engine.target_pass import Piece
 from moa_server.scheduling.verify_job import Job

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_runtime.drafters.gumbel import MOST, gumbel
-from moa_runtime.session.events import Sampling, TokenLogprobs
-from moa_runtime.session.server import AnswerSampling
+from moa_runtime.session.events import AnswerSampling, Sampling, TokenLogprobs
 from moa_runtime.session.tree import path_to
 
 Float32 = NDArray[np.float32]
@@ -37,7 +36,7 @@ class Chooser:
     Each works on what those before it leave.
 
     Args:
-        sampling: the penalties of an :class:`~moa_runtime.session.server.AnswerSampling` count from its
+        sampling: the penalties of an :class:`~moa_runtime.session.events.AnswerSampling` count from its
             ``answer_from`` on, those of another from the end of the prefix on.
         prefix: all tokens before the first choice.
         stop_tokens: those that end an answer.

@@ -13,13 +13,21 @@ pytest.importorskip("llguidance")
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat, ChatError
-from moa_runtime.events import AnswerFinished, FinishReason
+from moa_runtime.events import AnswerUpdate, FinishReason, Paused, PauseReason
 from moa_runtime.session.events import Grammar, Policy, Sampling
-from moa_runtime.session.server import AnswerSampling
-from moa_server.engine.baseline import PlainDecoding
 from support.refusals import refused
 from support.server.running import Verifier
-from support.system.asking import QUESTION, QUICK, ask, ask_and_leave, chatting, endpoint, ids
+from support.system.asking import (
+    QUESTION,
+    QUICK,
+    ask,
+    ask_and_leave,
+    chatting,
+    constrained_decoding,
+    endpoint,
+    ids,
+    written_offline,
+)
 
 SCHEMAS = [
     {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer"}}},
@@ -34,21 +42,6 @@ GRAMMARS += [Grammar("lark", 'start: "(" start ")" | /[0-9]/')]
 MOST = 60
 
 
-async def plain(verifier: Verifier, chat: Chat, answer: AnswerFinished, sampling: Sampling) -> list[int]:
-    """What the target writes alone after the same prompt: a choice a step."""
-    assert sampling.grammar is not None and verifier.parts.grammars is not None
-    engine, length = verifier.parts.engine, len(chat.tokens) - len(answer.tokens)
-    state = verifier.parts.grammars.compile(sampling.grammar)
-    own = AnswerSampling(**vars(sampling), answer_from=length, state=state)
-    decoding, tokens = PlainDecoding(engine, chat.tokens[:length], own, MOST), list[int]()
-    while (job := decoding.next()) is not None:
-        [outcome] = await engine.step([request := job.request(0, 1 << 20)])
-        job.take(request, outcome)
-        tokens.append(decoding.take(job).token)
-    engine.release(decoding.sequence)
-    return tokens
-
-
 async def test_text_with_drafts_is_that_without(bundle: Bundle, verifier: Verifier) -> None:
     """Drafts of the device and the server, chains and trees; forced tokens; and every complete answer conforms."""
     rng, forced, ended = random.Random(1), 0, 0
@@ -59,7 +52,10 @@ async def test_text_with_drafts_is_that_without(bundle: Bundle, verifier: Verifi
                 sampling = Sampling(rng.choice([0.0, 1.0]), seed=rng.randrange(1 << 32), grammar=grammar, **heat)
                 chat.restore([])
                 answer = await ask(chat, QUESTION, count=MOST, sampling=sampling)
-                assert ids(answer) == await plain(verifier, chat, answer, sampling), (drafting, grammar)
+                assert ids(answer) == await constrained_decoding(verifier, chat, answer, MOST, sampling), (
+                    drafting,
+                    grammar,
+                )
                 forced += len(answer.tokens) - answer.statistics.rounds
                 if answer.reason is FinishReason.STOP:
                     ended += 1
@@ -86,12 +82,40 @@ async def test_text_written_before_that_violates_the_grammar_is_refused(chat: Ch
                 pass
 
 
-async def test_a_device_that_does_not_know_the_grammar_writes_nothing_offline(
-    bundle: Bundle, verifier: Verifier
-) -> None:
+LETTERS = Sampling(1.0, seed=5, grammar=Grammar("regex", "[a-z ]{400}"))
+
+
+@pytest.mark.parametrize("policy", [Policy.ROLLBACK, Policy.KEEP])
+async def test_what_the_device_writes_offline_conforms(writing_bundle, verifier: Verifier, policy) -> None:
+    """So its text can be kept, too."""
+    settings, bundle = replace(QUICK, offline="writer"), Bundle.open(writing_bundle)
+    async with chatting(bundle, endpoint(verifier), policy=policy, settings=settings) as chat:
+        answer, seen = await ask_and_leave(chat, count=MOST, after=4, sampling=LETTERS)
+        assert max(map(written_offline, seen)) > 3
+        assert all(
+            re.fullmatch("[a-z ]*", event.committed + event.tentative)
+            for event in seen
+            if isinstance(event, AnswerUpdate)
+        )
+        if policy is Policy.ROLLBACK:
+            assert ids(answer) == await constrained_decoding(verifier, chat, answer, MOST, LETTERS)
+        else:
+            assert answer.statistics.kept > 3 and len(answer.tokens) == MOST
+
+
+async def test_a_device_without_the_extra_writes_nothing_offline(bundle: Bundle, verifier: Verifier, monkeypatch):
     """The answer waits, also with the policy that keeps the device's text, and is the target's own at last."""
-    sampling = Sampling(1.0, seed=5, grammar=Grammar("regex", "[a-z ]{400}"))
+    monkeypatch.setattr("moa_runtime.grammar.compiler.has_llguidance", lambda: False)
     async with chatting(bundle, endpoint(verifier), policy=Policy.KEEP) as chat:
-        answer, _ = await ask_and_leave(chat, count=MOST, after=4, sampling=sampling)
-        assert ids(answer) == await plain(verifier, chat, answer, sampling)
+        answer, seen = await ask_and_leave(chat, count=MOST, after=4, sampling=LETTERS)
+        assert ids(answer) == await constrained_decoding(verifier, chat, answer, MOST, LETTERS)
+        assert Paused(PauseReason.GRAMMAR) in seen
         assert answer.statistics.offline == 0 and re.fullmatch("[a-z ]+", answer.text)
+
+
+async def test_an_answer_whose_grammar_meets_a_limit_says_so(chat: Chat, monkeypatch) -> None:
+    monkeypatch.setattr("moa_runtime.grammar.compiler._ITEMS", 200)
+    async with chat:
+        ambiguous = Grammar("lark", "start: start start | /[a-z ]/")
+        answer = await ask(chat, count=MOST, sampling=Sampling(1.0, min_tokens=MOST, grammar=ambiguous))
+        assert answer.reason is FinishReason.GRAMMAR and 1 < len(answer.tokens) < MOST

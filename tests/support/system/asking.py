@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 
 import pytest
@@ -12,8 +13,9 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkStatus, Origin, Paused
 from moa_runtime.options import LoopSettings
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import AnswerSampling, Sampling
 from moa_runtime.transport import Endpoint, Timing
+from moa_server.engine.baseline import PlainDecoding
 from support.server.running import Verifier
 
 QUESTION = "Name three primary colours."
@@ -82,6 +84,22 @@ async def ask_and_leave(
     return answer, seen
 
 
+async def scheduled(chat: Chat, rng: random.Random, *, count: int, sampling: Sampling) -> AnswerFinished:
+    """Ask over a link that goes away or changes at a random place, or stays."""
+    after, what = rng.randrange(count // 2), rng.choice(["leave", "change", "", ""])
+    if what == "leave":
+        return (await ask_and_leave(chat, count=count, after=after, sampling=sampling))[0]
+    changes: list[asyncio.Task[None]] = []
+
+    def watch(event: ChatEvent) -> None:
+        if what and not changes and committed(event) >= after:
+            changes.append(asyncio.create_task(chat.network_changed()))
+
+    answer = await ask(chat, count=count, sampling=sampling, watch=watch)
+    await asyncio.gather(*changes)
+    return answer
+
+
 async def end_of(events: AsyncIterable[ChatEvent] | None) -> AnswerFinished:
     """Follow an answer to its end."""
     assert events is not None
@@ -99,6 +117,23 @@ async def online(chat: Chat) -> None:
 def own_decoding(verifier: Verifier, chat: Chat, answer: AnswerFinished, count: int, sampling: Sampling) -> list[int]:
     prompt = chat.tokens[: len(chat.tokens) - len(answer.tokens)]
     return verifier.decode(prompt, count, sampling)
+
+
+async def constrained_decoding(
+    verifier: Verifier, chat: Chat, answer: AnswerFinished, count: int, sampling: Sampling
+) -> list[int]:
+    """What the target writes alone after the same prompt: a choice a step."""
+    assert sampling.grammar is not None and verifier.parts.grammars is not None
+    engine, length = verifier.parts.engine, len(chat.tokens) - len(answer.tokens)
+    state = verifier.parts.grammars.compile(sampling.grammar)
+    own = AnswerSampling(**vars(sampling), answer_from=length, state=state)
+    decoding, tokens = PlainDecoding(engine, chat.tokens[:length], own, count), list[int]()
+    while (job := decoding.next()) is not None:
+        [outcome] = await engine.step([request := job.request(0, 1 << 20)])
+        job.take(request, outcome)
+        tokens.append(decoding.take(job).token)
+    engine.release(decoding.sequence)
+    return tokens
 
 
 def ids(answer: AnswerFinished) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import threading
@@ -10,16 +11,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("llguidance")
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from moa_runtime.session.events import Grammar
-from moa_runtime.session.server import AnswerSampling
+from moa_runtime.grammar.compiler import MOST_BYTES, GrammarCompiler, GrammarError
+from moa_runtime.session.events import AnswerSampling, Grammar
 from moa_runtime.session.tree import path_to
 from moa_server.engine.sampling import Chooser
-from moa_server.grammar.compiler import MOST_BYTES, GrammarCompiler, GrammarError
+from support.grammars import STOP, VOCAB, saved_tokenizer
 
-WORDS = ['{"', '":', "name", '"}', "true", "false", " a", "ab", "12", '", "']
-STOP, VOCAB = 256 + len(WORDS), 300
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"enum": ["ab", "abc"]}, "ok": {"type": "boolean"}},
@@ -31,20 +29,8 @@ PERSON = Grammar("json_schema", json.dumps(SCHEMA))
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """Bytes and a few words, so that most texts have several tokenisations."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: number for number, letter in enumerate(letters)}
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    vocabulary |= {level.pre_tokenize_str(word)[0][0]: 256 + at for at, word in enumerate(WORDS[:0])}
-    for word in WORDS:
-        vocabulary["".join(piece for piece, _ in level.pre_tokenize_str(word))] = len(vocabulary)
-    made = Tokenizer(models.BPE(vocabulary, []))
-    made.pre_tokenizer, made.decoder = level, decoders.ByteLevel()
-    made.add_special_tokens(["<end>"])
-    assert made.token_to_id("<end>") == STOP
     path = tmp_path_factory.mktemp("grammar") / "tokenizer.json"
-    made.save(str(path))
-    return made, path
+    return saved_tokenizer(path), path
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +136,7 @@ def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(compiler, gr
         assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
 
 
-def test_an_answer_at_a_limit_ends(compiler):
+def test_an_answer_at_a_limit_ends_and_says_so(compiler):
     """Whatever is asked, some token may follow."""
     state = compiler.compile(Grammar("regex", "abc"))
     assert np.flatnonzero(state.mask([9, 9])).tolist() == [STOP] and not state.accepts([9, 9])
@@ -161,9 +147,14 @@ def test_a_grammar_that_compiles_for_long_keeps_no_other_waiting(tokenizer, monk
     made, going = GrammarCompiler(tokenizer[1], VOCAB, [STOP]), threading.Event()
     made.compile(PERSON)
     monkeypatch.setattr(made, "_built", lambda _: going.wait() and GrammarError("refused", code="invalid_grammar"))
-    slow = threading.Thread(target=made._find, args=(Grammar("regex", "a*"),))
-    slow.start()
-    made.compile(PERSON)
-    going.set()
-    slow.join()
+
+    async def both():
+        slow = asyncio.create_task(made.compiled(Grammar("regex", "a*")))
+        await asyncio.sleep(0)
+        assert (await made.compiled(PERSON)).accepts([])
+        going.set()
+        with pytest.raises(GrammarError):
+            await slow
+
+    asyncio.run(both())
     made.close()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from moa_runtime.drafters.gumbel import gumbel
-from moa_runtime.session.events import Sampling
-from moa_runtime.session.server import AnswerSampling
+from moa_runtime.session.events import AnswerSampling, Sampling
 from moa_server.engine.sampling import Chooser, choose, largest, logprobs_of, nucleus
 
 P = np.array([0.05, 0.4, 0.1, 0.3, 0.15])

@@ -20,10 +20,12 @@ from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import (
+    AnswerSampling,
     Cause,
     Decided,
     Faulted,
     Grammar,
+    GrammarState,
     Origin,
     RowsReceived,
     Sampling,
@@ -31,7 +33,7 @@ from moa_runtime.session.events import (
 )
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
-from moa_runtime.session.server import AnswerSampling, RowsWork, ServerSession, Verify
+from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.session.snapshot import SnapshotError, sampling_from_json
 from moa_runtime.session.tree import TreeError, accepted_path, chain, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -201,12 +203,7 @@ def test_all_fields_of_a_sampling_reach_the_engine_after_a_prompt_a_replay_and_a
 
 
 class _Letters:
-    """A compiler, and a grammar of tokens from 5 on."""
-
-    def compile(self, grammar: Grammar) -> _Letters:
-        if grammar.text == "bad":
-            raise MoaError("bad", code="invalid_grammar")
-        return self
+    """A grammar of tokens from 5 on."""
 
     def accepts(self, answer: Sequence[int]) -> bool:
         return all(token >= 5 for token in answer)
@@ -218,24 +215,26 @@ def grammar_prompt(kind: int, text: str = "", tokens: Sequence[int] = PROMPT, an
 
 
 @pytest.mark.parametrize(
-    ("prompt", "grammars"),
+    ("prompt", "grammar"),
     [
         (grammar_prompt(wire.GRAMMAR_KIND_REGEX), None),
-        (grammar_prompt(0), _Letters()),
-        (grammar_prompt(9), _Letters()),
-        (grammar_prompt(wire.GRAMMAR_KIND_LARK, "bad"), _Letters()),
+        (grammar_prompt(0), None),
+        (grammar_prompt(9), None),
+        (grammar_prompt(wire.GRAMMAR_KIND_LARK, "bad"), MoaError("bad", code="invalid_grammar")),
         (grammar_prompt(wire.GRAMMAR_KIND_LARK, tokens=[5, 6, 1], answer_from=1), _Letters()),
     ],
 )
-def test_a_grammar_that_cannot_be_served_is_refused(prompt: wire.Prompt, grammars: _Letters | None) -> None:
-    session = ServerSession(LIMITS, VOCAB, [], grammars)  # type: ignore[arg-type]
-    assert fault_of(receive(session, prompt=prompt)).code == wire.FAULT_CODE_PROTOCOL and not session.committed
+def test_a_grammar_that_cannot_be_served_is_refused(prompt: wire.Prompt, grammar: GrammarState | None) -> None:
+    session = ServerSession(LIMITS, VOCAB, [])
+    refused = session.receive(wire.ClientMessage(prompt=prompt), grammar)
+    assert fault_of(refused).code == wire.FAULT_CODE_PROTOCOL and not session.committed
 
 
 def test_forced_tokens_are_committed_at_once_and_their_rows_follow_with_the_next_pass() -> None:
-    session = ServerSession(LIMITS, VOCAB, [], _Letters())  # type: ignore[arg-type]
+    session = ServerSession(LIMITS, VOCAB, [])
     session.greet(wire.Hello(row_encoding=wire.ROW_ENCODING_FLOAT16), "token")
-    work = session.receive(wire.ClientMessage(prompt=grammar_prompt(wire.GRAMMAR_KIND_REGEX, "a")))
+    prompt = wire.ClientMessage(prompt=grammar_prompt(wire.GRAMMAR_KIND_REGEX, "a"))
+    work = session.receive(prompt, _Letters())  # type: ignore[arg-type]
     assert isinstance(work, Verify)
     verdict = session.decide(work, [], 8, forced=[9, 10]).verdict
     assert list(verdict.tokens) == [8, 9, 10] and verdict.accepted == 0 and session.committed == [*PROMPT, 8, 9, 10]
@@ -281,6 +280,15 @@ def test_a_verdict_with_broken_logprobs_is_a_fault(logprobs: list[dict[str, obje
         verdict.logprobs.extend(wire.TokenLogprobs(**each) for each in logprobs)  # type: ignore[arg-type]
         events = pair.client.receive(wire.ServerMessage(verdict=verdict).SerializeToString())
         assert isinstance(events[0], Faulted) == broken
+
+
+def test_text_of_the_device_is_kept_only_if_it_is_known_to_conform() -> None:
+    client = connected().client
+    client.prompt(PROMPT, WITH_GRAMMAR)
+    assert client.keepable([6, 7], len(PROMPT)) == []
+    client.grammar = _Letters()  # type: ignore[assignment]
+    client.extend([8], Origin.OFFLINE)
+    assert client.keepable([6, 7], len(PROMPT)) == [6, 7] and client.keepable([6, 4], len(PROMPT)) == []
 
 
 def test_a_snapshot_has_penalties_and_biases_only_if_there_are_any() -> None:

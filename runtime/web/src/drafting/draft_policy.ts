@@ -192,7 +192,8 @@ export class DraftPolicy<D extends Drafter> {
     const { session } = this;
     if (this.conditions.background && (this.alone || !session.awaitingVerdict)) return "background";
     if (!this.alone) return undefined;
-    if (this.offline === "off" || session.sampling.grammar) return "off";
+    if (this.offline === "off") return "off";
+    if (session.sampling.grammar) return "grammar";
     if (!this.hasSource) return this.writerFollows ? undefined : "unprepared";
     if (this.conditions.lowPower) return "low power";
     const finish = session.tentativeFinish;

@@ -383,6 +383,7 @@ export class ClientSession {
    * context and answer for one token of the target.
    */
   keepable(tokens: readonly number[], start: number): number[] {
+    if (this.sampling.grammar) return []; // which it may violate
     const withoutStops = tokens.filter((token) => !this.stopTokens.has(token));
     const end = Math.min(this.limits.maxContext, this.maxLength || this.limits.maxContext);
     return withoutStops.slice(0, Math.max(0, end - 1 - start));

@@ -87,6 +87,7 @@ export function finishReason(finish: Finish): FinishReason | undefined {
     [Finish.STOP]: "stop",
     [Finish.LENGTH]: "length",
     [Finish.CONTEXT]: "context",
+    [Finish.GRAMMAR]: "grammar",
   };
   return reasons[finish];
 }

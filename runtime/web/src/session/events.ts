@@ -18,7 +18,7 @@ export type Policy = (typeof POLICIES)[number];
 export const POLICIES = ["rollback", "keep", "ask"] as const;
 
 /** Why an answer ended. */
-export type FinishReason = "stop" | "length" | "context";
+export type FinishReason = "stop" | "length" | "context" | "grammar";
 
 /**
  * Why a verdict was sent: `asked` by a Prompt or Draft of this connection, `pushed` within the credit, or `fetched`,

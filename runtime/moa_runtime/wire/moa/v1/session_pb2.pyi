@@ -31,6 +31,7 @@ class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_STOP: _ClassVar[Finish]
     FINISH_LENGTH: _ClassVar[Finish]
     FINISH_CONTEXT: _ClassVar[Finish]
+    FINISH_GRAMMAR: _ClassVar[Finish]
 
 class RowEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -67,6 +68,7 @@ FINISH_UNSPECIFIED: Finish
 FINISH_STOP: Finish
 FINISH_LENGTH: Finish
 FINISH_CONTEXT: Finish
+FINISH_GRAMMAR: Finish
 ROW_ENCODING_UNSPECIFIED: RowEncoding
 ROW_ENCODING_INT8: RowEncoding
 ROW_ENCODING_FLOAT16: RowEncoding

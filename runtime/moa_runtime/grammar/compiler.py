@@ -1,4 +1,4 @@
-"""Compiles the grammars of prompts, within limits, in a thread of its own."""
+"""Compiles the grammars of answers, within limits, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
+from moa_runtime.grammar.answer_matcher import AnswerMatcher
 from moa_runtime.session.events import Grammar
-from moa_server.grammar.answer_matcher import AnswerMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 #: Most bytes of a grammar's text.
 MOST_BYTES = 1 << 17
+#: llguidance's limits of a mask, Earley items and lexer fuel: smaller than its own, so that a mask takes no longer than
+#: a pass of a small target.
+_ITEMS, _FUEL = 5_000, 50_000
 #: Compiled grammars, and reasons why one does not compile, that are kept.
 _KEPT = 64
 #: Characters of llguidance's reason that are told.
@@ -51,17 +56,26 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "grammar")
 
-    async def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar in the compiler's thread, so that :meth:`compile` returns at once."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._find, grammar)
+    @classmethod
+    def of_bundle(cls, bundle: Bundle) -> GrammarCompiler | None:
+        """Return that of a bundle's target, the same object for each call; None without the extra ``grammar``."""
+        manifest = bundle.manifest
+        facts = manifest.fingerprints.tokenizer, manifest.vocab_size, manifest.stop_tokens
+        return _of_bundle(bundle.tokenizer_path, *facts) if has_llguidance() else None
+
+    async def compiled(self, grammar: Grammar) -> AnswerMatcher:
+        """Do as :meth:`compile` does, but compile in the compiler's thread. One that is known waits for no other."""
+        if self._known(grammar) is not None:
+            return self.compile(grammar)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, grammar)
 
     def compile(self, grammar: Grammar) -> AnswerMatcher:
         """Return the state of a grammar before an answer.
 
         Raises:
-            GrammarError: see the class.
+            GrammarError: it does not compile, or exceeds the limits.
         """
-        found = self._find(grammar)
+        found = self._known(grammar) or self._compile(grammar)
         if isinstance(found, GrammarError):
             raise found
         return AnswerMatcher(found, self._vocab_size, self._stop_tokens)
@@ -70,11 +84,13 @@ class GrammarCompiler:
         """End the thread."""
         self._thread.shutdown(wait=False)
 
-    def _find(self, grammar: Grammar) -> LLMatcher | GrammarError:
+    def _known(self, grammar: Grammar) -> LLMatcher | GrammarError | None:
         with self._lock:  # not while one compiles: that takes its time, and others are looked up on the event loop
             if (known := self._compiled.get(grammar)) is not None:
                 self._compiled.move_to_end(grammar)
-                return known
+            return known
+
+    def _compile(self, grammar: Grammar) -> LLMatcher | GrammarError:
         found: LLMatcher | GrammarError
         try:
             found = self._built(grammar)
@@ -90,7 +106,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
         if (size := len(grammar.text.encode("utf-8", "replace"))) > MOST_BYTES:
-            text = f"the grammar has {size} bytes, this verifier takes {MOST_BYTES}"
+            text = f"the grammar has {size} bytes, at most {MOST_BYTES} are compiled"
             raise GrammarError(text, code="too_large")
         if self._tokenizer is None:
             self._tokenizer = LLTokenizer(str(self._tokenizer_file), self._vocab_size, self._stop_tokens)
@@ -98,13 +114,21 @@ class GrammarCompiler:
             source = _source(grammar)
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"the schema is no JSON: {_short(str(error))}", code="invalid_grammar") from error
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        begun = matcher.deep_copy()
-        possible = not begun.is_error() and any(begun.compute_bitmask())
+        limits = LLParserLimits(step_max_items=_ITEMS, step_lexer_fuel=_FUEL, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        # Also because the first mask of a large grammar takes long, and copies need not compute it again.
+        possible = not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error()
         if not possible:
-            reason = _short(begun.get_error() or "it allows no text")
+            reason = _short(matcher.get_error() or "it allows no text")
             raise GrammarError(f"the grammar does not compile: {reason}", code="invalid_grammar")
         return matcher
+
+
+@lru_cache(maxsize=4)
+def _of_bundle(
+    tokenizer_file: Path, fingerprint: str, vocab_size: int, stop_tokens: tuple[int, ...]
+) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer_file, vocab_size, stop_tokens)
 
 
 def _source(grammar: Grammar) -> str:

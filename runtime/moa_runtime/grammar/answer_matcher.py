@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -16,16 +15,16 @@ from moa_runtime.tokens import common_length
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_log = logging.getLogger(__name__)
-
 Mask = NDArray[np.bool_]
 
 #: Most forced tokens that are committed at once; more follow with the next verdict.
 MOST_FORCED = 64
+#: Answers of which it is remembered what limit they met.
+_PROBLEMS = 64
 
 
 class AnswerMatcher:
-    """Implements :class:`moa_runtime.session.server.GrammarState`.
+    """Implements :class:`moa_runtime.session.events.GrammarState`.
 
     Every call names the whole answer so far, so the state synchronises itself, also after a rewind or a resume: what
     no longer matches is rolled back, what is missing is consumed. One thread at a time has it.
@@ -40,6 +39,10 @@ class AnswerMatcher:
         self._fresh, self._matcher = matcher, matcher.deep_copy()
         self._vocab_size, self._stop_tokens = vocab_size, frozenset(stop_tokens)
         self._consumed: list[int] = []
+        self._problems: dict[tuple[int, ...], str] = {}  # by answer
+        endings = np.zeros(8 * (-(-vocab_size // 8)), np.bool_)
+        endings[list(self._stop_tokens)] = True
+        self._endings = np.packbits(endings, bitorder="little").tobytes()
         self._lock = threading.Lock()
 
     def accepts(self, answer: Sequence[int]) -> bool:
@@ -50,10 +53,26 @@ class AnswerMatcher:
     def mask(self, answer: Sequence[int]) -> Mask:
         """Return the tokens that may follow, at least one: bool ``[vocab_size]``.
 
-        After an answer that violates the grammar, or at a limit of llguidance, only those that end it.
+        After an answer that violates the grammar, or at a limit of llguidance, only those that end it; then
+        :meth:`problem` says why.
         """
         with self._lock:
-            return self._mask(answer)
+            bits = np.frombuffer(self._bits(answer), np.uint8)
+        mask = np.unpackbits(bits, bitorder="little", count=max(self._vocab_size, 8 * len(bits))).astype(np.bool_)
+        return mask[: self._vocab_size]
+
+    def among(self, answer: Sequence[int], tokens: Sequence[int]) -> tuple[list[bool], int]:
+        """Return of each of ``tokens`` whether it may follow, and how many tokens may. Faster than :meth:`mask`."""
+        with self._lock:
+            bits = self._bits(answer)
+        return [bool(bits[token >> 3] >> (token & 7) & 1) for token in tokens], int.from_bytes(
+            bits, "little"
+        ).bit_count()
+
+    def problem(self, answer: Sequence[int]) -> str:
+        """Return the limit that :meth:`mask` met after ``answer``; else no text."""
+        with self._lock:
+            return self._problems.get(tuple(answer), "")
 
     def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
         """Return, for each token of a tree after the answer, whether the grammar allows the path to it."""
@@ -75,22 +94,22 @@ class AnswerMatcher:
         forced: list[int] = []
         with self._lock:
             while len(forced) < MOST_FORCED and not (forced and forced[-1] in self._stop_tokens):
-                able = np.flatnonzero(self._mask([*answer, *forced]))
-                if len(able) != 1:
+                able = int.from_bytes(self._bits([*answer, *forced]), "little")
+                if able.bit_count() != 1:
                     break
-                forced.append(int(able[0]))
+                forced.append(able.bit_length() - 1)
         return forced
 
-    def _mask(self, answer: Sequence[int]) -> Mask:
+    def _bits(self, answer: Sequence[int]) -> bytes:
+        """Return the tokens that may follow as bits, token 0 in the lowest bit of the first byte."""
         if self._stop_tokens.isdisjoint(answer) and self._sync(answer):
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-            mask = np.unpackbits(bits, bitorder="little", count=max(self._vocab_size, 8 * len(bits))).astype(np.bool_)
-            if not self._matcher.is_error() and mask[: self._vocab_size].any():
-                return mask[: self._vocab_size]
-            _log.warning("an answer ends early: its grammar has a problem: %s", self._matcher.get_error() or "no token")
-        mask = np.zeros(self._vocab_size, np.bool_)
-        mask[list(self._stop_tokens)] = True
-        return mask
+            bits = self._matcher.compute_bitmask()
+            if not self._matcher.is_error() and bits.strip(b"\0"):
+                return bits
+            if len(self._problems) >= _PROBLEMS:
+                self._problems.clear()
+            self._problems[tuple(answer)] = self._matcher.get_error() or "no token may follow"
+        return self._endings
 
     def _sync(self, answer: Sequence[int]) -> bool:
         """Let the matcher have consumed the answer; return whether the grammar allows it."""
