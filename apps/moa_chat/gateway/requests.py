@@ -47,7 +47,7 @@ _MOST_TOOLS = 128
 _NAME = re.compile("[a-zA-Z0-9_.-]{1,64}")
 _DEEPEST = 32  # levels of a tool's schema, and of a call's arguments
 _SEEDS = 1 << 64
-_MOST = (1 << 32) - 1  # the largest id of a token, and the largest ``top_k``
+_MOST = (1 << 32) - 1  # the largest ``top_k`` and ``min_tokens``
 #: Texts of more characters for each token of the context are not even counted in tokens: that takes its time.
 _MOST_PER_TOKEN = 32
 _SHOWN = 80  # characters of a wrong value in a sentence
@@ -62,6 +62,8 @@ _BOUNDS = {
     "greater_than": "must be above {gt}",
     "finite_number": "must be finite",
 }
+#: Fields that say what an answer conforms to; a request has one of them.
+_GRAMMARS = ("response_format", "guided_json", "guided_regex", "guided_grammar")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Defaults:
     system: str | None
     offline: Offline = "off"
     max_context: int = 1 << 20
+    vocab_size: int = 1 << 32
     thinking: bool | None = None  # whether the target reasons; None for its template's default
     overflow: Overflow = "error"  # what happens to a conversation that outgrows the context
 
@@ -126,7 +129,7 @@ def invalid(text: str, code: str = "invalid_value") -> PydanticCustomError:
     return PydanticCustomError(code, "{text}", {"text": text})  # type: ignore[arg-type]
 
 
-def _whole_text(text: str) -> str:
+def whole_text(text: str) -> str:
     """Return a text, unless it holds half of a character, which JSON can spell."""
     try:
         text.encode()
@@ -138,13 +141,13 @@ def _whole_text(text: str) -> str:
 def _content(content: Any) -> str:
     """Return the text of a message, which may come in parts."""
     if isinstance(content, str):
-        return _whole_text(content)
+        return whole_text(content)
     if not isinstance(content, list):
         raise invalid(f"must be a text or a list of parts, not {kind_of(content)}", "invalid_type")
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise invalid('may only hold parts of the form {"type": "text", "text": ...}')
-    return _whole_text("".join(part["text"] for part in content))
+    return whole_text("".join(part["text"] for part in content))
 
 
 def _one_text(prompt: Any) -> str:
@@ -155,7 +158,7 @@ def _one_text(prompt: Any) -> str:
         raise invalid("must be a text, or a list of one: token ids, or several texts, are not understood here")
     if not texts[0]:
         raise invalid("is empty: the text that the target is to continue", "missing_required_parameter")
-    return _whole_text(texts[0])
+    return whole_text(texts[0])
 
 
 def _stop_texts(stop: Any) -> list[str]:
@@ -164,7 +167,7 @@ def _stop_texts(stop: Any) -> list[str]:
         raise invalid(f"must be a text or a list, not {kind_of(stop)}", "invalid_type")
     if len(stops) > _MOST_STOPS or not all(isinstance(text, str) and text for text in stops):
         raise invalid(f"must be a text or up to {_MOST_STOPS} of them, none empty")
-    return [_whole_text(text) for text in stops]
+    return [whole_text(text) for text in stops]
 
 
 def _schema_text(schema: Any) -> str:
@@ -172,7 +175,7 @@ def _schema_text(schema: Any) -> str:
         return json.dumps(schema)
     if not isinstance(schema, str):
         raise invalid(f"must be an object or a text, not {kind_of(schema)}", "invalid_type")
-    return _whole_text(schema)
+    return whole_text(schema)
 
 
 def _offline(asked: str) -> Offline:
@@ -182,12 +185,12 @@ def _offline(asked: str) -> Offline:
     raise invalid(f"must be one of {', '.join(OFFLINES)}, not {_short(asked)}")
 
 
-def _biases(given: dict[str, Any]) -> dict[str, Any]:
+def _biases(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
     """Return biases by tokens, which JSON names as texts."""
     if len(given) > MOST_BIASED:
         raise invalid(f"may have {MOST_BIASED} tokens, not {len(given)}", "out_of_range")
     for token, bias in given.items():
-        if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) <= _MOST):
+        if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) < info.context.vocab_size):
             raise invalid(f"has {_short(token)}, which is no id of a token")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise invalid(f"must give token {token} a number between -100 and 100", "out_of_range")
@@ -211,7 +214,7 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
 def _check_levels(value: Any, depth: int = 0) -> None:
     """Raise an error for JSON that is nested too deeply, or holds half of a character."""
     if isinstance(value, str):
-        _whole_text(value)
+        whole_text(value)
     elif isinstance(value, dict | list):
         if depth == _DEEPEST:
             raise invalid(f"is nested more than {_DEEPEST} levels deep")
@@ -230,7 +233,7 @@ def _choice(choice: Any) -> tuple[str, str]:
     return "named", function["name"]
 
 
-Text = Annotated[str, AfterValidator(_whole_text)]
+Text = Annotated[str, AfterValidator(whole_text)]
 Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Name = Annotated[str, AfterValidator(_function_name)]
 
@@ -400,7 +403,7 @@ class CompletionBody(Part):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1
     logit_bias: Annotated[dict[str, Any], AfterValidator(_biases)] = {}
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[int, Field(ge=0, le=_MOST)] = 0
     response_format: ResponseFormat | None = None
     guided_json: Annotated[str, BeforeValidator(_schema_text)] | None = None
     guided_regex: Text | None = None
@@ -436,8 +439,7 @@ class CompletionBody(Part):
             raise ApiError(400, text, param="min_tokens", code="out_of_range")
         if self.best_of not in (None, self.n):  # as many as n means all of them
             raise unsupported("best_of")
-        grammars = ("response_format", "guided_json", "guided_regex", "guided_grammar")
-        if len(asked := [name for name in grammars if getattr(self, name) is not None]) > 1:
+        if len(asked := self.given_grammars) > 1:
             text = f"{asked[0]} and {asked[1]} exclude each other"
             raise ApiError(400, text, param=asked[1], code="invalid_value")
         return self
@@ -445,6 +447,11 @@ class CompletionBody(Part):
     def most_tokens(self, defaults: Defaults) -> int:
         """Return the most tokens of an answer."""
         return self.max_completion_tokens or self.max_tokens or defaults.max_new_tokens
+
+    @property
+    def given_grammars(self) -> list[str]:
+        """The fields that say what the answer conforms to."""
+        return [name for name in _GRAMMARS if getattr(self, name) is not None]
 
     @property
     def grammar(self) -> Grammar | None:
@@ -492,7 +499,7 @@ class CompletionBody(Part):
             include_usage=self.stream_options.include_usage,
             offline=self.offline or defaults.offline,
             overflow=defaults.overflow,
-            constrained_in="response_format" if self.grammar else None,
+            constrained_in=self.given_grammars[0] if self.grammar else None,
             **asked,
         )
 
@@ -563,7 +570,7 @@ class ChatBody(CompletionBody):
         if kind == "named" and name not in names:
             text = f"tool_choice: no tool has the name {_short(name)}"
             raise ApiError(400, text, param="tool_choice", code="invalid_value")
-        for guided in ("guided_json", "guided_regex", "guided_grammar"):
+        for guided in _GRAMMARS[1:]:
             if names and getattr(self, guided) is not None:
                 text = f"tools and {guided} exclude each other"
                 raise ApiError(400, text, param=guided, code="invalid_value")
@@ -688,6 +695,8 @@ def _refusal(error: ErrorDetails) -> ApiError:
     expected = _EXPECTED.get(kind.removesuffix("_type"))
     if kind in _BOUNDS:
         text, code = f"{param} {_BOUNDS[kind].format(**context)}, not {_short(given)}", "out_of_range"
+    elif kind == "too_long":
+        text, code = f"{param} must have at most {context['max_length']} items, not {len(given)}", "out_of_range"
     elif kind == "missing":
         text, code = f"{param} is missing", "missing_required_parameter"
     elif kind == "extra_forbidden":

@@ -22,6 +22,7 @@ from moa_chat.gateway.requests import (
     parse_chat,
     prompted,
     read_body,
+    whole_text,
 )
 from moa_chat.gateway.tool_formats.tool_format import CallSplitter, ToolFormat
 
@@ -125,6 +126,13 @@ class ResponseBody(Part):
     background: Any = None
     prompt: Any = None
 
+    @field_validator("text", "tools", "tool_choice", "metadata", mode="before")
+    @classmethod
+    def _repeatable(cls, value: Any) -> Any:
+        """Return what the response repeats, unless it holds half of a character, which no reply can."""
+        whole_text(json.dumps(value, ensure_ascii=False))
+        return value
+
     @field_validator(*_KEEPING)
     @classmethod
     def _nothing_kept(cls, value: Any, info: ValidationInfo) -> Any:
@@ -186,7 +194,8 @@ def parse_response(
         text = str(error).replace(name, own)
         text = text if own in text else f"{own}: {text}"
         raise ApiError(error.status, text, param=own, code=error.code) from error
-    asked = replace(asked, asked_in="input")
+    constrained_in = _NAMES.get(asked.constrained_in or "", asked.constrained_in)
+    asked = replace(asked, asked_in="input", constrained_in=constrained_in)
     if body.truncation is not None:
         asked = replace(asked, overflow="trim" if body.truncation == "auto" else "error")
     return asked, body.about(chat, asked)

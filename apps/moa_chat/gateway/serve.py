@@ -81,7 +81,8 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
     address cannot be used, the drafter cannot be loaded, or a ``verifier`` that was started for it ended."""
     names = ("max_new_tokens", "temperature", "top_p", "seed", "system", "offline", "thinking", "overflow")
     given = {name: getattr(config, name) for name in names}
-    defaults = Defaults(config.target, **given, max_context=config.bundle.manifest.max_context)
+    manifest = config.bundle.manifest
+    defaults = Defaults(config.target, **given, max_context=manifest.max_context, vocab_size=manifest.vocab_size)
     access = Access(address.token, address.origins, is_loopback(address.host), address.hosts)
     end = ProcessExit()
     chats, texts = _pools(config)

@@ -94,10 +94,9 @@ CHATS = [
     ("response_format", "schema", TYPE, ({"type": "json_schema", "json_schema": {"schema": "{}"}},)),
     ("response_format", "response_format", MISSING, ({"type": "json_schema"},)),
     ("response_format", "response_format", VALUE, ({}, {"type": "yaml"}, {"type": ["text"]}, SCHEMA_OF_NOTHING)),
-    ("guided_json", "response_format", VALUE, ("{", {"type": "nothing"})),
-    ("guided_regex", "response_format", VALUE, ("a{", "(" * 5000)),
-    ("guided_grammar", "response_format", VALUE, ("", "start: nothing")),
-    ("guided_grammar", "guided_grammar", VALUE, ("\ud800",)),
+    ("guided_json", "guided_json", VALUE, ("{", {"type": "nothing"})),
+    ("guided_regex", "guided_regex", VALUE, ("a{", "(" * 5000)),
+    ("guided_grammar", "guided_grammar", VALUE, ("", "start: nothing", "\ud800")),
     *(
         (name, name, UNSUPPORTED, (value,))
         for name, value in (("functions", [{"name": "f"}]), ("modalities", ["audio"]))

@@ -167,6 +167,14 @@ def test_a_form_and_logprobs_are_those_of_a_chat_completion():
         *(({name: "resp_1"}, name, "unsupported_parameter") for name in ("previous_response_id", "conversation")),
         *(({name: True}, name, "unsupported_parameter") for name in ("store", "background")),
         ({"model": "gpt-5"}, "model", "model_not_found"),
+        ({"metadata": {"a": "\ud800"}}, "metadata", "invalid_value"),
+        ({"text": {"format": {"type": "text", "name": "\ud800"}}}, "text", "invalid_value"),
+        ({"tools": [{**TOOL, "of": "\ud800"}]}, "tools", "invalid_value"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "add", "of": "\ud800"}},
+            "tool_choice",
+            "invalid_value",
+        ),
     ],
 )
 def test_an_invalid_field_is_named(fields, param, code):

@@ -41,6 +41,25 @@ def test_the_sampling_of_openai_and_vllm_is_read():
     assert parse(top_k=-1, min_p=0, repetition_penalty=1, logit_bias={}).sampling == Sampling()
 
 
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"min_tokens": 1 << 40, "max_tokens": 1 << 41}, "out_of_range"),
+        ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(129)]}, "out_of_range"),
+        ({"logit_bias": {"300": 1}}, "invalid_value"),
+    ],
+)
+def test_what_no_verifier_takes_is_refused_before_it_is_asked(fields, code):
+    with pytest.raises(ApiError) as refused:
+        parse(replace(OWN, vocab_size=300), **fields)
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, next(iter(fields)))
+
+
+def test_the_field_of_a_grammar_is_known():
+    assert parse(guided_regex="a+").constrained_in == "guided_regex"
+    assert parse(response_format={"type": "json_object"}).constrained_in == "response_format"
+
+
 def test_what_an_answer_conforms_to_is_read():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     strict = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
