@@ -11,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch_file
 
+from support.drafter.eagle3_heads import write_head
 from support.hub import standing_in
+from support.server.running import moa_serve
 
 pytest.importorskip("huggingface_hub")
 #: The library keeps what it received in pieces of this size.
@@ -22,15 +26,19 @@ BEGIN = f"import huggingface_hub.constants as c; c.DOWNLOAD_CHUNK_SIZE = {PIECE}
 Program = Callable[..., subprocess.CompletedProcess]
 
 
+def environment(folder: Path, url: str) -> dict[str, str]:
+    """Return the environment of a program with a Hub of its own and caches in ``folder``."""
+    own = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hf"), "MOA_EDGE_CACHE": str(folder / "cache")}
+    return {**os.environ, **own, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
     """Run Python with a Hub of one's own and empty caches."""
 
     def run(url: str, code: str) -> subprocess.CompletedProcess:
-        own = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "MOA_EDGE_CACHE": str(tmp_path / "cache")}
-        environment = {**os.environ, **own, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
         command = [sys.executable, "-c", BEGIN + code]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(tmp_path, url))
 
     return run
 
@@ -91,3 +99,28 @@ def test_a_drafter_can_be_a_name_on_the_hub(tiny_drafter, tmp_path, program) -> 
         assert {name for name, _ in hub.asked} == {"config.json", "model.safetensors"}
         missing = program(hub.url, "from moa_drafter.pretrained import checkpoint_of\ncheckpoint_of('some/other')")
     assert "CheckpointError: there is no folder some/other, and" in missing.stderr
+
+
+def test_a_published_head_of_the_hub_drafts_at_the_server_and_on_the_device(tiny_target, tmp_path, program) -> None:
+    weights, models = "pytorch_model.bin", ["--model", "some/model", "--drafter", "some/head"]
+    head = write_head(tmp_path / "head", {"norm_before_residual": True}, of="authors")
+    torch.save(load_torch_file(head / "model.safetensors"), head / weights)
+    (head / "model.safetensors").unlink()
+    ask = ["--once", "Name three colours.", "--json", "--max-new-tokens", "24", "--bundle", "BUNDLE"]
+    bundle, code = str(tmp_path / "bundle"), "import sys; from {}.cli import main\nsys.exit(main({!r}))"
+    export = [*models, "--out", bundle, "--target", "onnx", "--offline-model", "none", "--no-checks"]
+    serve = f"{BEGIN}import sys; from moa_server.cli import main\nsys.exit(main())"
+    with standing_in({"some/model": tiny_target, "some/head": head}, {weights: [PIECE + 100, PIECE + 5]}) as hub:
+        own = environment(tmp_path, hub.url)
+        with moa_serve(*models, "--dtype", "float32", program=serve, env=own) as (_, ready):
+            assert [start for name, start in hub.asked if name == weights] == [0, PIECE, 2 * PIECE]
+            hub.asked.clear()
+            made = program(hub.url, code.format("moa_export", export))
+            assert made.returncode == 0 and weights not in dict(hub.asked), made.stderr
+            ask[-1:] = [bundle, "--server", ready["url"], "--drafting"]
+            texts = set()
+            for how in ("device", "server"):
+                done = program(hub.url, code.format("moa_chat", [*ask, how]))
+                assert done.returncode == 0, done.stderr
+                texts.add(json.loads(done.stdout)["text"])
+    assert len(texts) == 1
