@@ -118,14 +118,18 @@ class Driver:
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            while not self._inbox.empty():
-                self._inbox.get_nowait()()
+            self._take_inbox()
             todo = self._loop.next(time.monotonic())
             if isinstance(todo, Draft):
                 await self._draft(todo)
+                self._take_inbox()  # a new connection may have come meanwhile, which begins with Hello
             self._send_frames()
             if not isinstance(todo, Draft):
                 await self._wait(todo.until)
+
+    def _take_inbox(self) -> None:
+        while not self._inbox.empty():
+            self._inbox.get_nowait()()
 
     async def _draft(self, draft: Draft) -> None:
         began = time.monotonic()

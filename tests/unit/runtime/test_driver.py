@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,3 +63,38 @@ def test_a_frame_that_arrives_during_a_draft_has_the_time_of_its_arrival(monkeyp
     monkeypatch.setattr(driver, "Transport", transport)
     asyncio.run(run())
     assert took["told"] <= took["arrived"]
+
+
+def test_a_connection_that_comes_during_a_draft_begins_with_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, calls = list[TransportHandlers](), list[str]()
+
+    def transport(endpoint: object, handlers: TransportHandlers, *_: object) -> Any:
+        given.append(handlers)
+        return SimpleNamespace(send=None)
+
+    async def run() -> None:
+        events, todo = asyncio.get_running_loop(), [Draft(None, [1], Budget(1, 1), Origin.DRAFTED, GREEDY)]  # type: ignore[arg-type]
+
+        def propose(*_: object) -> DraftTree:
+            events.call_soon_threadsafe(given[0].opened)
+            return DraftTree()
+
+        todo[0] = replace(todo[0], by=SimpleNamespace(propose=propose))  # type: ignore[arg-type]
+        loop = SimpleNamespace(
+            link=LinkChanged(LinkStatus.ONLINE),
+            listen=lambda hear: None,
+            next=lambda now: todo.pop() if todo else Wait(),
+            drafted=lambda *_: calls.append("drafted"),
+            opened=lambda: calls.append("opened"),
+            frames_to_send=lambda now: calls.append("frames") or [],
+        )
+        one = Driver(loop, Endpoint("ws://verifier"), on_problem=lambda *_: None, on_rest=lambda: None)  # type: ignore[arg-type]
+        running = asyncio.ensure_future(one.run())
+        while "frames" not in calls or "opened" not in calls:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait({running})
+
+    monkeypatch.setattr(driver, "Transport", transport)
+    asyncio.run(run())
+    assert calls[:3] == ["drafted", "opened", "frames"]
