@@ -149,7 +149,7 @@ TOOLS: list[tuple[str, str, dict]] = [
     ),
     ("tools[1].function.name", MISSING, {"tools": [tool(), tool(None)]}),
     ("tools", VALUE, {"tools": [tool(), tool()]}),
-    ("tools", VALUE, {"tools": [tool(f"f{n}") for n in range(200)]}),
+    ("tools", LESS, {"tools": [tool(f"f{n}") for n in range(200)]}),
     ("tools[0].function.description", TYPE, {"tools": [tool(description=["x"])]}),
     ("tools[0].function.description", VALUE, {"tools": [tool(description="\udfff")]}),
     ("tools[0].function.strict", TYPE, {"tools": [tool(strict="yes")]}),
