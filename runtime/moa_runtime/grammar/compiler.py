@@ -26,6 +26,9 @@ MOST_BYTES = 1 << 17
 #: llguidance's limits of a mask, Earley items and lexer fuel: smaller than its own, so that a mask takes no longer than
 #: a pass of a small target.
 _ITEMS, _FUEL = 5_000, 50_000
+#: Most Earley items in a row of a Lark grammar, which may be ambiguous: drafts are not counted by the limits above, and
+#: the time of a token grows with more than the square of its row. An optional property of a tool has about four.
+_ROW = 500
 #: Compiled grammars, and reasons why one does not compile, that are kept.
 _KEPT = 64
 #: Characters of llguidance's reason that are told.
@@ -114,7 +117,10 @@ class GrammarCompiler:
             source = _source(grammar)
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"the schema is no JSON: {_short(str(error))}", code="invalid_grammar") from error
-        limits = LLParserLimits(step_max_items=_ITEMS, step_lexer_fuel=_FUEL, verbose_errors=False)
+        row = _ROW if grammar.kind == "lark" else None
+        limits = LLParserLimits(
+            step_max_items=_ITEMS, step_lexer_fuel=_FUEL, max_items_in_row=row, verbose_errors=False
+        )
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         # Also because the first mask of a large grammar takes long, and copies need not compute it again.
         possible = not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error()

@@ -158,3 +158,10 @@ def test_a_grammar_that_compiles_for_long_keeps_no_other_waiting(tokenizer, monk
 
     asyncio.run(both())
     made.close()
+
+
+def test_an_ambiguous_grammar_ends_before_it_costs_others_much(compiler, tokenizer):
+    state = compiler.compile(Grammar("lark", 'start: s\ns: s s s | s s | "a" | '))
+    letter = tokenizer[0].token_to_id("a")
+    assert state.mask([letter] * 20)[letter]
+    assert np.flatnonzero(state.mask([letter] * 150)).tolist() == [STOP]
