@@ -181,7 +181,8 @@ def onnx_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
     """A bundle with one graph, which any process can run. Offline its drafter writes, sure or not: it knows nothing."""
 
     def make(folder: Path) -> None:
-        from moa_runtime.bundle import read_manifest, write_manifest
+        from moa_runtime.bundle import write_manifest
+        from moa_runtime.manifest import read_manifest
         from moa_runtime.offline_stopping import StoppingRule
 
         make_tiny_bundle(folder, tiny_target, tiny_drafter, "none")

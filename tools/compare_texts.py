@@ -157,7 +157,7 @@ def main() -> int:
     from moa_bench.options import questions_of
     from moa_bench.questions import prompts_of
     from moa_drafter.target_source import DEFAULT_TARGET
-    from moa_runtime.bundle import TOKENIZER_FILE
+    from moa_runtime.manifest import TOKENIZER_FILE
     from moa_runtime.tokenizer import ChatTokenizer
     from moa_server.engine.baseline import next_logits
     from moa_server.engine.torch_engine import load_torch_engine

@@ -25,8 +25,8 @@ from moa_bench.questions import prompts_of
 from moa_bench.result import rounded
 from moa_drafter.progress import Progress
 from moa_drafter.target_source import DEFAULT_TARGET
-from moa_runtime.bundle import TOKENIZER_FILE
 from moa_runtime.cli_main import run_program
+from moa_runtime.manifest import TOKENIZER_FILE
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.tokens import common_length

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from moa_drafter.config import DrafterConfig, LayerDims, config_for_target
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-from moa_runtime.bundle import TOKENIZER_FILE
+from moa_runtime.manifest import TOKENIZER_FILE
 
 #: Arguments of LlamaConfig.
 SHAPES = {

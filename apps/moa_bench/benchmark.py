@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

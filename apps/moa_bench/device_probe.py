@@ -22,8 +22,9 @@ import numpy as np
 from moa_bench.result import rounded
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import BACKENDS, load_backend
-from moa_runtime.bundle import Bundle, Manifest
+from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import Manifest
 
 _WARM_UP = 3
 

@@ -13,7 +13,7 @@ from moa_bench.simulated_clock import Clock, Pace
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.backends.load import load_writer
-from moa_runtime.bundle import TOKENIZER_FILE, Bundle, Fingerprints, tokenizer_fingerprint
+from moa_runtime.bundle import Bundle, tokenizer_fingerprint
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
@@ -24,6 +24,7 @@ from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import TOKENIZER_FILE, Fingerprints
 from moa_runtime.options import DRAFTERS, DrafterName, LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from moa_bench.target_answers import ReplayEngine, rows_of
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import SharedBackend
-from moa_runtime.bundle import Fingerprints, Manifest
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import Fingerprints, Manifest
 from moa_runtime.session.memory_rows import decode_rows, encode_rows
 from moa_runtime.tokens import common_length
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

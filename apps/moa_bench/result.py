@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.optional_deps import installed_versions
 
 RESULT_VERSION = 1

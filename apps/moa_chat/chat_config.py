@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from moa_chat.history.chat_settings import sampling_for
-from moa_runtime.bundle import Bundle, RecommendedSampling
+from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.checked_file import read_checked
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.manifest import RecommendedSampling
 from moa_runtime.options import (
     DRAFTERS,
     DrafterName,

@@ -19,9 +19,10 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from moa_chat import strings
-from moa_runtime.bundle import MANIFEST_FILE, Manifest, make_bundle
+from moa_runtime.bundle import make_bundle
 from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import MANIFEST_FILE, Manifest
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER, DrafterName
 from moa_runtime.paths import bundle_of_drafter

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moa_chat.chat_config import open_bundle
-from moa_runtime.bundle import Bundle, BundleError, read_manifest
+from moa_runtime.bundle import Bundle
 from moa_runtime.bundle_download import (
     DownloadError,
     NotOfferedError,
@@ -21,6 +21,7 @@ from moa_runtime.bundle_download import (
     offers,
 )
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import BundleError, read_manifest
 from moa_runtime.options import WITHOUT_GRAPH, DrafterName
 from moa_runtime.paths import bundle_of_drafter
 from moa_runtime.transport import Endpoint
@@ -57,7 +58,7 @@ def bundle_for_server(
         if _made_here(offered, drafter):
             return open_bundle(None, drafter)
         wanted = [one for one in offered if drafter in (None, "sssd", one.architecture)]
-        return fetch_bundle(endpoint, best_offer(wanted), writer=writer, progress=progress)
+        return Bundle.open(fetch_bundle(endpoint, best_offer(wanted), writer=writer, progress=progress))
     except DownloadError as error:
         if error.code not in ("unreachable", "no_bundle", "no_graph"):
             raise
@@ -65,7 +66,7 @@ def bundle_for_server(
             return open_bundle(None, drafter)
         with contextlib.suppress(BundleError):
             if (kept := kept_bundle(endpoint)) is not None:
-                return kept
+                return Bundle.open(kept)
         try:
             return open_bundle(None, drafter)
         except MoaError as other:

@@ -15,7 +15,7 @@ from moa_drafter.llama import run_layers
 from moa_drafter.model import MoADrafter
 from moa_runtime.backends.base import MEMORY_INPUTS, Backend, StepInputs, StepResult
 from moa_runtime.backends.eagle3 import Eagle3Inputs, Eagle3Result
-from moa_runtime.bundle import TensorSpec
+from moa_runtime.manifest import TensorSpec
 
 
 def signature(

@@ -23,7 +23,7 @@ from moa_drafter.config import longest_context, original_contexts
 from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of, recommended_sampling, target_fingerprint
 from moa_drafter.target_folder import write_tensors
 from moa_drafter.target_source import DEFAULT_TARGET, quiet_transformers, reason_of, resolve_target
-from moa_runtime.bundle import RecommendedSampling
+from moa_runtime.manifest import RecommendedSampling
 
 #: Largest product of the head for measuring :attr:`TargetLogits.scale`, too small for a soft cap to matter.
 _SMALL = 1e-2

@@ -17,8 +17,8 @@ from moa_decoder.gguf_weights import GgufWeights
 from moa_decoder.spec import DecoderSpec
 from moa_drafter.target_folder import gguf_of, weights_of
 from moa_drafter.target_source import builtin_of
-from moa_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, RecommendedSampling
 from moa_runtime.checked_file import read_checked, read_checked_text
+from moa_runtime.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, RecommendedSampling
 
 _GENERATION = "generation_config.json"
 _LARGEST_JSON = 1 << 27

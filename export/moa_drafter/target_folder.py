@@ -25,7 +25,7 @@ from moa_decoder.gguf_file import is_gguf, parts_of
 from moa_decoder.gguf_weights import GgufWeights
 from moa_decoder.weights import DecoderWeights
 from moa_drafter.gguf_tokenizer import SPECIAL, special_tokens, tokenizer_of
-from moa_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_FILE
+from moa_runtime.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE
 
 _TENSORS = "model.safetensors"
 #: Classes of transformers, by a configuration's model_type.

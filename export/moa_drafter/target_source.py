@@ -35,7 +35,8 @@ from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.catalogue import CATALOGUE
 from moa_drafter.config import ropes
 from moa_drafter.target_folder import room_in, write_folder
-from moa_runtime.bundle import RecommendedSampling, sha256_of
+from moa_runtime.checked_file import sha256_of
+from moa_runtime.manifest import RecommendedSampling
 from moa_runtime.paths import cache_dir, expanded
 
 if TYPE_CHECKING:

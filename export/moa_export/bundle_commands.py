@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from moa_drafter.pretrained import shipped_names
 from moa_export.golden_step import worked_example
 from moa_runtime.backends.load import BACKENDS, load_backend
-from moa_runtime.bundle import Bundle, Manifest, TargetEntry, read_manifest
+from moa_runtime.bundle import Bundle
+from moa_runtime.manifest import Manifest, TargetEntry, read_manifest
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
 

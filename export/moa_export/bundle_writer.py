@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moa_export.errors import ExportError, ParityError
-from moa_runtime.bundle import MANIFEST_FILE, BundleError, read_manifest
+from moa_runtime.manifest import MANIFEST_FILE, BundleError, read_manifest
 
 
 def rejected_path(out: Path) -> Path:

@@ -30,7 +30,8 @@ from moa_export.targets.web import export_web_writer, web_runner
 from moa_export.validation import NOT_ASKED, Check, Made, Proof, check, proof_of, unproved
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import writer_backend
-from moa_runtime.bundle import Bundle, TargetEntry
+from moa_runtime.bundle import Bundle
+from moa_runtime.manifest import TargetEntry
 
 #: Most parameters of a target that is its own writer; a larger one needs a small sibling.
 LARGEST = 500_000_000

@@ -31,15 +31,8 @@ from moa_export.recordings import CALIBRATION_PROMPTS, PROMPTS, record
 from moa_export.targets import target_of
 from moa_export.targets.base import ExportTarget, TargetOptions, size_of
 from moa_export.validation import NOT_ASKED, Made, Proof, Reference, prove, reference_of, unproved
-from moa_runtime.bundle import (
-    TOKENIZER_FILE,
-    Bundle,
-    Fingerprints,
-    Manifest,
-    TargetEntry,
-    tokenizer_fingerprint,
-    write_manifest,
-)
+from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
+from moa_runtime.manifest import TOKENIZER_FILE, Fingerprints, Manifest, TargetEntry
 from moa_runtime.optional_deps import installed_versions
 
 _TOOLS = ("moa-edge", "torch", "onnx", "onnxscript", "onnxruntime", "executorch", "torchao", "coremltools")

@@ -16,16 +16,8 @@ from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of
 from moa_drafter.target_source import resolve_target, shown_name
 from moa_export.bundle_writer import staged_bundle
 from moa_export.errors import ExportError
-from moa_runtime.bundle import (
-    CHAT_TEMPLATE_FILE,
-    TOKENIZER_FILE,
-    Bundle,
-    BundleError,
-    Fingerprints,
-    Manifest,
-    tokenizer_fingerprint,
-    write_manifest,
-)
+from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
+from moa_runtime.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, BundleError, Fingerprints, Manifest
 from moa_runtime.optional_deps import installed_versions
 from moa_runtime.paths import cache_dir
 

@@ -24,9 +24,9 @@ from moa_export.recipe import Recipe, Tolerance
 from moa_export.recordings import Recording
 from moa_export.targets.base import NotRun, StandIn
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.bundle import TargetEntry
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
+from moa_runtime.manifest import TargetEntry
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 #: Why a check was not made that could have been.

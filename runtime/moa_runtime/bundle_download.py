@@ -25,18 +25,17 @@ from urllib.parse import quote
 
 from moa_runtime.address import Address
 from moa_runtime.atomic_file import lock, open_private, replace_private
-from moa_runtime.bundle import (
+from moa_runtime.checked_file import read_checked_text, sha256_of
+from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.manifest import (
     MANIFEST_FILE,
-    Bundle,
     BundleError,
     Fingerprints,
     Manifest,
     TargetEntry,
     checked_count,
-    sha256_of,
+    checked_manifest,
 )
-from moa_runtime.checked_file import read_checked_text
-from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.paths import cache_dir
 from moa_runtime.transport import Endpoint
 
@@ -69,7 +68,7 @@ class Offer:
     Attributes:
         id: SHA-256 of its manifest, hexadecimal.
         target: name of the target, for messages.
-        architecture: of the drafter, see :class:`moa_runtime.bundle.Manifest`.
+        architecture: of the drafter, see :class:`moa_runtime.manifest.Manifest`.
         graphs: names of its graphs, such as ``onnx``.
         bytes: of all its files.
     """
@@ -130,8 +129,8 @@ def fetch_bundle(
     graphs: Sequence[str] = ("onnx",),
     writer: bool = True,
     progress: Progress = lambda received, total: None,
-) -> Bundle:
-    """Return a verifier's bundle, with the files that this device needs, from the cache folder or downloaded to it.
+) -> Path:
+    """Return the folder of a verifier's bundle with the files that this device needs, downloaded if it is not here yet.
 
     Args:
         graphs: names of graphs that this device can run.
@@ -148,7 +147,7 @@ def fetch_bundle(
         with _alone(place.with_name(f"{place.name}.lock")):
             if not (place / MANIFEST_FILE).exists():
                 _Download(_Verifier(endpoint), offer, place).run(graphs, writer, progress)
-        bundle = Bundle.open(place)
+        checked_manifest(place)
         _note_use(endpoint, place.name)
     except OSError as error:
         text = f"the bundle cannot be kept in {place.parent}: {reason_of(error)}; what came stays there"
@@ -156,14 +155,14 @@ def fetch_bundle(
     except BundleError:
         shutil.rmtree(place, ignore_errors=True)  # changed since it was checked: the next call brings it again
         raise
-    return bundle
+    return place
 
 
-def kept_bundle(endpoint: Endpoint) -> Bundle | None:
-    """Return the bundle that was last used with this address, without asking the verifier; None if there is none."""
+def kept_bundle(endpoint: Endpoint) -> Path | None:
+    """Return the folder of the bundle that was last used with this address, without asking; None if there is none."""
     name = _index().get(_key(endpoint))
     place = _shelf() / name if name else None
-    return Bundle.open(place) if place is not None and (place / MANIFEST_FILE).exists() else None
+    return place if place is not None and (place / MANIFEST_FILE).exists() else None
 
 
 class _Verifier:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moa_runtime.atomic_file import lock, open_private, replace_private
-from moa_runtime.bundle import Fingerprints, checked_count
 from moa_runtime.conversation import Unconfirmed, checked_marks, checked_turn, mark_from_json
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.events import FinishReason, Origin, Statistics
+from moa_runtime.manifest import Fingerprints, checked_count
 from moa_runtime.paths import expanded, free_name, resolved
 from moa_runtime.session.client import ClientSession
 from moa_runtime.transport import checked_session_id, new_session_id

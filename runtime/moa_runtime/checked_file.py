@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -57,3 +58,17 @@ def read_checked_text(path: Path, most_bytes: int = MOST_BYTES, inside: Path | N
     """Return the content of a UTF-8 file, see :func:`read_checked`; raise UnicodeDecodeError for other
     bytes. Lines end in a newline alone."""
     return read_checked(path, most_bytes, inside).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file, hexadecimal, read in blocks; raise OSError."""
+    with open_checked(path) as file:
+        return digest_of(file)
+
+
+def digest_of(file: IO[bytes]) -> str:
+    """Return the SHA-256 of the rest of a file, hexadecimal, read in blocks; raise OSError."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()

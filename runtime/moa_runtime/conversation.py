@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moa_runtime.bundle import checked_count
 from moa_runtime.chat_template import Message, Tool
 from moa_runtime.errors import ChatError, MoaError
+from moa_runtime.manifest import checked_count
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.snapshot import sampling_from_json
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moa_drafter.catalogue import CATALOGUE, COLUMNS, catalogue_rows, drafter_advice
-from moa_runtime.bundle import read_manifest
 from moa_runtime.checked_file import open_checked
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.manifest import read_manifest
 from moa_runtime.paths import expanded
 from moa_runtime.sockets import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moa_drafter.target_source import DEFAULT_TARGET
-from moa_runtime.bundle import MANIFEST_FILE, BundleError, Fingerprints, Manifest
 from moa_runtime.bundle_download import BUNDLES_PATH, Offer
 from moa_runtime.checked_file import open_checked, read_checked
 from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.manifest import MANIFEST_FILE, BundleError, Fingerprints, Manifest
 from moa_runtime.options import DRAFTERS
 from moa_runtime.paths import bundle_of_drafter, cache_dir, default_bundle
 from moa_server.web.site import WebFile

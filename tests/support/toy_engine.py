@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.tree import accepted_path
 from moa_server.engine.base import Capabilities, EngineFacts, Outcome, Rows, StepRequest
 

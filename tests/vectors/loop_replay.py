@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from moa_runtime.bundle import Fingerprints
 from moa_runtime.drafters.base import GREEDY, Budget, Float32
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller, FixedShape
 from moa_runtime.drafting.events import Draft, LoopEvent, Wait
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.options import Conditions, LoopSettings
 from moa_runtime.session.client import ClientSession, LocalProtocolError

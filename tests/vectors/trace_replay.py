@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.client import ClientSession, LocalProtocolError
 from moa_runtime.session.client_frames import BrokenFrameError, classify, parse_server_message
 from moa_runtime.session.client_table import Call, Event, State

@@ -9,7 +9,7 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.server import in_memory
 from support.server.attacks import BINARY, CLOSE, frame

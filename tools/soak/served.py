@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from moa_runtime.bundle import Fingerprints
 from moa_runtime.cli_main import own_program
+from moa_runtime.manifest import Fingerprints
 from moa_server.web.certificate import own_certificate
 from soak.raw import Target
 

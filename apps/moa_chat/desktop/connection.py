@@ -28,8 +28,8 @@ from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.programs import BundleExport, VerifierProcess
 from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.strings import as_sentence
-from moa_runtime.bundle import BundleError
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import BundleError
 from moa_runtime.session.events import Policy
 from moa_runtime.transport import ConnectError, Endpoint
 

@@ -12,9 +12,9 @@ from typing import Any
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
 
 from moa_chat.local_verifier import SERVE_HERE, last_error, serve_options
-from moa_runtime.bundle import MANIFEST_FILE, read_manifest
 from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import MANIFEST_FILE, read_manifest
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DrafterName, drafter_option
 from moa_runtime.paths import bundle_of_drafter

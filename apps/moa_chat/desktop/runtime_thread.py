@@ -23,8 +23,8 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.sockets import is_loopback
 
 if TYPE_CHECKING:
-    from moa_runtime.bundle import RecommendedSampling
     from moa_runtime.chat import Chat
+    from moa_runtime.manifest import RecommendedSampling
 
 T = TypeVar("T")
 Turns = list[dict[str, str]]

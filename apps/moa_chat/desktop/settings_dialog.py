@@ -29,7 +29,7 @@ from moa_chat.desktop.connection_form import ConnectionForm
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.widgets import add, label, pad
 from moa_chat.history.chat_settings import ChatSettings
-from moa_runtime.bundle import RecommendedSampling
+from moa_runtime.manifest import RecommendedSampling
 
 _TEXT_LINES = 6
 _HIGHEST_TEMPERATURE = 2.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from moa_runtime.bundle import RecommendedSampling
+from moa_runtime.manifest import RecommendedSampling
 from moa_runtime.session.events import Grammar, Sampling
 
 

@@ -15,8 +15,7 @@ from typing import IO, Any
 
 from moa_drafter.target import Target
 from moa_drafter.training.settings import GenerateSettings, RunSettings, plain, read_mapping, write_record
-from moa_runtime.bundle import sha256_of
-from moa_runtime.checked_file import open_checked
+from moa_runtime.checked_file import open_checked, sha256_of
 from moa_runtime.errors import MoaError
 
 

@@ -38,7 +38,7 @@ from moa_drafter.training.settings import (
     write_record,
 )
 from moa_drafter.training.trainer import STATE_FILE, Stopwatch, Trainer
-from moa_runtime.bundle import sha256_of
+from moa_runtime.checked_file import sha256_of
 from moa_runtime.errors import MoaError
 
 _PROBE_STEPS = 10

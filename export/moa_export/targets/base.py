@@ -15,7 +15,7 @@ from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend
-from moa_runtime.bundle import TargetEntry, TensorSpec
+from moa_runtime.manifest import TargetEntry, TensorSpec
 
 Specs = tuple[TensorSpec, ...]
 #: Sizes to trace a graph with. All differ and none is 0 or 1, which the tracer would take for constants.

@@ -57,8 +57,8 @@ from moa_runtime.backends.coreml import (
     rows_first,
     running,
 )
-from moa_runtime.bundle import TargetEntry, TensorSpec
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import TargetEntry, TensorSpec
 
 STATEFUL_FILE, STATELESS_FILE = "DeviceHalf.mlpackage", "DeviceHalfStateless.mlpackage"
 # Caches are written in pieces of 32 positions. The Neural Engine has no axes longer than 16384.

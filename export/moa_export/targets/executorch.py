@@ -67,7 +67,7 @@ from moa_export.targets.executorch_program import (
 )
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.executorch import ExecutorchBackend, registered_delegates
-from moa_runtime.bundle import TargetEntry
+from moa_runtime.manifest import TargetEntry
 
 # Taking an output out of a tuple, and setting memory aside.
 _NO_WORK = ("getitem", "alloc")

@@ -25,7 +25,7 @@ from moa_drafter.llama import Attention, DecoderLayer, RMSNorm
 from moa_drafter.model import MoADrafter
 from moa_export.quantize import QuantisedEmbedding
 from moa_export.targets.base import Specs
-from moa_runtime.bundle import TensorSpec
+from moa_runtime.manifest import TensorSpec
 
 #: Tokens of one call of ``extend``, and queries of one call of ``draft``, at most.
 MOST_TOKENS, MOST_QUERIES = 512, 16

@@ -25,8 +25,8 @@ from moa_export.targets.onnx_graph import GROUP, halve_weights, put_matrix, tidy
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import eagle3_backend
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.bundle import TargetEntry, TensorSpec
 from moa_runtime.drafters.base import Float32
+from moa_runtime.manifest import TargetEntry, TensorSpec
 
 GRAPH_FILE = "device_half.onnx"
 WRITER_FILE = "writer.onnx"

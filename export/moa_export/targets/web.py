@@ -41,8 +41,8 @@ from moa_export.targets.onnx import TOP_K, capture, check_writer, refuse_too_lar
 from moa_export.targets.onnx_graph import initializer, set_nodes
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.bundle import TargetEntry, TensorSpec
 from moa_runtime.drafters.base import Float32
+from moa_runtime.manifest import TargetEntry, TensorSpec
 from moa_runtime.paths import cache_dir, expanded
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.bundle import Bundle, TargetEntry
+from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import TargetEntry
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
-from moa_runtime.bundle import Bundle, Manifest
+from moa_runtime.bundle import Bundle
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.drafters.sssd import SssdDrafter
+from moa_runtime.manifest import Manifest
 from moa_runtime.options import DRAFTERS, DrafterName, OtherDrafterError
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from google.protobuf.message import DecodeError
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.client_table import Event
 from moa_runtime.session.events import (
     MOST_LOGPROBS,

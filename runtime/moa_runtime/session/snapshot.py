@@ -7,8 +7,8 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, cast
 
-from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.events import (
     GRAMMAR_KINDS,
     LARGEST_REAL,

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_drafter.config import check_fit, longest_context
-from moa_runtime.bundle import TOKENIZER_FILE, Fingerprints, tokenizer_fingerprint
+from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import TOKENIZER_FILE, Fingerprints
 from moa_runtime.session.events import Sampling, TokenLogprobs
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from moa_runtime.atomic_file import replace_private
-from moa_runtime.bundle import TOKENIZER_FILE
+from moa_runtime.manifest import TOKENIZER_FILE
 from moa_runtime.paths import cache_dir
 from moa_runtime.tokenizer import read_tokenizer
 from moa_server.engine.base import EngineError

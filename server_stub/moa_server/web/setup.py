@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 
 from moa_drafter.catalogue import CATALOGUE
 from moa_page import page_folder
-from moa_runtime.bundle import (
+from moa_runtime.bundle import Bundle, make_bundle
+from moa_runtime.errors import MoaError
+from moa_runtime.manifest import (
     CHAT_TEMPLATE_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
-    Bundle,
     BundleError,
     Fingerprints,
-    make_bundle,
     read_manifest,
 )
-from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER, WITHOUT_GRAPH
 from moa_runtime.paths import cache_dir, data_dir, default_bundle, expanded

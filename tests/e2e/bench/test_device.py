@@ -17,9 +17,10 @@ from moa_bench import device as device_module
 from moa_bench.cli import main
 from moa_bench.device import Device, energy_of, run_probe
 from moa_bench.device_probe import RandomInputs, finished
-from moa_runtime.bundle import Bundle, read_manifest, write_manifest
+from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, LinkStatus
+from moa_runtime.manifest import read_manifest
 from moa_server.settings import Settings
 from support.bench.commands import Run
 from support.refusals import refused

@@ -18,7 +18,7 @@ from moa_bench.cli import main
 from moa_bench.harness import Round
 from moa_bench.html_page import flat, render
 from moa_bench.result import result_of
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 
 ATTACK = "<script>document.title = 'owned'</script>"
 

@@ -37,7 +37,8 @@ from moa_bench.server import (
 from moa_bench.server_clients import ClientRecord, open_fleet
 from moa_bench.serving import Answer, AnswerSettings
 from moa_bench.verifier import Verifier, VerifierGoneError, stream_decode
-from moa_runtime.bundle import Bundle, read_manifest, write_manifest
+from moa_runtime.bundle import Bundle, write_manifest
+from moa_runtime.manifest import read_manifest
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint
 from moa_server import app

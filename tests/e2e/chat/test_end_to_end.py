@@ -22,8 +22,8 @@ pytest.importorskip("onnxscript")
 
 from moa_chat import strings  # noqa: E402
 from moa_chat.terminal.renderer import clean  # noqa: E402
-from moa_runtime.bundle import read_manifest  # noqa: E402
 from moa_runtime.datastore import write_datastore  # noqa: E402
+from moa_runtime.manifest import read_manifest  # noqa: E402
 from support.chat.programs import TOKEN, Running, chat, verifier  # noqa: E402
 from support.chat.terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
 from support.drafter.eagle3_heads import write_head  # noqa: E402

@@ -24,8 +24,9 @@ from moa_export.errors import ParityError
 from moa_export.offline_model import NONE, WriterSettings
 from moa_export.progress import Progress
 from moa_export.validation import NOT_ASKED
-from moa_runtime.bundle import Bundle, read_manifest, tokenizer_fingerprint, write_manifest
+from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
 from moa_runtime.cli_main import own_program
+from moa_runtime.manifest import read_manifest
 from support import tiny
 from support.export.commands import refuse, run, run_json
 from support.refusals import refused

@@ -33,7 +33,8 @@ from moa_export.targets.web import (
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.bundle import Bundle, TargetEntry
+from moa_runtime.bundle import Bundle
+from moa_runtime.manifest import TargetEntry
 from support.export.commands import run, run_json
 from support.refusals import refused
 from support.tiny import tiny_with_layers

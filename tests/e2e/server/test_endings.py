@@ -22,7 +22,7 @@ from websockets.frames import Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Origin, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

@@ -20,7 +20,8 @@ import pytest
 from moa_page import page_folder
 from moa_runtime import AnswerFinished, Bundle, Endpoint, SyncChat
 from moa_runtime import optional_deps as extras
-from moa_runtime.bundle import read_manifest, write_manifest
+from moa_runtime.bundle import write_manifest
+from moa_runtime.manifest import read_manifest
 from moa_server.auth import new_token
 from moa_server.cli import main
 from moa_server.web import setup as web_setup

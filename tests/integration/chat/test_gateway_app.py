@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.serve import RequestLines
-from moa_runtime.bundle import Fingerprints
 from moa_runtime.chat import ChatError, ContextFullError
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.transport import ConnectError
 from moa_server.edge.server import EdgeServer
 from support.chat.fake_chat import HANG, finished, update

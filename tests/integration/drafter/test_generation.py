@@ -25,7 +25,7 @@ from moa_drafter.training.generation import (
 )
 from moa_drafter.training.settings import DEFAULT_MIX, GenerateSettings, for_writer
 from moa_drafter.vllm_environment import Installed
-from moa_runtime.bundle import sha256_of
+from moa_runtime.checked_file import sha256_of
 
 
 def write(target, store, settings, report, **options):

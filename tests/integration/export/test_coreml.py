@@ -30,9 +30,9 @@ from moa_export.targets.coreml_program import FUNCTIONS
 from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.coreml import CoremlBackend
-from moa_runtime.bundle import TargetEntry
 from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import TargetEntry
 
 CAPACITY = 96
 RECIPES = {

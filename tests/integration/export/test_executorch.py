@@ -23,8 +23,9 @@ from moa_export.targets.executorch import DELEGATES, ExecutorchTarget
 from moa_export.targets.executorch_program import MOST_QUERIES, Embedding
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.executorch import ExecutorchBackend
-from moa_runtime.bundle import Bundle, TargetEntry
+from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import TargetEntry
 
 Made = tuple[Path, TargetEntry]
 

@@ -37,9 +37,10 @@ from moa_export.validation import Proof, compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import SharedBackend, load_backend, load_writer, writer_backend
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.bundle import Bundle, TargetEntry
+from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.manifest import TargetEntry
 from support.refusals import refused
 from support.tiny import make_tiny_bundle
 

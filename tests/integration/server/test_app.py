@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.events import Resumed, Sampling, Welcomed
 from moa_runtime.session.handshake import PROTOCOL_VERSION
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from moa_chat.server_bundle import bundle_for_server
-from moa_runtime.bundle import Bundle, read_manifest, write_manifest
+from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.bundle_download import BUNDLES_PATH, DownloadError, best_offer, fetch_bundle, kept_bundle, offers
+from moa_runtime.manifest import read_manifest
 from moa_runtime.transport import Endpoint
 from moa_server.offered_bundles import OfferedBundles
 from moa_server.settings import Settings
@@ -78,7 +79,7 @@ def test_a_device_fetches_what_it_needs_once(verifier: Verifier, folder: Path) -
     total = sum(entry.bytes for entry in manifest.files.values())
     assert steps[-1] == (total, total) and [*sorted(steps)] == steps
     before = verifier.parts.website._bytes
-    assert fetch_bundle(endpoint(verifier.port), offer) == bundle and kept_bundle(endpoint(verifier.port)) == bundle
+    assert fetch_bundle(endpoint(verifier.port), offer) == bundle.folder == kept_bundle(endpoint(verifier.port))
     assert verifier.parts.website._bytes == before
 
 
@@ -158,7 +159,7 @@ def test_a_bundle_that_no_address_uses_any_more_is_removed(verifier: Verifier, f
     write_manifest(folder, dataclasses.replace(read_manifest(folder), target="newer"))
     found = OfferedBundles.of([folder], PRINTS)
     verifier.parts.website._files = found.files
-    second = fetch_bundle(endpoint(verifier.port), best_offer(found.offers))
+    second = Bundle.open(fetch_bundle(endpoint(verifier.port), best_offer(found.offers)))
     assert second.manifest.target == "newer" and not first.folder.exists() and second.folder.exists()
 
 

@@ -11,8 +11,10 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from moa_runtime.bundle import MANIFEST_FILE, Bundle, Fingerprints, sha256_of
+from moa_runtime.bundle import Bundle
+from moa_runtime.checked_file import sha256_of
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import MANIFEST_FILE, Fingerprints
 from moa_runtime.session.handshake import PROTOCOL_VERSION
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import new_token

@@ -15,10 +15,10 @@ from unittest import mock
 
 import pytest
 
-from moa_runtime.bundle import Fingerprints
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.chat_store import ChatState, ChatStore, StoreError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkStatus, Origin, Paused, PauseReason
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.events import FinishReason, Policy, Sampling
 from moa_runtime.transport import SESSION_ID_HEADER, Endpoint, checked_session_id
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime.bundle import Bundle, read_manifest, write_manifest
+from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.chat import Chat
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
+from moa_runtime.manifest import read_manifest
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
 from support.server.running import Verifier

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.server.in_memory import draft, hello, prompt
 from support.server.running import trusting

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.handshake import PROTOCOL_VERSION, digest
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.app import PlainDecodingEndpoint, Verifier

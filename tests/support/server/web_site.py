@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from moa_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Manifest, TargetEntry, write_manifest
+from moa_runtime.bundle import write_manifest
+from moa_runtime.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Manifest, TargetEntry
 from moa_server.web.setup import bundle_files, page_files
 from moa_server.web.site import WebFile
 from support.server.running import Verifier

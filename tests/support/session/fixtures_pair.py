@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Policy, RowsReceived, SessionEvent
 from moa_runtime.session.handshake import Limits, check_hello, fault

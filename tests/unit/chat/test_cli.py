@@ -15,7 +15,7 @@ from moa_chat.chat_config import chat_config_for, endpoint_for
 from moa_chat.cli import main
 from moa_chat.options import UsageError, build_parser, check_options
 from moa_runtime import optional_deps
-from moa_runtime.bundle import Fingerprints, RecommendedSampling
+from moa_runtime.manifest import Fingerprints, RecommendedSampling
 from moa_runtime.session.events import Grammar, Sampling
 from moa_runtime.transport import ConnectError
 from support.refusals import refused

@@ -35,7 +35,8 @@ from moa_drafter.target_source import (
     check_whole,
     resolve_target,
 )
-from moa_runtime.bundle import RecommendedSampling, sha256_of
+from moa_runtime.checked_file import sha256_of
+from moa_runtime.manifest import RecommendedSampling
 from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
 from support.tiny import make_tiny_target

@@ -11,17 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import moa_runtime.bundle
-from moa_runtime.bundle import (
-    Bundle,
-    BundleError,
-    Fingerprints,
-    Manifest,
-    RecommendedSampling,
-    TargetEntry,
-    TensorSpec,
-    tokenizer_fingerprint,
-    write_manifest,
-)
+from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
+from moa_runtime.manifest import BundleError, Fingerprints, Manifest, RecommendedSampling, TargetEntry, TensorSpec
 from moa_runtime.offline_stopping import StoppingRule
 from support.refusals import refused
 

@@ -15,10 +15,10 @@ from moa_decoder.checkpoint_weights import SafetensorsFile, read_config, weight_
 from moa_decoder.gguf_file import GgufFile
 from moa_drafter.drafter_weights import read_weights
 from moa_drafter.training.settings import read_mapping
-from moa_runtime.bundle import read_manifest
 from moa_runtime.checked_file import open_checked, read_checked
 from moa_runtime.datastore import Datastore
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import read_manifest
 from moa_runtime.tokenizer import _source_of, read_tokenizer
 from moa_server.auth import read_tokens
 from moa_server.web.pairing import kept_token

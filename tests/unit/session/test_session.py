@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import (
     AnswerSampling,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Policy, Sampling
 from moa_runtime.session.snapshot import SNAPSHOT_VERSION, SnapshotError

@@ -15,8 +15,9 @@ from moa_chat.desktop.settings_dialog import ChatSettingsDialog, DecimalField
 from moa_chat.history.chat_settings import ChatSettings, sampling_of
 from moa_chat.history.message import Message
 from moa_chat.options import build_parser
-from moa_runtime.bundle import RecommendedSampling, read_manifest, write_manifest
+from moa_runtime.bundle import write_manifest
 from moa_runtime.conversation import Unconfirmed
+from moa_runtime.manifest import RecommendedSampling, read_manifest
 from moa_runtime.session.events import Grammar, Sampling
 from support.chat.desktop.window_driving import AWAY, QUESTION, answered
 

@@ -25,8 +25,9 @@ from moa_chat.desktop.app import InstanceLock, run_desktop, with_options
 from moa_chat.desktop.connection import Certificate, ConnectionFailedError, fetch_certificate
 from moa_chat.desktop.profile import Settings
 from moa_chat.options import build_parser
-from moa_runtime.bundle import read_manifest, write_manifest
+from moa_runtime.bundle import write_manifest
 from moa_runtime.events import Disagreement
+from moa_runtime.manifest import read_manifest
 from moa_runtime.offline_stopping import StoppingRule
 from support.chat.desktop.window_driving import (
     AWAY,
