@@ -107,9 +107,9 @@ def test_a_published_head_of_the_hub_drafts_at_the_server_and_on_the_device(tiny
     torch.save(load_torch_file(head / "model.safetensors"), head / weights)
     (head / "model.safetensors").unlink()
     ask = ["--once", "Name three colours.", "--json", "--max-new-tokens", "24", "--bundle", "BUNDLE"]
-    bundle, code = str(tmp_path / "bundle"), "import sys; from {}.cli import main\nsys.exit(main({!r}))"
+    bundle, code = str(tmp_path / "bundle"), "import sys\nfrom {}.cli import main\nsys.exit(main({!r}))"
     export = [*models, "--out", bundle, "--target", "onnx", "--offline-model", "none", "--no-checks"]
-    serve = f"{BEGIN}import sys; from moa_server.cli import main\nsys.exit(main())"
+    serve = f"{BEGIN}import sys\nfrom moa_server.cli import main\nsys.exit(main())"
     with standing_in({"some/model": tiny_target, "some/head": head}, {weights: [PIECE + 100, PIECE + 5]}) as hub:
         own = environment(tmp_path, hub.url)
         with moa_serve(*models, "--dtype", "float32", program=serve, env=own) as (_, ready):
