@@ -7,16 +7,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from moa_drafter.architectures.eagle3 import Eagle3Drafter
 from moa_drafter.architectures.registry import drafter_of
-from moa_drafter.config import CONFIG_FILE, WEIGHTS_FILE, CheckpointError, check_fit
-from moa_drafter.drafter import Drafter, TokenDrafter
+from moa_drafter.config import CONFIG_FILE, WEIGHTS_FILE, check_fit
+from moa_drafter.drafter import Drafter
 from moa_drafter.drafter_weights import read_weights
-from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-
-#: Drafters that can be exported.
-DeviceDrafter = MoADrafter | TokenDrafter | Eagle3Drafter
 
 
 def save_checkpoint(drafter: Drafter, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -41,19 +36,6 @@ def load_checkpoint(folder: Path) -> Drafter:
     drafter = drafter_of(weights.config)
     drafter.load_state_dict({name: torch.from_numpy(weights.array(name)) for name in weights.names})
     return drafter.eval()
-
-
-def load_for_device(folder: Path) -> DeviceDrafter:
-    """Load a drafter as :func:`load_checkpoint` does. Raises CheckpointError if a device cannot run it without
-    PyTorch."""
-    drafter = load_checkpoint(folder)
-    if not isinstance(drafter, DeviceDrafter):
-        raise CheckpointError(
-            f"{folder} holds a drafter of the architecture {drafter.config.architecture}, which runs in PyTorch only: "
-            "moa, early-exit, independent and published EAGLE-3 heads can be exported",
-            code="not_exportable",
-        )
-    return drafter
 
 
 def load_bound(folder: Path, target: Target) -> Drafter:

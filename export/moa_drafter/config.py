@@ -80,16 +80,14 @@ class Reads:
     Attributes:
         kv_layers: layers, counted from 0, whose keys and values it reads.
         inner_layers: layers whose output it reads; the normed output of the last one is always given.
-        last: whether its rows are made from the last hidden states, which a verifier then keeps.
     """
 
     kv_layers: tuple[int, ...] = ()
     inner_layers: tuple[int, ...] = ()
-    last: bool = False
 
     def __bool__(self) -> bool:
         """Whether anything is read."""
-        return bool(self.kv_layers or self.inner_layers or self.last)
+        return bool(self.kv_layers or self.inner_layers)
 
 
 class JsonConfig:
@@ -250,31 +248,7 @@ class TokenConfig(RivalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureConfig(RivalConfig):
-    """Shapes of a drafter whose memory rows are features, one for each token, and whose layer reads features."""
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        """See :func:`moa_runtime.backends.eagle3.halves_of`."""
-        from moa_runtime.backends.eagle3 import halves_of  # late: drafters' names need no numpy
-
-        return halves_of(self.decoder.hidden_size, self.decoder.num_kv_heads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EagleConfig(FeatureConfig):
-    """See :mod:`moa_drafter.architectures.eagle`: one decoder layer of the shape of the target's."""
-
-    architecture: str = "eagle"
-
-    @property
-    def row_reads(self) -> Reads:
-        """The last hidden states."""
-        return Reads(last=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eagle3Config(FeatureConfig):
+class Eagle3Config(RivalConfig):
     """See :mod:`moa_drafter.architectures.eagle3`. A published head does not name its target's sizes: number of layers
     and ``target_kv_size`` are 0, until :meth:`for_layers` sets the former. ``rope_theta`` is not read.
 
@@ -328,6 +302,13 @@ class Eagle3Config(FeatureConfig):
     def kv_heads(self) -> int:
         """Heads of the layer's keys, or values."""
         return self.decoder.num_kv_heads
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Of half a feature, see :func:`moa_runtime.backends.eagle3.halves_of`."""
+        from moa_runtime.backends.eagle3 import halves_of  # late: drafters' names need no numpy
+
+        return halves_of(self.decoder.hidden_size, self.decoder.num_kv_heads)
 
     @property
     def step_layers(self) -> int:
@@ -399,7 +380,6 @@ class IndependentConfig(TokenConfig):
 #: Classes of the configurations by the name in ``moa-train --arch`` and ``config.json``.
 CONFIGS: Mapping[str, type[DrafterConfig] | type[RivalConfig]] = {
     "moa": DrafterConfig,
-    "eagle": EagleConfig,
     "eagle3": Eagle3Config,
     "early-exit": EarlyExitConfig,
     "independent": IndependentConfig,
@@ -407,7 +387,12 @@ CONFIGS: Mapping[str, type[DrafterConfig] | type[RivalConfig]] = {
 
 
 def check_architecture(name: object) -> None:
-    """Raise ConfigError if no drafter has this name."""
+    """Raise ConfigError if no drafter has this name, or none any more."""
+    if name == "eagle":
+        raise ConfigError(
+            "heads of the architecture eagle are no longer supported: train one with moa-train --arch eagle3",
+            code="unsupported",
+        )
     if name not in CONFIGS:
         raise ConfigError(f"unknown architecture {name!r}: known are {', '.join(CONFIGS)}", code="unknown_arch")
 

@@ -31,7 +31,6 @@ from moa_drafter.config import (
     ConfigError,
     DrafterConfig,
     Eagle3Config,
-    EagleConfig,
     EarlyExitConfig,
     IndependentConfig,
     LayerDims,
@@ -169,9 +168,6 @@ def shapes_of(config: DrafterConfig | RivalConfig) -> dict[str, Shape]:
             shapes["layer_scale"] = (len(config.lsa_layers), config.target_kv_size)
         if not config.final_norm:
             del shapes["norm.weight"]
-    elif isinstance(config, EagleConfig):
-        layers["layer"] = config.decoder
-        shapes |= {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,)}
     elif isinstance(config, Eagle3Config):
         shapes |= _eagle3(config)
     elif isinstance(config, EarlyExitConfig):

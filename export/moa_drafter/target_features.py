@@ -77,8 +77,8 @@ def packed_target_states(target: Target, texts: Sequence[Sequence[int]], reads: 
     out = target.model.model(input_ids=ids, use_cache=bool(layers), output_hidden_states=bool(inner), **held)
     if inner and out.hidden_states[1].dim() != out.last_hidden_state.dim():  # Gemma 3n
         raise FitError(
-            "between the layers of this target a token has several hidden states, which no drafter reads: train moa, "
-            "eagle or independent",
+            "between the layers of this target a token has several hidden states, which no drafter reads: train moa "
+            "or independent",
             code="unsupported_target",
         )
     last = out.last_hidden_state.flatten(0, 1)[real]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.architectures.registry import torch_backend_of
-from moa_drafter.checkpoint import DeviceDrafter
+from moa_drafter.drafter import Drafter
 from moa_export.quantize import round_calibrated
 from moa_export.recipe import Recipe
 from moa_export.recordings import Recording
@@ -27,7 +27,7 @@ def needs_calibration(recipe: Recipe) -> bool:
 
 
 @torch.no_grad()
-def calibrate(drafter: DeviceDrafter, recordings: Sequence[Recording], recipe: Recipe) -> DeviceDrafter:
+def calibrate(drafter: Drafter, recordings: Sequence[Recording], recipe: Recipe) -> Drafter:
     """Round a drafter's matrices of few bits by the inputs that they have when drafting; return the drafter.
 
     Args:
@@ -44,7 +44,7 @@ def calibrate(drafter: DeviceDrafter, recordings: Sequence[Recording], recipe: R
     return drafter
 
 
-def _second_moments(drafter: DeviceDrafter, recordings: Sequence[Recording]) -> dict[str, Tensor]:
+def _second_moments(drafter: Drafter, recordings: Sequence[Recording]) -> dict[str, Tensor]:
     """Sums of ``x x^T``, float64, over the inputs of every linear layer of the device half, and over the head's."""
     moments: dict[str, Tensor] = {}
     waiting: dict[str, list[Tensor]] = {}

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from moa_drafter.architectures.registry import torch_backend_of
-from moa_drafter.checkpoint import DeviceDrafter, load_for_device
+from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.config import Eagle3Config, check_fit, drafter_fingerprint
+from moa_drafter.drafter import Drafter
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_folder import write_tensors
@@ -164,14 +165,14 @@ def _check_proofs(graphs: Mapping[str, Made], out: Path) -> None:
         )
 
 
-def load(settings: ExportSettings) -> tuple[DeviceDrafter, Target, tuple[str, ...]]:
+def load(settings: ExportSettings) -> tuple[Drafter, Target, tuple[str, ...]]:
     """Drafter, bound to its target, the target, and notes for the user.
 
     Raises:
         MoaError: one that cannot be loaded, or two that do not fit together.
     """
     assert settings.drafter is not None
-    drafter = load_for_device(settings.drafter)
+    drafter = load_checkpoint(settings.drafter)
     target = _load_target(resolve_target(settings.model))
     note = check_fit(drafter.config, target)
     drafter.bind_target(target.embedding, target.head, target.layers)
@@ -195,7 +196,7 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
     planned = {"target": settings.model, "targets": list(settings.targets)}
     if settings.drafter is None:
         return {**planned, "targets": [], "parameters": 0, "drafter": ""}
-    drafter = load_for_device(settings.drafter)
+    drafter = load_checkpoint(settings.drafter)
     for name in settings.targets:
         target_of(name)(settings.recipe, settings.options).check(drafter.config)
     count = sum(tensor.numel() for tensor in drafter.parameters())
@@ -205,7 +206,7 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
 def _make(
     name: str,
     exporter: ExportTarget,
-    drafter: DeviceDrafter,
+    drafter: Drafter,
     stage: Path,
     reference: Reference | None,
     progress: Progress,
@@ -232,7 +233,7 @@ def _prove(
         return prove(exporter.runner(folder, entry), reference, advance)
 
 
-def _manifest(settings: ExportSettings, drafter: DeviceDrafter, target: Target, stage: Path) -> Manifest:
+def _manifest(settings: ExportSettings, drafter: Drafter, target: Target, stage: Path) -> Manifest:
     """Write the tokenizer; return the manifest without the graphs."""
     assert settings.drafter is not None
     config, context = drafter.config, target.model.config.max_position_embeddings

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from moa_drafter.architectures.eagle3 import Eagle3Drafter
-from moa_drafter.checkpoint import DeviceDrafter
+from moa_drafter.drafter import Drafter
 from moa_drafter.llama import RMSNorm
 
 
 @torch.no_grad()
-def rotate_residual_stream(drafter: DeviceDrafter) -> DeviceDrafter:
+def rotate_residual_stream(drafter: Drafter) -> Drafter:
     """Change a drafter: its device half computes the same from a rotated embedding, and its norms have no weights.
 
     An EAGLE-3 head stays as it is: the verifier, which makes its features, does not turn them.

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import Reads
-from moa_drafter.drafter import TokenDrafter
+from moa_drafter.drafter import Drafter, TokenDrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
 from moa_drafter.training.generation import answer_greedily
@@ -47,7 +46,7 @@ class Recording:
 
 
 @torch.no_grad()
-def record(target: Target, drafter: DeviceDrafter | None, questions: Sequence[str]) -> list[Recording]:
+def record(target: Target, drafter: Drafter | None, questions: Sequence[str]) -> list[Recording]:
     """Let the target answer, and make memory rows of the conversations if there is a drafter that reads them."""
     recordings, logits_of = [], target.logits
     row_maker = None if drafter is None or isinstance(drafter, TokenDrafter) else drafter

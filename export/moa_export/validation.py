@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from moa_drafter.architectures.registry import torch_backend_of
-from moa_drafter.checkpoint import DeviceDrafter
+from moa_drafter.drafter import Drafter
 from moa_export.progress import Advance, Progress
 from moa_export.recipe import Recipe, Tolerance
 from moa_export.recordings import Recording
@@ -81,7 +81,7 @@ class Made:
 
 
 def reference_of(
-    drafter: DeviceDrafter,
+    drafter: Drafter,
     recordings: Sequence[Recording],
     recipe: Recipe,
     stop_tokens: Sequence[int],

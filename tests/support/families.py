@@ -22,7 +22,7 @@ from moa_decoder.errors import TargetError
 from moa_decoder.weights import DecoderWeights
 from moa_decoder.writer_graph import WriterGraph
 from moa_drafter.architectures.registry import initialise, new_drafter
-from moa_drafter.config import ConfigError
+from moa_drafter.config import ConfigError, FitError
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_features import target_states
 from moa_runtime.backends.base import StepInputs
@@ -357,8 +357,8 @@ def cells(folder: Path) -> tuple[str, ...]:
         own = "no"
     target = load_target(str(folder))
     trained = []
-    for name, shown in (("moa", "MoA"), ("eagle", "EAGLE"), ("independent", "independent")):
-        with contextlib.suppress(ConfigError):
+    for name, shown in (("moa", "MoA"), ("eagle3", "EAGLE-3"), ("independent", "independent")):
+        with contextlib.suppress(ConfigError, FitError):
             trained += [shown] if _begins(name, target) else []
     fused = "fused" if found.runs == "FusedLlama" else "general"
     return own, own, fused, "trees" if found.trees else "chains", ", ".join(trained) or "copies"

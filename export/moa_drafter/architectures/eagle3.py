@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.architectures.unrolled import unroll
 from moa_drafter.config import Eagle3Config, Reads
 from moa_drafter.device_module import StepModule
 from moa_drafter.drafter import Drafter
@@ -147,17 +146,40 @@ class Eagle3Drafter(Drafter):
         return self._target_logits.of_tokens(hidden, self.target_head, self.draft_to_target)
 
     def predict(self, batch: Batch) -> Tensor:
-        """See :meth:`Drafter.predict` and :func:`moa_drafter.architectures.unrolled.unroll`."""
-        norm = self.norm if self.config.norm_output else nn.Identity()
-        found = unroll(
-            batch,
-            self.features(batch.states.inner),
-            self.angles(batch.positions),
-            inputs=lambda tokens, earlier: self.layer.inputs(self.embed(tokens), earlier),
-            keys_values=lambda x, angles: self.layer.pair(x[0], angles),
-            estimates=lambda x, own, angles, mask: norm(self.layer.output(*x, *own, angles, mask)),
-            hide_first=True,
-        )
+        """See :meth:`Drafter.predict`; unrolled as it drafts (section 3.1): one pass for each depth, so as many as the
+        longest segment has tokens.
+
+        A query at depth d attends to the entries of true features up to depth 1 of its segment, then to its segment's
+        own. A segment sees all features before it, even if fewer should be visible, and at depth 0 no more than at 1.
+        """
+        layer, positions, angles = self.layer, batch.positions, self.angles(batch.positions)
+        earlier = self.features(batch.states.inner).roll(1, 0).masked_fill((positions == 0)[:, None], 0.0)
+        x, residual = layer.inputs(self.embed(batch.tokens), earlier)
+        entries = [layer.pair(x, angles)]
+        depths, segments = _depths_in_segments(positions[batch.queries], batch.depths)
+        order = depths.argsort(stable=True)
+        passes = order.split(depths.bincount().tolist()[1:])
+        predicted: list[Tensor] = []
+        drafted = segments[:0]  # of each entry made from an estimate, the segment
+        for depth, queries in enumerate(passes, 1):
+            at = batch.queries[queries]
+            own_angles = angles[0][at], angles[1][at]
+            mask = batch.self_mask[at] & (positions <= (positions[at] - depth + 1)[:, None])
+            # Only the first token of a conversation attends to itself.
+            mask &= (positions > 0) | (torch.arange(len(positions), device=at.device) == at[:, None])
+            if depth == 1:
+                own = x[at], residual[at]
+            else:
+                # The previous query is one less deep in the same segment.
+                before = predicted[-1][torch.searchsorted(passes[depth - 2], queries - 1)]
+                own = layer.inputs(self.embed(batch.tokens[at]), before)
+                entries.append(layer.pair(own[0], own_angles))
+                drafted = torch.cat((drafted, segments[queries]))
+                mask = torch.cat((mask, segments[queries][:, None] == drafted), dim=1)
+            keys, values = (torch.cat(parts) for parts in zip(*entries, strict=True))
+            hidden = layer.output(*own, keys, values, own_angles, mask)
+            predicted.append(self.norm(hidden) if self.config.norm_output else hidden)
+        found = torch.cat(predicted)[order.argsort()]
         return found if self.config.norm_output else self.norm(found)
 
     @torch.no_grad()
@@ -188,6 +210,20 @@ class Eagle3Drafter(Drafter):
         features = self.features(states.inner)
         first, second = features.unflatten(-1, (2, *self.config.row_shape)).unbind(-3)
         return first, second
+
+
+def _depths_in_segments(positions: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the depth in its segment, from 1, and the segment of each query ``[Q]``, in the order of the text.
+
+    A segment is a run of queries that see the same rows: positions 5, 6, 7 and 8 at depths 1, 2, 1 and 0 give depths
+    1, 2, 1, 1 and segments 1, 1, 2, 3.
+    """
+    at = torch.arange(len(positions), device=positions.device)
+    limits = positions - depths
+    begins = torch.ones_like(at, dtype=torch.bool)
+    begins[1:] = (positions.diff() != 1) | (limits.diff() != 0)
+    starts = torch.where(begins, at, 0).cummax(0).values
+    return at - starts + 1, begins.cumsum(0)
 
 
 class Eagle3Module(StepModule):

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from moa_drafter.architectures.eagle import EagleBackend, EagleDrafter
 from moa_drafter.architectures.eagle3 import Eagle3Drafter, torch_backend
 from moa_drafter.architectures.early_exit import EarlyExitDrafter
 from moa_drafter.architectures.independent import IndependentDrafter
@@ -50,7 +49,6 @@ class Architecture:
 #: By the name in ``moa-train --arch`` and ``config.json``.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "moa": Architecture(MoADrafter, TorchBackend, initialise_from_target),
-    "eagle": Architecture(EagleDrafter, EagleBackend, EagleDrafter.initialise),
     "eagle3": Architecture(Eagle3Drafter, torch_backend, Eagle3Drafter.initialise),
     "early-exit": Architecture(EarlyExitDrafter, TorchBackend, EarlyExitDrafter.initialise),
     "independent": Architecture(IndependentDrafter, TorchBackend, IndependentDrafter.initialise),

@@ -144,7 +144,7 @@ class RunSettings(TrainSettings, GenerateSettings):
     """
 
     model: str | None = knob(None, "target: the built-in default, a folder, a .gguf file, or a Hub id")
-    arch: str = knob("moa", "architecture: moa, eagle, eagle3, early-exit, independent")
+    arch: str = knob("moa", "architecture: moa, eagle3, early-exit, independent")
     data: tuple[Path, ...] = knob((), "token stores (JSON lines of {p, r} token ids, .gz too)")
     prompts: Path | None = knob(None, "JSON lines of prompts for the target to answer, .gz too")
     init: Path | None = knob(None, "a checkpoint to train on, with longer futures: a folder, or a shipped one's name")

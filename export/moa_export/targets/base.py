@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig
+from moa_drafter.drafter import Drafter
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend
@@ -65,7 +65,7 @@ class ExportTarget(Protocol):
                 drafter's sizes.
         """
 
-    def export(self, drafter: DeviceDrafter, folder: Path) -> dict[str, TargetEntry]:
+    def export(self, drafter: Drafter, folder: Path) -> dict[str, TargetEntry]:
         """Write the device half of ``drafter`` into ``folder``; return its graphs by their names in the manifest.
 
         Args:

@@ -13,10 +13,9 @@ from moa_decoder.rounded_weights import RoundedWeights
 from moa_decoder.weights import shapes_of
 from moa_decoder.writer_graph import WriterGraph
 from moa_drafter.architectures.eagle3 import Eagle3Drafter, Eagle3Module
-from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig
 from moa_drafter.device_module import DeviceModule, TokenDeviceModule, signature
-from moa_drafter.drafter import TokenDrafter
+from moa_drafter.drafter import Drafter, TokenDrafter
 from moa_export.errors import ExportError
 from moa_export.quantize import QuantisedEmbedding
 from moa_export.recipe import Recipe
@@ -55,7 +54,7 @@ class OnnxTarget:
         self._recipe.check_divides(config)
         refuse_too_large(config, self._recipe)
 
-    def export(self, drafter: DeviceDrafter, folder: Path) -> dict[str, TargetEntry]:
+    def export(self, drafter: Drafter, folder: Path) -> dict[str, TargetEntry]:
         """Write a single ONNX file."""
         recipe = self._recipe
         model, matrices = capture(drafter, recipe)
@@ -88,7 +87,7 @@ def save(model: onnx.ModelProto, inputs: Specs, outputs: Specs, file: Path) -> d
     return {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
 
 
-def capture(drafter: DeviceDrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[str, Float32]]:
+def capture(drafter: Drafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[str, Float32]]:
     """Trace the device half into an ONNX model; the embedding may be quantised already.
 
     Returns:

@@ -82,8 +82,7 @@ class FusedLlama:
     Args:
         target: one without a :func:`misfit`; its layers are not needed afterwards.
         dtype: of the products.
-        keep_last: whether caches keep the last hidden states, as features.
-        fusion: makes the features that they keep instead.
+        fusion: makes the features that caches keep.
 
     Attributes:
         batch_invariant: false until a check has shown it, see :func:`is_invariant`.
@@ -93,9 +92,7 @@ class FusedLlama:
     has_own_weights = trees = True
     batch_invariant = windows = False
 
-    def __init__(
-        self, target: Target, dtype: torch.dtype, *, keep_last: bool = False, fusion: Fusion | None = None
-    ) -> None:
+    def __init__(self, target: Target, dtype: torch.dtype, *, fusion: Fusion | None = None) -> None:
         model, config = target.model.model, target.model.config
         attention = model.layers[0].self_attn
         size, of_keys, of_queries = attention.head_dim, len(attention.k_proj.weight), len(attention.q_proj.weight)
@@ -108,8 +105,7 @@ class FusedLlama:
         self._layers = [_Layer(layer, dtype) for layer in model.layers]
         self._norm = model.norm.weight.detach().float()
         self._head = product_of(dtype, target.model.get_output_embeddings())
-        self._fusion, kept = fusion, config.hidden_size if keep_last else 0
-        kept, count = kept if fusion is None else fusion.size, len(self._layers)
+        self._fusion, kept, count = fusion, 0 if fusion is None else fusion.size, len(self._layers)
         self.cache_shape = KVCacheShape(count, self._heads.kv, size, torch.float32, target.device, feature_size=kept)
 
     def first_layers(self, count: int) -> FusedLlama:
@@ -155,8 +151,8 @@ class FusedLlama:
             if index in wanted:
                 inner[index] = x[: len(tokens)].clone()
         hidden = self._normed(x, self._norm)[: len(tokens)]
-        if self.cache_shape.feature_size:
-            keep_features(pieces, hidden if self._fusion is None else self._fusion([inner[layer] for layer in wanted]))
+        if self._fusion is not None:
+            keep_features(pieces, self._fusion([inner[layer] for layer in wanted]))
         return hidden, 1
 
     @torch.inference_mode()

@@ -33,8 +33,7 @@ class GeneralPass:
     are convolutions, in one forward, whose inputs are the states.
 
     Args:
-        keep_last: whether caches keep the last hidden states, as features.
-        fusion: makes the features that they keep instead.
+        fusion: makes the features that caches keep.
 
     Attributes:
         windows: see :class:`moa_server.engine.target_pass.TargetPass`; false until a trial has shown it.
@@ -46,7 +45,7 @@ class GeneralPass:
     name = "general"
     has_own_weights = batch_invariant = windows = False
 
-    def __init__(self, target: Target, *, keep_last: bool = False, fusion: Fusion | None = None) -> None:
+    def __init__(self, target: Target, *, fusion: Fusion | None = None) -> None:
         self._target, self._fusion = target, fusion
         if target.device.type == "cpu":
             for layer in target.layers:  # the head stays as it is: where it is the embedding too, rows are picked of it
@@ -62,12 +61,11 @@ class GeneralPass:
         self._convolutions = all(kind == _CONVOLUTION for state in states for kind, _ in state)
         self.trees = not self._recurrent
         self.dtype, self.device = str(dtype).removeprefix("torch."), target.device.type
-        size = config.hidden_size if keep_last else 0
         self.cache_shape = LayerCacheShape(
             tuple(shapes),
             dtype,
             target.device,
-            size if fusion is None else fusion.size,
+            0 if fusion is None else fusion.size,
             sum(tensor.nbytes for state in states for tensor in state.values()),
         )
 
@@ -119,8 +117,6 @@ class GeneralPass:
         hidden: Tensor = out.last_hidden_state[0]
         if self._fusion is not None:  # the first of transformers' hidden states is the embedding
             keep_features([piece], self._fusion([out.hidden_states[1 + layer][0] for layer in wanted]))
-        elif self.cache_shape.feature_size:
-            keep_features([piece], hidden)
         return hidden
 
     def _cache(self, piece: Piece) -> Cache:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import FeatureConfig, Reads, drafter_fingerprint
+from moa_drafter.config import Eagle3Config, Reads, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import KeysValues
 from moa_drafter.model import MoADrafter
@@ -43,7 +43,7 @@ class MemoryRows:
     def __init__(self, drafter: Drafter | None, dtype: torch.dtype) -> None:
         self._drafter, self.reads = drafter, Reads() if drafter is None else drafter.row_reads
         config = None if drafter is None else drafter.config
-        self._halves = (2, *config.row_shape) if isinstance(config, FeatureConfig) else ()
+        self._halves = (2, *config.row_shape) if isinstance(config, Eagle3Config) else ()
         self._packed = PackedRows(drafter, dtype) if isinstance(drafter, MoADrafter) else None
 
     @torch.inference_mode()
@@ -63,7 +63,7 @@ class MemoryRows:
         return [None if span is None else _rows(span.start, found[span]) for span in spans]
 
     def _cut(self, states: TargetStates, positions: Tensor) -> KeysValues:
-        """The rows of EAGLE: features, in two halves."""
+        """The rows of EAGLE-3: features, in two halves."""
         first, second = states.last.unflatten(-1, self._halves).unbind(-3)
         return first, second
 

@@ -49,8 +49,7 @@ def onnx_engine(
         check_fit(drafter.config, target)
         drafter.config = drafter.config.for_layers(len(weights.spec.layers))
         fusion = OnnxFusion(drafter, threads)
-    keep_last = drafter is not None and drafter.config.row_reads.last
-    target_pass = OnnxPass(weights, threads=threads, keep_last=keep_last, fusion=fusion)
+    target_pass = OnnxPass(weights, threads=threads, fusion=fusion)
     settle(target_pass, target.fingerprint)
     prints, rows = ("", None) if drafter is None else (drafter.fingerprint, onnx_rows(drafter, threads))
     engine = LocalEngine(target, target_pass, drafter, prints, rows, max_context, weights=weights, **settings)

@@ -50,8 +50,7 @@ class OnnxPass:
     Args:
         weights: are not needed afterwards but for token embeddings.
         threads: that compute; all processors if None.
-        keep_last: whether caches keep the last hidden states, as features.
-        fusion: makes the features that they keep instead.
+        fusion: makes the features that caches keep.
 
     Attributes:
         batch_invariant: False until :mod:`moa_server.engine.invariance` has shown it.
@@ -68,7 +67,6 @@ class OnnxPass:
         weights: DecoderWeights,
         *,
         threads: int | None = None,
-        keep_last: bool = False,
         fusion: Fusion | None = None,
     ) -> None:
         spec = weights.spec
@@ -84,8 +82,7 @@ class OnnxPass:
         self._helpers = ThreadPoolExecutor(self.threads - 1, "attention") if self.threads > 1 else None
         self.batch_invariant, self.row_multiple = False, 2
         kept = np.float32 if bits == 32 else np.float16
-        self._fusion, size = fusion, spec.hidden_size if keep_last else 0
-        size = size if fusion is None else fusion.size
+        self._fusion, size = fusion, 0 if fusion is None else fusion.size
         self.cache_shape = OnnxCacheShape(len(spec.layers), kv_heads, head_dim, kept, size)
         self._rotaries: list[Rotary] = []
         for layer in spec.layers:
@@ -138,9 +135,8 @@ class OnnxPass:
         session, binding = runs[-1]
         session.run_with_iobinding(binding)
         hidden = buffers.hidden[:count].copy()
-        if self.cache_shape.feature_size:
-            features = hidden if self._fusion is None else self._fusion([inner[layer] for layer in wanted])
-            keep_features(pieces, features)
+        if self._fusion is not None:
+            keep_features(pieces, self._fusion([inner[layer] for layer in wanted]))
         return hidden, 1
 
     def logits(self, parts: Sequence[Float32]) -> Float32:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, rotation_tables
 from moa_decoder.matrix import Matrix
-from moa_drafter.config import DrafterConfig, FeatureConfig, Reads
+from moa_drafter.config import DrafterConfig, Eagle3Config, Reads
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_server.engine.base import Float32, Rows, Span, chunks
 from moa_server.engine.drafter_layers import DrafterLayer, layer_spec
@@ -75,14 +75,14 @@ def onnx_rows(weights: DrafterWeights, threads: int | None = None) -> OnnxRows |
     config = weights.config
     if isinstance(config, DrafterConfig):
         return OnnxRows(ServerHalf(weights, threads), config.row_reads)
-    if isinstance(config, FeatureConfig):
+    if isinstance(config, Eagle3Config):
         shape = config.row_shape
         return OnnxRows(lambda states, positions: _features(states, shape), config.row_reads)
     return None
 
 
 def _features(states: Float32, shape: tuple[int, int]) -> tuple[Float32, Float32]:
-    """The rows of EAGLE: features, cut into halves of ``shape``."""
+    """The rows of EAGLE-3: features, cut into halves of ``shape``."""
     first, second = states.reshape(-1, 2, *shape).swapaxes(0, 1)
     return first, second
 

@@ -106,8 +106,7 @@ class LogitRows(Protocol):
 
 class Fusion(Protocol):
     """Makes *features*, what a pass keeps of each token for a drafter's memory rows, of states inside the target
-    (EAGLE-3, arXiv 2503.01840). Without one, features are the last hidden states, as in EAGLE.
-    """
+    (EAGLE-3, arXiv 2503.01840)."""
 
     @property
     def inner_layers(self) -> Sequence[int]:

@@ -40,9 +40,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
 
-def target_pass(
-    target: Target, dtype: torch.dtype, *, keep_last: bool = False, fusion: Fusion | None = None
-) -> FusedLlama | GeneralPass:
+def target_pass(target: Target, dtype: torch.dtype, *, fusion: Fusion | None = None) -> FusedLlama | GeneralPass:
     """Return the fused pass if it computes what transformers computes, otherwise the general one.
 
     Raises:
@@ -51,7 +49,7 @@ def target_pass(
     reason = misfit(target)
     if reason is None:
         try:
-            fused = FusedLlama(target, dtype, keep_last=keep_last, fusion=fusion)
+            fused = FusedLlama(target, dtype, fusion=fusion)
             error = deviation(fused, target)
         except _FAILURES as failure:
             reason = _first_line(failure)
@@ -64,7 +62,7 @@ def target_pass(
     wrong = 3 * _TOLERANCE[target.model.dtype]  # rounding may choose other experts
     name = f"the target in {target.folder}, of the architecture {target.config.model_type!r},"
     try:
-        general = GeneralPass(target, keep_last=keep_last, fusion=fusion)
+        general = GeneralPass(target, fusion=fusion)
         error = deviation(general, target)
     except _FAILURES as failure:
         text = f"{name} cannot be run piece by piece: {_first_line(failure)}"
@@ -152,7 +150,7 @@ def torch_engine(
     rows = MemoryRows(drafter, products) if drafter is not None and reads else None
     if isinstance(drafter, MoADrafter) and not drafter.is_whole:
         drafter.bind_target(target.embedding, target.head, target.layers)  # as long as they have weights
-    own = target_pass(target, products, keep_last=reads.last, fusion=fusion)
+    own = target_pass(target, products, fusion=fusion)
     engine = LocalEngine(target, own, drafter, drafter_fingerprint, rows, max_context, cache_tokens)
     if release_weights and own.has_own_weights:
         for parameter in (each for layer in target.layers for each in layer.parameters()):

@@ -269,7 +269,7 @@ OF_ROUNDS = ("tau", "rounds", "tokens", "accuracy_by_depth", "accepted_length_hi
 def test_a_replay_has_the_figures_of_the_real_thing(found, tiny, tmp_path, shape):
     """Also for drafters of other architectures, whose rows are others."""
     target_folder, *_ = tiny
-    others = [make_tiny_rival(arch, target_folder, tmp_path / arch) for arch in ("eagle", "independent")]
+    others = [make_tiny_rival(arch, target_folder, tmp_path / arch) for arch in ("eagle3", "independent")]
     how = ("--max-new-tokens", "40", "--against", *map(str, others), *shape)
     verified, replayed = found(*how), found(*how, "--replay")
     assert (verified["settings"]["replay"], replayed["settings"]["replay"]) == (False, True)
@@ -327,7 +327,7 @@ def test_answers_of_something_else_are_refused(command, tmp_path):
 def rivals(tiny_target, tmp_path_factory):
     """Random drafters by architecture, each in the folder of a run as moa-train leaves it."""
     folder = tmp_path_factory.mktemp("runs")
-    names = ("eagle", "early-exit", "independent")
+    names = ("eagle3", "early-exit", "independent")
     return {name: make_tiny_rival(name, tiny_target, folder / name / "drafter") for name in names}
 
 
@@ -347,16 +347,16 @@ def test_one_table_compares_all_architectures(bare, found, rivals, tiny):
     first = found(*argv, of=bare)
     drafters = [first, *first["rivals"]]
     assert first["weights"] == "float32 checkpoint"
-    assert [one["name"] for one in first["rivals"]] == ["eagle", "early-exit", "independent"]
-    assert [one["architecture"] for one in drafters] == ["moa", "eagle", "early-exit", "independent"]
-    # Two halves of 2 heads with a scale each: 16 numbers a head.
-    assert [one["row_bytes"] for one in drafters] == [72, 72, 0, 0]
+    assert [one["name"] for one in first["rivals"]] == ["eagle3", "early-exit", "independent"]
+    assert [one["architecture"] for one in drafters] == ["moa", "eagle3", "early-exit", "independent"]
+    # Two halves of 2 heads: 16 numbers a head, in int8 with a scale each, or in float16.
+    assert [one["row_bytes"] for one in drafters] == [72, 128, 0, 0]
     assert [one["frozen_parameters"] > 0 for one in drafters] == [False, False, True, False]
     for one in drafters:
         assert one["tokens"] == first["tokens"]  # the same text, whichever drafts
         assert one["target_passes"] == 3 + one["rounds"]  # three turns
         assert one["tau"] >= 1 and one["draft_ms"] > 0 and list(one["tasks"]) == ["mt_bench", "qa"]
-    assert {"early-exit", "eagle"} < set(bare(*argv)[1].split())
+    assert {"early-exit", "eagle3"} < set(bare(*argv)[1].split())
 
 
 def test_a_drafter_without_a_model_stands_beside_the_others(bare, found, tiny, tmp_path):
@@ -396,12 +396,12 @@ def test_an_interrupted_comparison_keeps_what_it_has(bare, rivals, tiny, monkeyp
 
     def interrupted(self, prefix, budget, sampling):
         calls.append(type(self._backend).__name__)
-        if calls.count("EagleBackend") == 2:
+        if calls.count("Eagle3Backend") == 2:
             raise KeyboardInterrupt
         return propose(self, prefix, budget, sampling)
 
     monkeypatch.setattr(MoaDrafter, "propose", interrupted)
-    argv = ("--drafter", str(tiny[1]), "--against", str(rivals["eagle"]), str(tiny[1]))
+    argv = ("--drafter", str(tiny[1]), "--against", str(rivals["eagle3"]), str(tiny[1]))
     status, out, _ = bare(*argv, "--json")
     result = json.loads(out)
     assert (status, result["partial"], result["questions"]) == (130, True, 2)

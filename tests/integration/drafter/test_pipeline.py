@@ -72,7 +72,7 @@ def test_flags_override_the_file_and_the_record_repeats_the_run(tiny_target, sto
         ("held_out: 40\ndata: STORE", "too_few"),
         ("longest: 10\ndata: STORE", "too_few"),
         ("target_layers: 4\ndata: STORE", "out_of_range"),
-        ("arch: eagle\ntarget_layers: 1\ndata: STORE", "wrong_architecture"),
+        ("arch: eagle3\ntarget_layers: 1\ndata: STORE", "wrong_architecture"),
         ("init: nowhere\ndata: STORE", "unknown_drafter"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_flag_against_the_run_is_refused(flags, train):
     train("run", "--resume", "--learning-rate", 5e-4)
 
 
-@pytest.mark.parametrize("arch", ["eagle", "eagle3", "early-exit", "independent"])
+@pytest.mark.parametrize("arch", ["eagle3", "early-exit", "independent"])
 def test_every_architecture_is_trained_by_the_same_loop(target, store, tmp_path, train, arch):
     flags = [*small(target.folder, store, steps=25), "--learning-rate", "3e-3", "--future-high", "4"]
     train("run", *flags, "--long-share", 0, "--arch", arch, "--evaluate-every", 5)

@@ -137,7 +137,7 @@ def test_an_engine_without_a_whole_drafter_has_no_backend(
         monkeypatch.setattr(transformers_engine, "drafter", drafter)
         backend = drafting_backend(transformers_engine)
         assert (backend is not None) == trained
-    rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
+    rival = make_tiny_rival("independent", tiny_target, tmp_path / "alone")
     assert drafting_backend(load_torch_engine(str(tiny_target), rival)) is None
     weights = CheckpointWeights(tiny_target)
     assert own_drafter(None, weights, 1) is own_drafter(read_weights(rival), weights, 1) is None
@@ -209,11 +209,11 @@ def test_packed_rows_are_those_of_the_server_half(drafter, scaled, count, layers
 
 def test_rows_of_other_architectures_need_no_graph(tiny_target, tmp_path):
     eagle, alone = (
-        read_weights(make_tiny_rival(name, tiny_target, tmp_path / name)) for name in ("eagle", "independent")
+        read_weights(make_tiny_rival(name, tiny_target, tmp_path / name)) for name in ("eagle3", "independent")
     )
-    last = np.arange(6 * 64, dtype=np.float32).reshape(6, 64)
-    [rows] = onnx_rows.onnx_rows(eagle).of([Span(SimpleNamespace(features=last), 2, 5)])
+    features = np.arange(6 * 64, dtype=np.float32).reshape(6, 64)
+    [rows] = onnx_rows.onnx_rows(eagle).of([Span(SimpleNamespace(features=features), 2, 5)])
     assert rows.start == 2 and rows.keys.shape == rows.values.shape == (3, *eagle.config.row_shape)
     both = np.concatenate([half.reshape(3, -1) for half in (rows.keys, rows.values)], axis=1)
-    np.testing.assert_array_equal(both, last[2:5])
+    np.testing.assert_array_equal(both, features[2:5])
     assert onnx_rows.onnx_rows(alone) is None

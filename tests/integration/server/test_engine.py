@@ -153,8 +153,8 @@ def test_rows_of_several_sequences_are_made_together(engine, monkeypatch):
             assert_rows(engine, outcome.rows, request.prefix, request.rows_from)
 
 
-def test_rows_of_last_hidden_states_follow_the_cache(tiny_target, tmp_path):
-    engine = load_torch_engine(str(tiny_target), make_tiny_rival("eagle", tiny_target, tmp_path))
+def test_rows_of_features_follow_the_cache(tiny_target, tmp_path):
+    engine = load_torch_engine(str(tiny_target), make_tiny_rival("eagle3", tiny_target, tmp_path))
     draft, parents = right_tree(engine)
     committed = [*PROMPT, draft[1], draft[3], draft[4]]
     found = [(step(engine, StepRequest(1, PROMPT, draft, parents, Sampling(), 0)).rows, committed)]
@@ -165,8 +165,9 @@ def test_rows_of_last_hidden_states_follow_the_cache(tiny_target, tmp_path):
     for rows, tokens in found:
         assert rows.keys.dtype == np.float32 and rows.keys.shape == rows.values.shape == (len(tokens), 2, 16)
         both = np.concatenate([half.reshape(len(tokens), -1) for half in (rows.keys, rows.values)], axis=1)
-        expected = target_states(engine.target, tokens, engine.drafter.row_reads).last
-        np.testing.assert_allclose(both, expected.numpy(), atol=2e-4)
+        with torch.no_grad():
+            expected = engine.drafter.features(target_states(engine.target, tokens, engine.drafter.row_reads).inner)
+        np.testing.assert_allclose(both, expected, atol=2e-4)
 
 
 def test_a_drafter_that_reads_nothing_has_no_rows(tiny_target, tmp_path):

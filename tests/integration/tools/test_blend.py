@@ -49,7 +49,7 @@ def test_what_cannot_be_blended(sisters: list[Path], tiny_target: Path, tmp_path
     first = sisters[0]
     assert "name at least two" in refusal(first)
     assert CONFIG_FILE in refusal(first, tmp_path / "nothing")
-    rival = make_tiny_rival("eagle", tiny_target, tmp_path / "rival")
+    rival = make_tiny_rival("independent", tiny_target, tmp_path / "rival")
     assert "another drafter or target" in refusal(first, rival)
     other = load_checkpoint(first)
     other.draft_to_target.add_(1)

@@ -28,7 +28,7 @@ def target_of(family: str, tiny_target: Path, folder: Path) -> Target:
     return load_target(str(make_target(family, tiny_target, folder)))
 
 
-@pytest.mark.parametrize("architecture", ["moa", "eagle", "eagle3"])
+@pytest.mark.parametrize("architecture", ["moa", "eagle3"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_drafter_of_any_family_begins_from_its_weights(architecture, family, tiny_target, tmp_path) -> None:
     """Over texts longer than a window."""

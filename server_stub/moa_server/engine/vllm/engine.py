@@ -22,7 +22,6 @@ from moa_runtime.session.tree import chain
 from moa_runtime.tokens import common_length
 from moa_server.engine.base import (
     Capabilities,
-    EngineError,
     EngineFacts,
     Outcome,
     Span,
@@ -181,12 +180,6 @@ class VllmEngine(TargetEngine):
             drafter.config = drafter.config.for_layers(int(target.config.num_hidden_layers))
             self._fusion = TorchFusion(drafter)
         self.row_reads = Reads() if drafter is None else drafter.row_reads
-        if self.row_reads.last:
-            raise EngineError(
-                "this drafter's memory rows are made from last hidden states, which --engine vllm does not give: "
-                "choose --engine transformers",
-                code="unsupported_drafter",
-            )
         self._dtype, self._device = dtype_of(dtype, torch.device(device)), torch.device(device)
         self._block_bytes = block_bytes(target, self._dtype)
         self._bound = rounded_up(max(cache_tokens, self.max_context + MOST_DRAFTED), BLOCK) // BLOCK
