@@ -29,6 +29,9 @@ _ITEMS, _FUEL = 5_000, 50_000
 #: Most Earley items in a row of a Lark grammar, which may be ambiguous: drafts are not counted by the limits above, and
 #: the time of a token grows with more than the square of its row. An optional property of a tool has about four.
 _ROW = 500
+#: llguidance's options of a JSON schema: white space as targets were trained on it, so that most tokens are forced,
+#: and none goes on for ever.
+SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 #: Compiled grammars, and reasons why one does not compile, that are kept.
 _KEPT = 64
 #: Characters of llguidance's reason that are told.
@@ -143,12 +146,13 @@ def _source(grammar: Grammar) -> str:
 
     match grammar.kind:
         case "json_object":
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}')
+            return LLMatcher.grammar_from_json_schema(json.dumps({"type": "object", "x-guidance": SPACING}))
         case "json_schema":
             schema = json.loads(grammar.text)
             if not isinstance(schema, dict | bool):
                 raise ValueError("a schema is an object")
-            return LLMatcher.grammar_from_json_schema(grammar.text)
+            spaced = {"x-guidance": SPACING, **schema} if isinstance(schema, dict) else schema
+            return LLMatcher.grammar_from_json_schema(json.dumps(spaced))
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "lark":

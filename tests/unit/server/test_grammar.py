@@ -77,6 +77,20 @@ def test_the_state_follows_any_answer_it_is_asked_about(compiler):
         assert asked.accepts(answer) == (answer[-2:] != [7, 7])
 
 
+@pytest.mark.parametrize("grammar", [PERSON, Grammar("json_object", "")], ids=lambda one: one.kind)
+def test_white_space_in_json_is_fixed(compiler, tokenizer, grammar):
+    """A target that may write any would begin a new line for ever."""
+    begun = tokenizer[0].encode("{").ids
+    assert not any(compiler.compile(grammar).mask(begun)[tokenizer[0].encode(" \n\t").ids])
+    assert compiler.compile(grammar).accepts(tokenizer[0].encode('{"name": "ab", "ok": true}').ids)
+    assert not compiler.compile(grammar).accepts(tokenizer[0].encode('{"name":"ab"').ids)
+
+
+def test_a_schema_may_have_its_own_white_space(compiler, tokenizer):
+    own = {**SCHEMA, "x-guidance": {"whitespace_flexible": True}}
+    assert compiler.compile(Grammar("json_schema", json.dumps(own))).accepts(tokenizer[0].encode('{ "name"').ids)
+
+
 def test_a_token_is_forced_if_and_only_if_its_mask_has_one_bit(compiler, tokenizer):
     constant = compiler.compile(Grammar("regex", "q(rst|uvw)xy"))
     first = constant.forced([])
@@ -104,7 +118,8 @@ def test_a_choice_with_prepared_masks_is_the_same(compiler):
     rng = np.random.default_rng(8)
     logits = rng.standard_normal((9, VOCAB)).astype(np.float32)
     sampling = AnswerSampling(1.0, seed=4, grammar=PERSON, answer_from=1, state=compiler.compile(PERSON))
-    draft = compiler.compile(PERSON).forced([]) or [int(np.flatnonzero(compiler.compile(PERSON).mask([]))[0])]
+    draft = compiler.compile(PERSON).forced([])[:6]
+    assert draft
     tokens, parents = [*draft, 5, 5], [*range(len(draft)), 0, 1]
     prepared = Chooser(sampling, [3], [STOP])
     prepared.prepare(tokens, parents)

@@ -11,11 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
 from moa_runtime.chat_template import Message
+from moa_runtime.grammar.compiler import SPACING
 from moa_runtime.reasoning import CLOSE, OPEN
 from moa_runtime.tokens import open_length
-
-#: JSON as targets were trained on it, so that most of an answer is forced, and no white space goes on for ever.
-_SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class ToolFormat:
         lines = [f"call: {one}", "TEXT: /(.|\\n)*/", *self._head(free, otherwise is None)]
         for index, tool in enumerate(tools):
             schema = tool.parameters if required or tool.strict else {"type": "object"}
-            lines.append(f"call_{index}: {self._call(tool.name, {**schema, 'x-guidance': _SPACING})}")
+            lines.append(f"call_{index}: {self._call(tool.name, {**schema, 'x-guidance': SPACING})}")
         more = parallel and not self.single
         if self.listed:
             calls = f'head "[" call ("{self.between}" call)* "]"' if more else 'head "[" call "]"'
