@@ -44,9 +44,8 @@ from moa_runtime.errors import MoaError
 from moa_runtime.options import ADAPTIVE, Adaptive
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
-from moa_runtime.session.memory_rows import encode_rows
+from moa_runtime.session.memory_rows import encode_rows, encoding_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine
 
 if TYPE_CHECKING:
@@ -571,7 +570,7 @@ class Candidate:
         """Return what the drafter is, for JSON.
 
         ``parameters`` are those of the checkpoint, ``frozen_parameters`` those of the target's layers that a step runs
-        too, ``row_bytes`` the size of a token's memory row on the wire (int8).
+        too, ``row_bytes`` the size of a token's memory row on the wire.
         """
         drafter = self.engine.drafter
         parameters, frozen = (0, 0) if drafter is None else parameters_of(drafter.config)
@@ -626,10 +625,10 @@ def candidates_of(args: argparse.Namespace) -> list[Candidate]:
 
 
 def row_bytes(engine: LocalEngine) -> int:
-    """Return the bytes of one token's memory row on the wire, int8 with its scales; 0 if none are sent."""
+    """Return the bytes of one token's memory row on the wire, with its scales; 0 if none are sent."""
     if engine.drafter is None or (rows := rows_of(engine, [0])) is None:
         return 0
-    encoded = encode_rows(0, rows.keys, rows.values, wire.ROW_ENCODING_INT8)
+    encoded = encode_rows(0, rows.keys, rows.values, encoding_of(engine.drafter.config.architecture))
     return len(encoded.data) + len(encoded.scales)
 
 

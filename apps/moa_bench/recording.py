@@ -23,9 +23,8 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.errors import MoaError
 from moa_runtime.manifest import Fingerprints, Manifest
-from moa_runtime.session.memory_rows import decode_rows, encode_rows
+from moa_runtime.session.memory_rows import decode_rows, encode_rows, encoding_of
 from moa_runtime.tokens import common_length
-from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Capabilities, Engine, EngineFacts, Outcome, Rows, StepRequest
 
 _VERSION = 1
@@ -164,7 +163,7 @@ def record(
     recording = _RecordingBackend(backend)
     drafter, text = drafter_for(manifest, recording, ngrams=ngrams), [*prompt, *answer]
     if (rows := rows_of(engine, text)) is not None:  # rounded as on the wire
-        keys, values = decode_rows(encode_rows(0, rows.keys, rows.values, wire.ROW_ENCODING_INT8))
+        keys, values = decode_rows(encode_rows(0, rows.keys, rows.values, encoding_of(manifest.architecture)))
     for position in range(len(prompt) + 1, len(text)):
         if rows is not None:
             held = drafter.rows

@@ -84,12 +84,11 @@ def test_the_runtime_refuses_another_architecture(bundles):
     assert backend_for(bundle, "early-exit", threads=1).kv_shape == backend_for(bundle, threads=1).kv_shape
 
 
-def test_a_missing_bundle_is_named_with_the_command_that_makes_it(capsys, monkeypatch, tmp_path, tiny_shipped):
+def test_a_missing_bundle_is_named_with_the_command_that_makes_it(monkeypatch, tmp_path, tiny_shipped):
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
     path = tmp_path / "bundles" / "early-exit"
-    assert main(["--once", "x", "--drafter", "early-exit"]) == 2
-    said = capsys.readouterr().err
-    assert f"`moa-export --target onnx --drafter early-exit --out {path}`" in said and "[no_bundle]" in said
+    with refused("no_bundle", MoaError, f"`moa-export --target onnx --drafter early-exit --out {path}`"):
+        open_bundle(None, "early-exit")
 
 
 @pytest.mark.parametrize("name", ["moa", "sssd", "early-exit", "independent"])

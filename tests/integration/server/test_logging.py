@@ -206,7 +206,7 @@ def test_an_unforeseen_exception_ends_one_connection(log, engine, monkeypatch):
         client.connect()
         other.connect()
         session = next(iter(verifier.parts.store._conversations.values())).session
-        monkeypatch.setattr(session, "receive", lambda message: 1 // 0)
+        monkeypatch.setattr(session, "receive", lambda *received: 1 // 0)
         client.session.prompt([4], Sampling(), 2)
         for frame in client.session.frames_to_send():
             client.socket.send(frame)
