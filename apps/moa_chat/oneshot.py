@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from moa_chat import strings
 from moa_chat.chat_config import ChatConfig
 from moa_chat.terminal.renderer import PlainView
+from moa_runtime.errors import printable
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
 from moa_runtime.reasoning import split_reasoning
 
@@ -39,7 +40,7 @@ async def _ask(config: ChatConfig, prompt: str, view: PlainView | None) -> tuple
             elif isinstance(event, LinkChanged) and event.status is (LinkStatus.ONLINE if away else LinkStatus.OFFLINE):
                 away = not away
                 said = strings.ONCE_OFFLINE.format(event.detail) if away else strings.ONCE_ONLINE
-                print(said, file=sys.stderr, flush=True)
+                print(printable(said), file=sys.stderr, flush=True)
     finally:
         await chat.close()
     raise AssertionError("a chat's last event is AnswerFinished")

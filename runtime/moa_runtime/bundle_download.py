@@ -12,15 +12,19 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import socket
+import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from moa_runtime.address import Address
@@ -44,6 +48,8 @@ BUNDLES_PATH = "/v1/bundles"
 _MOST_LIST_BYTES, _MOST_MANIFEST_BYTES, _MOST_FILES = 1 << 20, 1 << 24, 1000
 #: The list is asked for at each start, perhaps without a network.
 _LIST_TIMEOUT_S, _TIMEOUT_S = 5.0, 20.0
+#: In which a header, a list or a manifest must be whole: one that comes byte by byte exceeds no timeout of a socket.
+_WHOLE_S = 20.0
 _ATTEMPTS, _BACKOFF_S = 6, 0.5
 _PIECE_BYTES = 1 << 18
 _INDEX = "index.json"
@@ -174,9 +180,10 @@ class _Verifier:
         if any(proxy.startswith("socks") for proxy in proxies.values()):
             text = "the proxy that the environment names is a SOCKS proxy, through which bundles cannot be downloaded"
             raise DownloadError(f"{text}: set no_proxy, or copy the bundle and name it with --bundle", code="bad_proxy")
-        handlers = [urllib.request.ProxyHandler(proxies), _NoRedirect()]
-        if endpoint.context is not None:
-            handlers.append(urllib.request.HTTPSHandler(context=endpoint.context))
+        self._sockets: list[socket.socket] = []
+        handlers = [urllib.request.ProxyHandler(proxies), _NoRedirect(), _Http(self._sockets)]
+        if (context := endpoint.context) is not None:
+            handlers.append(_Https(self._sockets, context))
         self._opener = urllib.request.build_opener(*handlers)
 
     @contextlib.contextmanager
@@ -188,27 +195,53 @@ class _Verifier:
             headers["Authorization"] = f"Bearer {self._endpoint.token}"
         request = urllib.request.Request(Address.parse(self._endpoint.url).at(path), headers=headers)
         try:
-            response = self._opener.open(request, timeout=self._timeout_s)
+            with self._open(request) as response:
+                yield response
+        finally:
+            while self._sockets:
+                self._sockets.pop().close()
+
+    def _open(self, request: urllib.request.Request) -> HTTPResponse:
+        try:
+            with self._ended_after(_WHOLE_S):
+                response: HTTPResponse = self._opener.open(request, timeout=self._timeout_s)
+            return response
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(error.code) from error
         except (OSError, HTTPException) as error:
             cause = error.reason if isinstance(error, urllib.error.URLError) else error
             raise self.cut(cause if isinstance(cause, BaseException) else error) from error
-        with response:
-            yield response
+
+    @contextlib.contextmanager
+    def _ended_after(self, seconds: float) -> Iterator[None]:
+        """End the connection if the block takes longer."""
+        timer = threading.Timer(seconds, self._end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _end(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def read(self, response: HTTPResponse, most: int) -> bytes:
-        """Return at most ``most`` bytes of a response; raise DownloadError if the connection ends early."""
+        """Return what has come of a response, at most ``most`` bytes, none at its end; raise DownloadError."""
         try:
-            return response.read(most)
+            return response.read1(most)
         except (OSError, HTTPException) as error:
             raise self.cut(error) from error
 
     def whole(self, path: str, most: int) -> bytes:
         """Return the content of a resource that has at most ``most`` bytes; raise DownloadError."""
-        with self.opened(path) as response:
-            content = self.read(response, most + 1)
+        content = b""
+        with self._ended_after(_WHOLE_S), self.opened(path) as response:
+            while len(content) <= most and (piece := self.read(response, _PIECE_BYTES)):
+                content += piece
         if len(content) > most:
             text = f"{self.address} is no moa-edge verifier: its answer has more than {most} bytes"
             raise DownloadError(text, code="malformed")
@@ -216,7 +249,7 @@ class _Verifier:
 
     def cut(self, cause: BaseException) -> DownloadError:
         """Return the error of a connection that could not be made, or has ended."""
-        why = reason_of(cause) if isinstance(cause, OSError) else str(cause) or type(cause).__name__
+        why = reason_of(cause) if isinstance(cause, OSError) else str(cause).strip() or type(cause).__name__
         return DownloadError(f"the verifier at {self.address} cannot be reached: {why}", code="unreachable")
 
     def _refused(self, status: int) -> DownloadError:
@@ -228,6 +261,38 @@ class _Verifier:
         if status in (408, 429) or status >= 500:
             return DownloadError(f"the verifier at {self.address} is busy (status {status})", code="unreachable")
         return DownloadError(f"the verifier at {self.address} answers with status {status}", code="refused")
+
+
+def _watched(kind: type[HTTPConnection], sockets: list[socket.socket], *args: Any, **options: Any) -> HTTPConnection:
+    """Make a connection; a duplicate of its socket is added to ``sockets`` before the handshake of TLS."""
+    made: Any = kind(*args, **options)
+
+    def connect(*where: Any) -> socket.socket:
+        opened = socket.create_connection(*where)
+        sockets.append(opened.dup())
+        return opened
+
+    made._create_connection = connect
+    return cast(HTTPConnection, made)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        super().__init__()
+        self._kind: Any = partial(_watched, HTTPConnection, sockets)
+
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._kind, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, sockets: list[socket.socket], tls: ssl.SSLContext) -> None:
+        super().__init__()
+        self._kind: Any = partial(_watched, HTTPSConnection, sockets)
+        self._tls = tls
+
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._kind, req, context=self._tls)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -282,7 +347,7 @@ class _Download:
 
     def _file(self, name: str, manifest: Manifest, progress: Progress, total: int) -> None:
         """Bring one file to its end, over as many connections as it takes."""
-        path, entry, failures = self._part / name, manifest.files[name], 0
+        path, entry, failures, most = self._part / name, manifest.files[name], 0, 0
         before = sum(self._held(other) for other in manifest.files if other != name)
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._held(name) > entry.bytes:
@@ -290,7 +355,7 @@ class _Download:
         while not path.exists() or self._held(name) < entry.bytes:
             try:
                 for held in self._pieces(name, path, entry.bytes):
-                    failures = 0
+                    failures, most = (0, held) if held > most else (failures, most)  # a file may begin anew
                     progress(before + held, total)
             except DownloadError as error:
                 failures += 1

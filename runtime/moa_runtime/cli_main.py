@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
-from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.errors import MoaError, printable, reason_of
 
 
 def run_program(
@@ -29,7 +29,7 @@ def run_program(
     """
 
     def say(text: str, code: str) -> None:
-        text += f"  [{code}]"
+        text = printable(f"{text}  [{code}]", "\n")  # it may quote a peer or a file
         if complain is not None:
             complain(text)
         else:

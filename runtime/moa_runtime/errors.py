@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
+def printable(text: str, kept: str = "") -> str:
+    """Escape the control characters of a text from elsewhere, which could command a terminal, but those ``kept``."""
+    return "".join(char if char.isprintable() or char in kept else ascii(char)[1:-1] for char in text)
+
+
 class MoaError(Exception):
     """Something a user can cause and mend: what was wrong, what was expected, what to do.
 

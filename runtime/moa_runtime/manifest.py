@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moa_runtime.checked_file import digest_of, open_checked, read_checked_text
-from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.errors import MoaError, printable, reason_of
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.options import WITHOUT_GRAPH
 
@@ -234,8 +234,10 @@ def _writer(raw: dict[str, Any]) -> TargetEntry:
 
 def _checked_name(name: str) -> str:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or set(name) & {"\\", ":", "\0"} or name in ("", MANIFEST_FILE):
+    if path.is_absolute() or ".." in path.parts or set(name) & {"\\", ":"} or name in ("", MANIFEST_FILE):
         raise _malformed(f"file name {name!r} leaves the bundle")
+    if name == "." or str(path) != name or not name.isprintable():
+        raise _malformed(f"{name!r} is no file name that every system takes")
     return name
 
 
@@ -244,7 +246,7 @@ _OPTIONAL = {"writer": None, "web_writer": None, "manners": None, "sampling": No
 #: Readers of the fields.
 _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "fingerprints": lambda raw: Fingerprints(**_texts(raw)),
-    "target": _text,
+    "target": lambda raw: printable(_text(raw)),
     **dict.fromkeys(("kv_heads", "head_dim", "top_k", "vocab_size", "draft_vocab_size", "max_context"), checked_count),
     "stop_tokens": lambda raw: tuple(checked_count(token) for token in raw),
     "special_tokens": _texts,
@@ -256,7 +258,10 @@ _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "manners": lambda raw: StoppingRule(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"])),
     "sampling": RecommendedSampling.from_json,
     "architecture": _text,
-    "files": lambda raw: {_checked_name(name): FileEntry(**entry) for name, entry in raw.items()},
+    "files": lambda raw: {
+        _checked_name(name): FileEntry(_text(entry["sha256"]), checked_count(entry["bytes"]))
+        for name, entry in raw.items()
+    },
 }
 
 

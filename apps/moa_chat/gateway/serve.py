@@ -28,7 +28,7 @@ from moa_chat.options import DEFAULT_GATEWAY
 from moa_runtime.backends.load import SharedBackend, load_writer
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, printable
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
@@ -179,4 +179,4 @@ class RequestLines:
             self._left_out += 1
             return
         more, self._left_out = f" (and {self._left_out} more, left out)" if self._left_out else "", 0
-        print(f"moa-chat: {line}{more}", file=sys.stderr, flush=True)
+        print(f"moa-chat: {printable(line)}{more}", file=sys.stderr, flush=True)

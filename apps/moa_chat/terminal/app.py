@@ -17,7 +17,7 @@ from moa_chat.terminal.renderer import LiveView, PlainView, Span, clean, view_fo
 from moa_chat.transcript import save_conversation
 from moa_runtime.chat import Chat
 from moa_runtime.chat_store import StoreError
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, printable
 from moa_runtime.events import Disagreement, LinkStatus, Statistics
 from moa_runtime.transport import ConnectError
 
@@ -36,7 +36,7 @@ def run_terminal(config: ChatConfig) -> int:
         view = view_for(sys.stdout)
         chat, note = _connect(config, worker, may_write=config.writes_offline and isinstance(view, LiveView))
         if note:
-            print(f"moa-chat: {note}", file=sys.stderr)
+            print(f"moa-chat: {printable(note)}", file=sys.stderr)
         try:
             Terminal(config, worker, chat, view, input).loop()
         finally:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from google.protobuf.message import DecodeError
 
+from moa_runtime.errors import printable
 from moa_runtime.manifest import Fingerprints
 from moa_runtime.session.client_table import Event
 from moa_runtime.session.events import (
@@ -183,13 +184,8 @@ def parse_fault(fault: wire.Fault) -> Faulted:
     """Return the event that reports a fault to the application."""
     known = fault.code in wire.FaultCode.values()
     code = wire.FaultCode.Name(fault.code).removeprefix("FAULT_CODE_") if known else "UNKNOWN"
-    return Faulted(code, _printable(fault.text) or f"the verifier refused with {code}", fault.retry_after_ms)
-
-
-def _printable(text: str) -> str:
-    """Shorten a text of the server and escape its control characters, which could command a terminal."""
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:_MAX_FAULT_TEXT])
-    return f"{shown}..." if len(text) > _MAX_FAULT_TEXT else shown
+    text = printable(fault.text[:_MAX_FAULT_TEXT]) + "..." * (len(fault.text) > _MAX_FAULT_TEXT)
+    return Faulted(code, text or f"the verifier refused with {code}", fault.retry_after_ms)
 
 
 # -- frames to the server ----------------------------------------------------------------------

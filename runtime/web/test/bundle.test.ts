@@ -276,6 +276,7 @@ test("bundle: what a manifest may not say", () => {
     [{ vocab_size: -1 }, /"vocab_size" is not of the form/],
     [{ stop_tokens: "2" }, /"stop_tokens" is not of the form/],
     [{ files: { ...files, "../x": entry } }, /file name "\.\.\/x" leaves the bundle/],
+    ...["./x", "a//b", "/a", "a/", "\u001b[2J", "\ud800"].map((name): [object, RegExp] => [{ files: { ...files, [name]: entry } }, /leaves/]),
     [{ files: { "tokenizer.json": entry } }, /files does not list "chat_template\.jinja"/],
     [{ files: { ...files, x: { sha256: "0", bytes: 1 } } }, /"files" is not of the form/],
     [{ manners: { repeated: 1 } }, /"manners" is not of the form/],

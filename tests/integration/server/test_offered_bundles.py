@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from moa_chat.server_bundle import bundle_for_server
+from moa_runtime import bundle_download
 from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.bundle_download import BUNDLES_PATH, DownloadError, best_offer, fetch_bundle, kept_bundle, offers
 from moa_runtime.manifest import read_manifest
@@ -188,3 +192,82 @@ def test_anything_may_answer_instead_of_a_verifier(answer: bytes, code: str) -> 
         threading.Thread(target=reply, daemon=True).start()
         with refused(code, DownloadError):
             offers(endpoint(listening.getsockname()[1]))
+
+
+# -- hostile verifiers -----------------------------------------------------------------------------
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@contextlib.contextmanager
+def hostile(answer: Callable[[socket.socket, str], None]) -> Iterator[Endpoint]:
+    """A port where ``answer`` gets each connection, and the path that it asks for."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stack:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client = stack.enter_context(listening.accept()[0])
+                    threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+        def serve(client: socket.socket) -> None:
+            with client, contextlib.suppress(OSError):
+                answer(client, client.recv(65536).split()[1].decode())
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield endpoint(listening.getsockname()[1])
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def again(data: bytes, first: bytes = b"", pause_s: float = 0.0) -> Callable[[socket.socket, str], None]:
+    def answer(client: socket.socket, path: str) -> None:
+        client.sendall(first)
+        while True:
+            client.sendall(data)
+            time.sleep(pause_s)
+
+    return answer
+
+
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        again(b" ", OK + b"\r\n", 0.02),
+        again(b" ", OK + b"Content-Length: 1000\r\n\r\n", 0.02),
+        again(b"1\r\n \r\n", CHUNKED, 0.02),
+        again(b"x", OK, 0.02),
+        again(b"x: y\r\n" * 50, OK),
+        again(b"x: y\r\n" * 50, CHUNKED + b"0\r\n"),
+        again(b"x" * 50, CHUNKED),
+        again(b"HTTP/1.1 100 Continue\r\n\r\n" * 50),
+        again(b"x" * 5000, OK + b"\r\n"),
+        lambda client, path: client.sendall(b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n"),
+        lambda client, path: client.sendall(OK + b"\r\n" + b"[" * 100_000),
+    ],
+)
+def test_an_answer_without_end_is_no_list(answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_download, "_WHOLE_S", 0.5)
+    with hostile(answer) as address, pytest.raises(DownloadError) as caught:
+        offers(address)
+    assert caught.value.code in ("malformed", "refused", "unreachable")
+
+
+def test_a_file_that_always_begins_anew_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_download, "_BACKOFF_S", 0.0)
+    text = (folder / "manifest.json").read_bytes()
+    offer = {"id": hashlib.sha256(text).hexdigest(), "fingerprints": dataclasses.asdict(PRINTS)}
+    offer |= {"target": "a", "architecture": "moa", "graphs": ["onnx"], "bytes": 1}
+
+    def answer(client: socket.socket, path: str) -> None:
+        if path == BUNDLES_PATH:
+            client.sendall(OK + b"\r\n" + json.dumps({"bundles": [offer]}).encode())
+        elif path.endswith("manifest.json"):
+            client.sendall(OK + b"\r\n" + text)
+        else:
+            client.sendall(OK + b"Content-Length: 9999\r\n\r\n" + b"half")
+
+    with hostile(answer) as address, refused("unreachable", DownloadError):
+        Bundle.fetch(address)

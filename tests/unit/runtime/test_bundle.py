@@ -162,6 +162,8 @@ def test_another_schema_version_is_refused(folder: Path, version: object) -> Non
         {"sampling": "greedy"},
         {"files": {"../outside": {"sha256": "", "bytes": 0}}},
         {"files": {"/etc/passwd": {"sha256": "", "bytes": 0}}},
+        *({"files": {name: {"sha256": "", "bytes": 0}}} for name in (".", "./a", "a//b", "a\n", "\x1b[2J", "\ud800")),
+        *({"files": {"a": {"sha256": "", "bytes": size}}} for size in (-1, 0.5, "1")),
         {"fingerprints": {"target": "aa", "tokenizer": "bb", "surprise": "cc"}},
         {"max_context": True},
         {"max_context": -1},

@@ -221,5 +221,6 @@ function file(value: unknown): FileEntry {
 }
 
 function staysInside(name: string): boolean {
-  return name !== "" && name !== MANIFEST_FILE && !name.includes("\\") && !name.startsWith("/") && !name.split("/").includes("..");
+  if (name === MANIFEST_FILE || /[\\\p{C}]/u.test(name)) return false; // half a character has no URL
+  return name.split("/").every((each) => !["", ".", ".."].includes(each));
 }
