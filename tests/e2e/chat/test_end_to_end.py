@@ -146,7 +146,7 @@ def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[Termi
     # An answer that the device has written to its end would be over: it may write no more than this.
     options = ("--max-new-tokens", "200", "--offline-limit", "60", *arguments)
     command = chat(onnx_bundle, hanging.url, "--terminal", *options)
-    with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
+    with in_terminal(command, columns=300, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
         terminal.press(QUESTION + "\n")
         terminal.wait(r"online \| tau .* \d\d rounds")  # memory rows come after the first text
