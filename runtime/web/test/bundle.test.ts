@@ -29,6 +29,9 @@ class Served {
   /** In the place of one that fits the files. */
   stale: Record<string, unknown> | undefined;
   url = "";
+  /** As a verifier: the token that it wants, and its offers beside the bundle. */
+  token = "";
+  others: unknown[] = [];
   private readonly server: Server;
 
   constructor() {
@@ -57,9 +60,17 @@ class Served {
     };
   }
 
+  get id(): string {
+    return createHash("sha256").update(JSON.stringify(this.manifest)).digest("hex");
+  }
+
   async start(): Promise<void> {
     await new Promise<void>((resolve) => this.server.listen(0, "127.0.0.1", resolve));
-    this.url = `http://127.0.0.1:${(this.server.address() as AddressInfo).port}/a bundle/`;
+    this.url = `${this.verifier}a bundle/`;
+  }
+
+  get verifier(): string {
+    return `http://127.0.0.1:${(this.server.address() as AddressInfo).port}/`;
   }
 
   stop(): void {
@@ -68,8 +79,12 @@ class Served {
   }
 
   private reply(request: IncomingMessage, response: ServerResponse): void {
-    const name = decodeURIComponent(request.url!).replace("/a bundle/", "");
-    const { range } = request.headers;
+    const name = decodeURIComponent(request.url!).replace(/^\/(a bundle|v1\/bundles\/[0-9a-f]{64})\//, "");
+    const { range, authorization } = request.headers;
+    if (this.token && authorization !== `Bearer ${this.token}`) return void response.writeHead(401).end();
+    if (name === "/v1/bundles") {
+      return void response.end(JSON.stringify({ bundles: [...this.others, { id: this.id, graphs: ["onnx", "web"] }] }));
+    }
     this.asked.push(range ? `${name} ${range}` : name);
     const bytes = name === "manifest.json" ? Buffer.from(JSON.stringify(this.stale ?? this.manifest)) : this.files.get(name);
     if (!bytes) return void response.writeHead(404).end();
@@ -235,6 +250,56 @@ test("bundle: an address without a bundle is a sentence", () =>
     await assert.rejects(Bundle.open(`${served.url}none/`, { store }), /has no manifest\.json of the bundle at .* \(status 404\)/);
     served.stop();
     await assert.rejects(Bundle.open(served.url, { store }), /cannot be reached: /);
+  }));
+
+test("bundle: a verifier hands it out over a link that is cut, and it is here when the verifier is away", () =>
+  serving(async (served, store) => {
+    served.token = "secret";
+    served.others = [{ id: "0".repeat(64), graphs: [] }, { id: "1".repeat(64), graphs: ["onnx"] }];
+    served.breaks = [PIECE + 1, PIECE + 2, PIECE + 3];
+    const where = { url: served.verifier.replace("http", "ws"), token: "secret" };
+    const bundle = await Bundle.fetch(where, { store });
+    assert.equal(served.asked.filter((name) => name.startsWith("half.onnx bytes=")).length, 3);
+    assert.deepEqual(Buffer.from((await bundle.graph()).bytes), served.files.get("half.onnx"));
+    served.asked = [];
+    await Bundle.fetch(where, { store });
+    assert.deepEqual(served.asked, []);
+    await assert.rejects(Bundle.fetch({ ...where, token: "wrong" }, { store }), /refused the token/);
+    served.files.set("half.onnx", randomBytes(PIECE));
+    const newer = await Bundle.fetch(where, { store, writer: true });
+    assert.equal((await newer.graph()).bytes.length, PIECE);
+    assert.equal((await store.names()).length, 6); // nothing is left of the old graph
+    served.stop();
+    const kept = await Bundle.fetch(where, { store });
+    assert.equal((await kept.graph()).bytes.length, PIECE);
+    const other = { url: "ws://127.0.0.1:9", token: "secret" };
+    await assert.rejects(Bundle.fetch(other, { store }), /127\.0\.0\.1:9.* cannot be reached: /);
+  }));
+
+test("bundle: what a verifier hands out is what it offers, and can be given up", () =>
+  serving(async (served, store) => {
+    const where = { url: served.verifier };
+    const controller = new AbortController();
+    const onProgress = (received: number): void => {
+      if (received > 2 * PIECE) controller.abort(new Error("enough"));
+    };
+    await assert.rejects(Bundle.fetch(where, { store, signal: controller.signal, onProgress }), /enough/);
+    served.asked = [];
+    await Bundle.fetch(where, { store });
+    assert.ok(/^half\.onnx bytes=\d{7,}-$/.test(served.asked.at(-1)!), served.asked.at(-1));
+    served.stale = { ...served.manifest, target: "another" };
+    await assert.rejects(Bundle.fetch(where, { store: new MemoryStore() }), /has changed meanwhile/);
+    for (const [others, said] of [
+      [[null], /list of bundles is malformed/],
+      [[{ id: "../x", graphs: ["web"] }], /list of bundles is malformed/],
+    ] as const) {
+      served.others = [...others];
+      await assert.rejects(Bundle.fetch(where, { store }), said);
+    }
+    const nothing = async () => new Response(JSON.stringify({ bundles: [{ id: "0".repeat(64), graphs: ["coreml"] }] }));
+    await assert.rejects(Bundle.fetch(where, { store, fetch: nothing }), /offers no bundle for this client/);
+    const endless = async () => new Response(" ".repeat(2 << 20));
+    await assert.rejects(Bundle.fetch(where, { store, fetch: endless }), /list of bundles is malformed/);
   }));
 
 test("bundle: in a folder", async () => {

@@ -1,6 +1,8 @@
 /** The bundle: the files that `moa-export` writes, on a server and, once downloaded, in a store. */
 
+import type { Where } from "../chat_options.js";
 import { ChatTokenizer } from "../chat_tokenizer.js";
+import { Endpoint } from "../endpoint.js";
 import { decodeUtf8, encodeUtf8 } from "../utf8.js";
 import {
   ChangedError,
@@ -23,6 +25,8 @@ import {
   type TargetEntry,
   type WriterEntry,
 } from "./manifest.js";
+import { AwayError, bestOffer, bundlesAt, textOf, withToken } from "./offers.js";
+import { sha256 } from "./sha256.js";
 import { keep, type BundleStore } from "./store.js";
 
 /** Called with the bytes received, and the total. */
@@ -44,8 +48,14 @@ export interface OpenOptions extends ReadOptions {
   readonly fetch?: Fetch;
 }
 
+/** Options of a download, with the digest of the manifest if it is known. */
+type Asked = OpenOptions & { readonly id?: string };
+
 /** Name of the stored manifest of the bundle that is complete in the store. */
 const STORED_MANIFEST = "manifest";
+/** Beginning of the names of the licences of target and drafter, which travel with the bundle. */
+const LICENCES = "licenses/";
+const MOST_MANIFEST_BYTES = 1 << 24;
 
 /** A bundle. Files that were downloaded when it was opened can be read without a network. */
 export class Bundle {
@@ -72,6 +82,26 @@ export class Bundle {
       }
     }
     return opened(url, await newestManifest(url, options), options);
+  }
+
+  /**
+   * Bring the best bundle for browsers that a verifier offers, or take it from the store; resume an earlier download. It
+   * replaces another one in the store. If the verifier is away, it is the one that was last fetched from this address.
+   *
+   * @param where the verifier, whose token is sent to it alone.
+   * @throws BundleError the verifier offers none, or it cannot be downloaded, see {@link Bundle.open}.
+   */
+  static async fetch({ url, token = "" }: Where, options: OpenOptions): Promise<Bundle> {
+    const endpoint = new Endpoint(url, token);
+    const own = { ...options, fetch: withToken(options.fetch ?? platformFetch, token) };
+    try {
+      const offer = await bestOffer(endpoint, own.fetch, options.signal);
+      return await Bundle.open(offer.url, { ...own, id: offer.id } as Asked);
+    } catch (error) {
+      const held = error instanceof AwayError ? await heldAddress(options.store) : undefined;
+      if (!held?.startsWith(bundlesAt(endpoint))) throw error;
+      return Bundle.open(held, own);
+    }
   }
 
   /** Return whether {@link Bundle.open} would make no request. */
@@ -164,6 +194,7 @@ async function downloaded(url: string, text: string, options: OpenOptions): Prom
 
 function wantedOf(manifest: Manifest, { drafter = true, writer = false }: OpenOptions): [string, FileEntry][] {
   const names = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE];
+  for (const name of manifest.files.keys()) if (name.startsWith(LICENCES)) names.push(name);
   if (drafter && hasGraph(manifest.architecture)) names.push(graphOf(manifest).file);
   if (writer) {
     if (!manifest.webWriter) throw lacking("no writer for onnxruntime-web");
@@ -189,20 +220,33 @@ function lacking(what: string): BundleError {
 
 /** Return the text of the stored manifest; undefined if it is of another bundle, or cannot be read. */
 async function heldManifest(url: string, store: BundleStore): Promise<string | undefined> {
+  const held = await heldBundle(store);
+  return held?.url === url ? held.text : undefined;
+}
+
+/** Return the address of the stored bundle; undefined if there is none. */
+async function heldAddress(store: BundleStore): Promise<string | undefined> {
+  return (await heldBundle(store))?.url;
+}
+
+async function heldBundle(store: BundleStore): Promise<{ url: string; text: string } | undefined> {
   const piece = await store.get(STORED_MANIFEST);
   if (!piece) return undefined;
   try {
-    const { url: of, text } = JSON.parse(decodeUtf8(piece)) as { url: string; text: string };
-    readManifest(text);
-    return of === url ? text : undefined;
+    const held = JSON.parse(decodeUtf8(piece)) as { url: string; text: string };
+    readManifest(held.text);
+    return held;
   } catch {
     return undefined; // damaged, or of another version of the runtime
   }
 }
 
-async function newestManifest(url: string, { fetch = platformFetch, signal }: OpenOptions): Promise<string> {
+async function newestManifest(url: string, { fetch = platformFetch, signal, id }: Asked): Promise<string> {
   const reply = await ask(fetch, url, MANIFEST_FILE, { cache: "no-cache", signal });
-  const text = await reply.text();
+  const text = await textOf(reply, MOST_MANIFEST_BYTES);
+  if (id !== undefined && (await sha256(encodeUtf8(text))) !== id) {
+    throw new BundleError("the verifier's bundle has changed meanwhile: try again");
+  }
   readManifest(text); // throws if it is no manifest
   return text;
 }

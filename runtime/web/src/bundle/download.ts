@@ -172,7 +172,6 @@ export interface Reply {
   readonly status: number;
   readonly headers: { get(name: string): string | null };
   readonly body: { getReader(): { read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }> } } | null;
-  text(): Promise<string>;
 }
 
 /** `AbortSignal` in browsers and Node. */
@@ -183,6 +182,7 @@ export interface Signal {
 export interface FetchOptions {
   readonly headers?: Record<string, string>;
   readonly cache?: "no-cache" | "no-store";
+  readonly redirect?: "error";
   readonly signal?: Signal | undefined;
 }
 

@@ -1,0 +1,117 @@
+/** Bundles that a verifier offers at `/v1/bundles`, to holders of its token. */
+
+import { saidBy } from "../backends/base.js";
+import type { Endpoint } from "../endpoint.js";
+import { decodeUtf8 } from "../utf8.js";
+import type { Fetch, Reply, Signal } from "./download.js";
+import { BundleError } from "./manifest.js";
+
+const BUNDLES_PATH = "/v1/bundles";
+const MOST_LIST_BYTES = 1 << 20;
+const GRAPH = "web";
+
+/** The verifier is away, or busy: another attempt may succeed. */
+export class AwayError extends BundleError {}
+
+/** A bundle that a verifier offers. */
+export interface Offer {
+  /** SHA-256 of its manifest, hexadecimal. */
+  readonly id: string;
+  /** Address of its folder. */
+  readonly url: string;
+}
+
+/** Return the address below which the folders of a verifier's bundles are. */
+export function bundlesAt(endpoint: Endpoint): string {
+  return `${endpoint.at(BUNDLES_PATH)}/`;
+}
+
+/** Return a `fetch` that sends the token of a verifier, to it alone. */
+export function withToken(fetch: Fetch, token: string): Fetch {
+  const own = token ? { Authorization: `Bearer ${token}` } : {};
+  return (url, options) => fetch(url, { ...options, headers: { ...options.headers, ...own }, redirect: "error" });
+}
+
+/**
+ * Return the first offer with a graph for onnxruntime-web, else the first without a graph.
+ *
+ * @param fetch sends the token.
+ * @throws AwayError the verifier does not answer.
+ * @throws BundleError it refuses the token, offers none that this client can use, or is no verifier.
+ */
+export async function bestOffer(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefined): Promise<Offer> {
+  const listed = await listOf(endpoint, fetch, signal);
+  const offers = listed.filter(({ graphs }) => graphs.includes(GRAPH));
+  const [best] = offers.length ? offers : listed.filter(({ graphs }) => !graphs.length);
+  if (!best) {
+    throw new BundleError(`the verifier at ${endpoint.address} offers no bundle for this client: export one with --target web`);
+  }
+  return { id: best.id, url: `${bundlesAt(endpoint)}${best.id}/` };
+}
+
+interface Listed {
+  readonly id: string;
+  readonly graphs: readonly string[];
+}
+
+async function listOf(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefined): Promise<Listed[]> {
+  const { address } = endpoint;
+  const reply = await asked(endpoint.at(BUNDLES_PATH), address, fetch, signal);
+  let raw: unknown;
+  try {
+    raw = JSON.parse(await textOf(reply, MOST_LIST_BYTES));
+  } catch {
+    signal?.throwIfAborted();
+    throw malformed(address);
+  }
+  const bundles = (raw as { bundles?: unknown } | null)?.bundles;
+  if (!Array.isArray(bundles)) throw malformed(address);
+  return bundles.map((offer: Partial<Listed> | null) => {
+    const { id, graphs } = offer ?? {};
+    if (typeof id !== "string" || !/^[0-9a-f]{64}$/.test(id) || !Array.isArray(graphs)) throw malformed(address);
+    return { id, graphs: graphs.map(String) };
+  });
+}
+
+async function asked(url: string, address: string, fetch: Fetch, signal: Signal | undefined): Promise<Reply> {
+  let reply: Reply;
+  try {
+    reply = await fetch(url, { cache: "no-store", signal });
+  } catch (error) {
+    signal?.throwIfAborted();
+    throw new AwayError(`the verifier at ${address} cannot be reached: ${saidBy(error)}`, { cause: error });
+  }
+  const { ok, status } = reply;
+  if (ok) return reply;
+  if (status === 401 || status === 403) {
+    throw new BundleError(`the verifier at ${address} refused the token: ask its operator for the right one`);
+  }
+  if (status === 404) throw new BundleError(`the verifier at ${address} offers no bundle`);
+  if (status === 408 || status === 429 || status >= 500) {
+    throw new AwayError(`the verifier at ${address} is busy (status ${status}): try again`);
+  }
+  throw new BundleError(`the verifier at ${address} answers with status ${status}`);
+}
+
+/** Return a reply's text. Throws BundleError if it has more than `most` bytes, or the platform's error if it breaks. */
+export async function textOf(reply: Reply, most: number): Promise<string> {
+  const reader = reply.body!.getReader();
+  const pieces: Uint8Array[] = [];
+  let bytes = 0;
+  for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
+    pieces.push(chunk.value!);
+    bytes += chunk.value!.length;
+    if (bytes > most) throw new BundleError(`the server's answer has more than ${most} bytes`);
+  }
+  const whole = new Uint8Array(bytes);
+  let at = 0;
+  for (const piece of pieces) {
+    whole.set(piece, at);
+    at += piece.length;
+  }
+  return decodeUtf8(whole);
+}
+
+function malformed(address: string): BundleError {
+  return new BundleError(`${address} is no moa-edge verifier: its list of bundles is malformed`);
+}
