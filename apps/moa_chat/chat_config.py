@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moa_chat.history.chat_settings import sampling_for
+from moa_runtime.address import split_link
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.checked_file import read_checked
@@ -173,7 +174,13 @@ def open_datastore(path: Path | None, bundle: Bundle) -> Datastore | None:
 
 
 def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
-    """Return the verifier's address with token and TLS settings. Raises MoaError if one of them cannot be used."""
+    """Return the verifier's address with token and TLS settings. Raises MoaError if one of them cannot be used.
+
+    Args:
+        server: its address, or the link that ``moa-serve --web`` shows, whose token counts if ``token`` is empty.
+    """
+    server, linked = split_link(server)
+    token = token or linked
     tls = None
     if tls_ca is not None:
         if not Endpoint(server).address.startswith("wss:"):

@@ -6,7 +6,12 @@ those of ``--help`` in :mod:`moa_chat.options`.
 
 from __future__ import annotations
 
+import re
+
 from moa_runtime.events import FinishReason, LinkChanged, LinkStatus, Origin, PauseReason
+
+#: The word by itself, not as a part of a path.
+_VERIFIER = re.compile(r"(?<![\w/.\\-])[Vv]erifier(?![\w/\\-])")
 
 # -- where text comes from ---------------------------------------------------------------------
 
@@ -132,7 +137,10 @@ CONNECTING_STATE = "connecting"
 NOT_CONNECTED = "not connected"
 LOCAL_SERVER = "a server on this machine"
 FETCHING = "Fetching what this device needs from the server, once: {:.1f} of {:.1f} MB."
-STARTING = "A server is being started on this machine. The first start fetches its model and takes minutes."
+PREPARING = "Preparing this device for the model, once: {}."
+FIRST_STAGE = "reading the model"
+STARTING = "A server is being started on this machine."
+STARTING_FIRST = STARTING + " The first start fetches its model, which may take minutes."
 PROGRESS = "Progress"
 IN_PROGRESS = "In progress"
 SECONDS = "{} ({:.0f} s)"
@@ -147,10 +155,10 @@ WELCOME_LEAD = (
 )
 START_CHATTING = "Start chatting"
 SERVER = "Server"
-ABOUT_SERVER = "The server with the large model, which checks what this device writes."
-START_LOCAL = "Start one on this machine, for as long as the window is open"
-USE_REMOTE = "Connect to one at an address"
-ADDRESS = "Address"
+ABOUT_SERVER = "It has the large model, which checks what this device writes."
+START_LOCAL = "On this machine, for as long as the window is open"
+USE_REMOTE = "At this address, or with this link from it:"
+DETAILS = "Details"
 ADDRESS_NAME = "Address of the server"
 ADDRESS_EXAMPLE = "wss://host:8765"
 TOKEN = "Token"
@@ -178,21 +186,13 @@ TRUST_COMMAND = "On the server: openssl x509 -noout -fingerprint -sha256 -in cer
 FINGERPRINT = "Fingerprint of the certificate"
 TRUST = "They are the same: trust this certificate"
 
-BUNDLE = "Bundle"
-ABOUT_BUNDLE = (
-    "The small model for this device. It has to be made for the server's model. Without a small model, answers are "
-    "streamed by the server."
-)
-BUNDLE_CACHED = "The default bundle is in the cache."
-BUNDLE_MISSING = "There is none yet. Making it takes about a minute."
-BUNDLE_OF_SERVER = "The server hands it out, unless you choose a folder."
-BUNDLE_FOLDER = "Folder of the bundle"
-EXPORTING = "Exporting…"
-EXPORT_NOW = "Make it now"
-EXPORT_NOW_NAME = "Export the default bundle"
-EXPORT_PROGRESS = "Progress of the export"
+BUNDLE = "Small model"
+BUNDLE_CACHED = "The usual one, which is here."
+BUNDLE_MISSING = "The usual one, which is made at the first start."
+BUNDLE_OF_SERVER = "The one that the server hands out."
+BUNDLE_FOLDER = "Folder of a bundle"
 CHOOSE_FOLDER = "Choose a folder…"
-USE_DEFAULT = "Use the default one"
+USE_DEFAULT = "Use the usual one"
 
 # -- the window: the conversation --------------------------------------------------------------
 
@@ -394,7 +394,7 @@ def link_words(link: LinkChanged, retry_in_s: float | None, *, wanted_offline: b
         return "slow" if slow or is_late(link) else "online"
     if link.status is LinkStatus.RECONNECTING:
         return "reconnecting"
-    return f"offline, reconnecting in {max(1, round(retry_in_s))} s" if retry_in_s else "offline"
+    return f"reconnecting in {max(1, round(retry_in_s))} s" if retry_in_s else "no connection"
 
 
 def is_late(link: LinkChanged) -> bool:
@@ -403,7 +403,11 @@ def is_late(link: LinkChanged) -> bool:
 
 
 def as_sentence(text: str) -> str:
-    """Return a message of the runtime as a sentence, with a capital letter and a full stop."""
-    text = text.strip()
+    """Return a message of the runtime as a sentence for users: a capital letter, a full stop, "server" for "verifier".
+
+    >>> as_sentence("the verifier is away")
+    'The server is away.'
+    """
+    text = _VERIFIER.sub(lambda found: "Server" if found[0].istitle() else "server", text.strip())
     ending = "" if text.endswith((".", "!", "?", "…")) else "."
     return text[:1].upper() + text[1:] + ending

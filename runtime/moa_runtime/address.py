@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 SESSION_PATH = "/v1/session"
 _SECURE = {"ws": False, "http": False, "wss": True, "https": True}
@@ -54,6 +54,13 @@ class Address:
     def at(self, path: str) -> str:
         """Return the URL of another of the verifier's resources, such as ``/v1/status``."""
         return f"{'https' if self.secure else 'http'}://{self.host}{self.prefix}{path}"
+
+
+def split_link(text: str) -> tuple[str, str]:
+    """Return address and token of a link such as ``moa-serve --web`` shows: the token, which may be empty, follows
+    ``#token=``."""
+    address, _, fragment = text.partition("#")
+    return address, unquote(fragment.removeprefix("token=")) if fragment.startswith("token=") else ""
 
 
 def _host(name: str) -> str:

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from moa_chat import strings
 from moa_chat.desktop.appearance import COLUMN_LETTERS, Appearance, letters
 from moa_chat.desktop.composer import Composer
 from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.find_bar import FindBar
-from moa_chat.desktop.notices import DisagreementBanner, Legend, Notice
+from moa_chat.desktop.notices import DisagreementBanner, Legend, Notice, ProgressStrip
 from moa_chat.desktop.stats_panel import RoundPlot
-from moa_chat.desktop.widgets import IconButton, PlainLabel, add, centered, label, pad, push_button
+from moa_chat.desktop.widgets import IconButton, PlainLabel, add, centered, pad
 from moa_runtime.events import LinkChanged, LinkStatus
 
 _SLOW_SECONDS = 1.0  # a round trip from which the link is called slow
 _COUNTDOWN_MS = 500  # of the badge
 #: Parts of the context from which its meter is shown, and from which it warns.
 _QUIET_BELOW, _FULL_FROM = 0.5, 0.85
-_TICK_MS = 1000  # of the progress strip's clock
 _TITLE_LETTERS = 14  # of the title, which have room before the buttons' words do
 
 
 class StatusBadge(PlainLabel):
-    """A badge such as "online" or "reconnecting in 5 s"; the tooltip has the reason."""
+    """A badge such as "online" or "reconnecting in 5 s"; the tooltip has model, server and the reason."""
+
+    resized = Signal()  # it has other words
 
     def __init__(self, appearance: Appearance) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class StatusBadge(PlainLabel):
         self._link: LinkChanged | None = None
         self._retry_at: float | None = None
         self._round_trip_s = 0.0
-        self._server = ""
+        self._server = self._model = ""
         self._wanted_offline = False
         self.setObjectName("pill")
         self.setAccessibleName(strings.CONNECTION)
@@ -48,6 +49,11 @@ class StatusBadge(PlainLabel):
     def set_server(self, server: str) -> None:
         """Set the verifier's name for the tooltip; empty while there is no connection."""
         self._server, self._link = server, None
+        self._show()
+
+    def set_model(self, model: str) -> None:
+        """Set the target's name for the tooltip."""
+        self._model = model
         self._show()
 
     def set_link(self, link: LinkChanged) -> None:
@@ -68,11 +74,13 @@ class StatusBadge(PlainLabel):
 
     def _show(self) -> None:
         words, color = self._state()
-        self.setText(f"●  {words}")
+        if self.text() != (shown := f"●  {words}"):
+            self.setText(shown)
+            self.resized.emit()
         self.setStyleSheet(f"color: {color}")
         self.setAccessibleDescription(words)
         why = self._link.detail if self._link else ""
-        self.setToolTip("\n".join(part for part in (self._server, why) if part))
+        self.setToolTip("\n".join(part for part in (self._model, self._server, why) if part))
 
     def _state(self) -> tuple[str, str]:
         """Return words and colour of the state."""
@@ -117,50 +125,6 @@ class ContextMeter(PlainLabel):
         self.setVisible(full >= _QUIET_BELOW)
 
 
-class ProgressStrip(QFrame):
-    """A sentence with the seconds so far, a bar of unknown length, and Cancel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setObjectName("banner")
-        self._words, self._begun = "", 0.0
-        self._cancel: Callable[[], None] = lambda: None
-        self._text = label(says=strings.PROGRESS)
-        bar = QProgressBar()
-        bar.setRange(0, 0)
-        bar.setTextVisible(False)
-        bar.setAccessibleName(strings.IN_PROGRESS)
-        self.button = push_button(strings.CANCEL, lambda: self._cancel())
-        inside = QVBoxLayout()
-        add(inside, self._text, bar)
-        layout = QHBoxLayout(self)
-        pad(layout, 0.8, 0.5, 0.6, 0.5, spacing=0.8)
-        layout.addLayout(inside, 1)
-        layout.addWidget(self.button)
-        self._clock = QTimer(self)
-        self._clock.timeout.connect(self._show)
-        self.hide()
-
-    @property
-    def text(self) -> str:
-        return self._text.text()
-
-    def begin(self, words: str, cancel: Callable[[], None]) -> None:
-        """Show that something is under way, or in other words that it still is, until :meth:`end`."""
-        self._begun = time.monotonic() if self.isHidden() else self._begun
-        self._words, self._cancel = words, cancel
-        self._clock.start(_TICK_MS)
-        self._show()
-        self.show()
-
-    def end(self) -> None:
-        self._clock.stop()
-        self.hide()
-
-    def _show(self) -> None:
-        self._text.setText(strings.SECONDS.format(self._words, time.monotonic() - self._begun))
-
-
 class Title(PlainLabel):
     """A line that shrinks before the buttons do and ends in an ellipsis then; the tooltip has all of it."""
 
@@ -194,7 +158,12 @@ class Header(QWidget):
     """The row above the conversation; the words of its ``buttons`` are hidden if there is no room."""
 
     def __init__(
-        self, appearance: Appearance, sidebar: IconButton, title: Title, pill: QLabel, buttons: Sequence[IconButton]
+        self,
+        appearance: Appearance,
+        sidebar: IconButton,
+        title: Title,
+        pill: StatusBadge,
+        buttons: Sequence[IconButton],
     ) -> None:
         super().__init__()
         self.setObjectName("header")
@@ -205,6 +174,7 @@ class Header(QWidget):
         row.addWidget(title, 1)
         add(row, pill, *buttons)
         appearance.changed.connect(self._fit)
+        pill.resized.connect(self._fit)  # or a longer state would take the title's room
         self._fit()
 
     def minimumSizeHint(self) -> QSize:

@@ -201,22 +201,22 @@ async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
         return error
     cause, address = error.__cause__, endpoint.address
     if isinstance(cause, InvalidStatus) and cause.response.status_code in (401, 403):
-        text = f"The verifier at {address} refused the token. Ask its operator for the right one."
+        text = f"The server at {address} refused the token. Ask its operator for the right one."
         return ConnectionFailedError(text, Trouble.TOKEN, code=error.code)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return await _explain_certificate(cause, endpoint, error.code)
     if isinstance(cause, ssl.SSLError):
-        text = f"{address} does not speak TLS. Use ws:// for a verifier without encryption."
+        text = f"{address} does not speak TLS. Use ws:// for a server without encryption."
         return ConnectionFailedError(text, Trouble.ADDRESS, code=error.code)
     if isinstance(cause, InvalidHandshake) and not isinstance(cause, ProxyError):
-        return ConnectionFailedError(f"There is no moa-edge verifier at {address}.", Trouble.ADDRESS, code=error.code)
+        return ConnectionFailedError(f"There is no moa-edge server at {address}.", Trouble.ADDRESS, code=error.code)
     if isinstance(error, ConnectError) and not error.final:
         if endpoint.proxy:
             return _failed(error, Trouble.AWAY)
-        text = f"No verifier answers at {address}. Check the address, or try later."
+        text = f"No server answers at {address}. Check the address, or try later."
         return ConnectionFailedError(text, Trouble.AWAY, code=error.code)
     if error.code == "fingerprint_mismatch":
-        text = f"The bundle does not fit the verifier: {error}."
+        text = as_sentence(f"the small model does not fit the server: {error}")
         return ConnectionFailedError(text, Trouble.BUNDLE, code="other_bundle")
     return _failed(error, Trouble.BUNDLE if isinstance(error, BundleError) else Trouble.OTHER)
 
@@ -239,6 +239,7 @@ class Connector(QObject):
     """Connects the runtime as the settings say; starts the verifier of this machine if they ask for one."""
 
     connecting = Signal(str)  # the name of the verifier
+    preparing = Signal(str)  # what is done to make the bundle of this machine; :meth:`cancel` ends that
     starting = Signal(bool)  # whether the verifier of this machine is being started; :meth:`cancel` ends that
     fetching = Signal(float, float)  # bytes of the verifier's bundle that are here, and all; :meth:`cancel` ends that
     connected = Signal(str)  # the name of the verifier, which may still be away; there is a chat now
@@ -252,6 +253,8 @@ class Connector(QObject):
         self._verifier.ready.connect(self._started)
         self._verifier.failed.connect(self.failed)
         self.export = BundleExport(options.drafter, self)  # of the bundle that is used if the settings name none
+        self.export.progressed.connect(lambda stage, _: self.preparing.emit(stage))
+        self.export.ended.connect(lambda error: self.failed.emit(error) if error else self._start())
 
     def connect_as(self, settings: Settings) -> None:
         """Begin to connect; a signal reports the outcome."""
@@ -259,11 +262,13 @@ class Connector(QObject):
         if settings.local:
             self.connecting.emit(strings.LOCAL_SERVER)
             try:
-                self._verifier.start(Path(settings.bundle) if settings.bundle else None)
+                if settings.bundle or self.export.present:
+                    self._start()
+                else:
+                    self.export.start()
+                    self.preparing.emit(strings.FIRST_STAGE)
             except MoaError as error:
                 self.failed.emit(error)
-            else:
-                self.starting.emit(True)
             return
         self._verifier.stop()
         self.connecting.emit(settings.server)
@@ -271,10 +276,12 @@ class Connector(QObject):
         self._runtime.run(endpoint, self._connect_to, self.failed.emit)
 
     def cancel(self) -> None:
-        """Stop starting the verifier of this machine, or fetching the bundle of another, of which what came is kept."""
+        """Stop preparing and starting the verifier of this machine, or fetching the bundle of another, of which what
+        came is kept."""
         if self._settings.local:
+            self.export.stop()
             self._verifier.stop()
-            self.failed.emit(MoaError("The verifier on this machine was not started", code="not_started"))
+            self.failed.emit(MoaError("The server on this machine was not started", code="not_started"))
         else:
             self._cancelled = True
 
@@ -291,6 +298,16 @@ class Connector(QObject):
         """End the programs that were started."""
         self._verifier.stop()
         self.export.stop()
+
+    def _start(self) -> None:
+        """Start the verifier of this machine."""
+        bundle = self._settings.bundle
+        try:
+            self._verifier.start(Path(bundle) if bundle else None)
+        except MoaError as error:
+            self.failed.emit(error)
+        else:
+            self.starting.emit(True)
 
     def _started(self, endpoint: Endpoint) -> None:
         self.starting.emit(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
@@ -12,8 +13,8 @@ from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QLineEdit,
-    QProgressBar,
     QRadioButton,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -22,8 +23,10 @@ from moa_chat import strings
 from moa_chat.desktop.connection import Certificate, ConnectionFailedError, Connector, Trouble
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.widgets import add, label, pad, push_button, restyle
+from moa_runtime.address import split_link
 from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
+from moa_runtime.optional_deps import MODULES
 
 
 class TrustQuestion(QFrame):
@@ -59,53 +62,36 @@ class TrustQuestion(QFrame):
 
 
 class BundleField(QWidget):
-    """The bundle in the folder that the user chose; without one, the bundle in the cache."""
+    """The bundle in the folder that the user chose; without one, the server's, or the one in the cache."""
 
-    changed = Signal()  # another bundle was chosen, or one was made
+    changed = Signal()  # another bundle was chosen
 
     def __init__(self, connector: Connector, folder: str) -> None:
         super().__init__()
         self.folder = folder
         self._of_server = False
         self._export = connector.export
-        self._export.progressed.connect(self._progressed)
-        self._export.ended.connect(self._ended)
         self.state = label(says=strings.BUNDLE)
-        self.make = push_button(strings.EXPORT_NOW, self._start, says=strings.EXPORT_NOW_NAME)
         self.choose = push_button(strings.CHOOSE_FOLDER, self._choose)
         self.default = push_button(strings.USE_DEFAULT, lambda: self._use(""))
-        self.progress = QProgressBar()
-        self.progress.setTextVisible(False)
-        self.progress.setAccessibleName(strings.EXPORT_PROGRESS)
         buttons = QHBoxLayout()
-        add(buttons, self.make, self.choose, self.default)
+        add(buttons, self.choose, self.default)
         buttons.addStretch()
         layout = QVBoxLayout(self)
         pad(layout, 0, spacing=0.4)
-        add(layout, self.state, self.progress)
+        layout.addWidget(self.state)
         layout.addLayout(buttons)
         self._show()
-
-    @property
-    def present(self) -> bool:
-        """Whether there is a bundle, or the server has one; it is checked only when it is opened."""
-        return bool(self.folder) or self._of_server or self._export.present
 
     def set_remote(self, remote: bool) -> None:
         """Take the server's bundle if none is chosen."""
         self._of_server = remote
         self._show()
 
-    def _show(self, problem: str = "") -> None:
-        running, exported = self._export.running, self._export.present
-        words = problem or (strings.EXPORTING if running else self.folder)
-        restyle(self.state, "problem" if problem else "")
-        usual = strings.BUNDLE_CACHED if exported else strings.BUNDLE_MISSING
-        self.state.setText(words or (strings.BUNDLE_OF_SERVER if self._of_server else usual))
-        self.make.setVisible(not running and not exported and not self.folder and not self._of_server)
-        self.choose.setEnabled(not running)
+    def _show(self) -> None:
+        usual = strings.BUNDLE_CACHED if self._export.present else strings.BUNDLE_MISSING
+        self.state.setText(self.folder or (strings.BUNDLE_OF_SERVER if self._of_server else usual))
         self.default.setVisible(bool(self.folder))
-        self.progress.setVisible(running)
 
     def _use(self, folder: str) -> None:
         self.folder = folder
@@ -116,30 +102,9 @@ class BundleField(QWidget):
         if folder := QFileDialog.getExistingDirectory(self, strings.BUNDLE_FOLDER, self.folder):
             self._use(folder)
 
-    def _start(self) -> None:
-        try:
-            self._export.start()
-        except MoaError as error:
-            self._show(str(error))
-            return
-        self.progress.setRange(0, 0)
-        self._show()
-
-    def _progressed(self, stage: str, part: float) -> None:
-        # A stage of one step has no measure: the bar only shows that something is done.
-        self.progress.setRange(0, 100 if part else 0)
-        self.progress.setValue(round(100 * part))
-        self.state.setText(stage[:1].upper() + stage[1:] + "…")
-
-    def _ended(self, error: MoaError | None) -> None:
-        self._show("" if error is None else str(error))
-        self.changed.emit()
-
 
 class ConnectionForm(QWidget):
-    """Fields for the verifier's address, its token and certificate, and the bundle."""
-
-    changed = Signal()  # a field has another value
+    """Fields for the verifier's address and, under "Details", its token and certificate, and the bundle."""
 
     def __init__(self, connector: Connector, settings: Settings) -> None:
         super().__init__()
@@ -157,27 +122,35 @@ class ConnectionForm(QWidget):
         self.trust = TrustQuestion()
         self.trust.trusted.connect(self.trust_certificate)
         self.bundle = BundleField(connector, settings.bundle)
-        self.bundle.changed.connect(self.changed)
+        self.bundle.changed.connect(self._edited)
+        self.details = QToolButton()
+        self.details.setText(strings.DETAILS)
+        self.details.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self.details.setCheckable(True)
         self._details = self._make_details()
         layout = QVBoxLayout(self)
         pad(layout, 0, spacing=0.9)
-        parts = (self.local, self.remote, self._details, self.state, self.trust)
+        parts = (self.remote, self.server, self.local, self.state, self.trust, self.details, self._details)
         layout.addWidget(_card(strings.SERVER, strings.ABOUT_SERVER, *parts))
-        layout.addWidget(_card(strings.BUNDLE, strings.ABOUT_BUNDLE, self.bundle))
-        (self.remote if settings.server else self.local).setChecked(True)
+        (self.local if settings.local or not (settings.server or self._only_remote()) else self.remote).setChecked(True)
         self.local.toggled.connect(self._switched)
+        self.details.toggled.connect(self._show_details)
         for line in (self.server, self.token):
             line.textEdited.connect(lambda _: self._edited())
+        self.server.textEdited.connect(lambda _: self.remote.setChecked(True))
+        self.details.setChecked(any((settings.token, settings.certificate, settings.bundle)))
+        self._show_details(self.details.isChecked())
         self._switched()
 
     def settings(self) -> Settings:
         """Return the settings with the values of the form."""
         local = self.local.isChecked()
+        server, linked = split_link(self.server.text().strip())
         return dataclasses.replace(
             self._settings,
             local=local,
-            server=self._settings.server if local else self.server.text().strip(),
-            token=self._settings.token if local else self.token.text().strip(),
+            server=self._settings.server if local else server,
+            token=self._settings.token if local else linked or self.token.text().strip(),
             certificate=self._certificate,
             bundle=self.bundle.folder,
         )
@@ -190,6 +163,8 @@ class ConnectionForm(QWidget):
         if error.certificate is not None:
             self.trust.ask(error.certificate)
         field = {Trouble.ADDRESS: self.server, Trouble.TOKEN: self.token}.get(error.trouble)
+        if error.trouble in (Trouble.TOKEN, Trouble.BUNDLE):
+            self.details.setChecked(True)
         if field is not None:
             field.setFocus()
 
@@ -201,26 +176,33 @@ class ConnectionForm(QWidget):
         form = QFormLayout(details)
         pad(form, 1.3, 0.2, 0, 0.2, spacing=0.5)
         form.setRowWrapPolicy(QFormLayout.RowWrapPolicy.WrapLongRows)
-        form.addRow(strings.ADDRESS, self.server)
         form.addRow(strings.TOKEN, self.token)
         name = strings.CERTIFICATE_FROM_FILE_NAME
         row = QHBoxLayout()
         row.addWidget(self._certificate_text, 1)
         add(row, self._forget, push_button(strings.CERTIFICATE_FROM_FILE, self._choose_certificate, says=name))
         form.addRow(strings.CERTIFICATE, row)
+        form.addRow(strings.BUNDLE, self.bundle)
         form.addRow("", self.test)
         self._show_certificate()
         return details
 
+    @staticmethod
+    def _only_remote() -> bool:
+        """Whether the packages of a verifier are missing here."""
+        return any(find_spec(name) is None for name in MODULES["server"])
+
+    def _show_details(self, shown: bool) -> None:
+        self.details.setArrowType(Qt.ArrowType.DownArrow if shown else Qt.ArrowType.RightArrow)
+        self._details.setVisible(shown)
+
     def _switched(self) -> None:
-        self._details.setVisible(self.remote.isChecked())
         self.bundle.set_remote(self.remote.isChecked())
         self._edited()
 
     def _edited(self) -> None:
         self.trust.hide()
         self._say("", "muted")
-        self.changed.emit()
 
     def _test(self) -> None:
         self.show_progress(strings.CONNECTING)

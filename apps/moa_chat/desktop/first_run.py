@@ -1,4 +1,4 @@
-"""The page of the first start: verifier, bundle, and a button to begin."""
+"""The page of the first start: where the server is, and a button to begin."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, letters, lines
 from moa_chat.desktop.connection import Connector
 from moa_chat.desktop.connection_form import ConnectionForm
+from moa_chat.desktop.notices import ProgressStrip
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.widgets import add, centered, label, pad, pixmap, push_button
 from moa_runtime.errors import MoaError
@@ -30,13 +31,12 @@ class FirstRun(QScrollArea):
         self.setWidgetResizable(True)
         self._mark = QLabel()
         self.form = ConnectionForm(connector, settings)
-        self.form.changed.connect(self._check)
         self.start = push_button(
             strings.START_CHATTING, lambda: self.wanted.emit(self.form.settings()), style="primary"
         )
         self.start.setDefault(True)
-        self.cancel = push_button(strings.CANCEL, self.cancelled.emit)
-        self.cancel.hide()
+        self.form.server.returnPressed.connect(self.start.click)
+        self.progress = ProgressStrip()
         self._held = QWidget()
         column = self._column = QVBoxLayout(self._held)
         column.setSpacing(lines(0.6))
@@ -46,9 +46,10 @@ class FirstRun(QScrollArea):
         column.addWidget(self.form)
         column.addSpacing(lines(0.8))
         row = QHBoxLayout()
-        add(row, self.start, self.cancel)
+        row.addWidget(self.start)
         row.addStretch()
         column.addLayout(row)
+        column.addWidget(self.progress)
         column.addStretch()
         page = QWidget()
         page.setObjectName("column")
@@ -56,20 +57,20 @@ class FirstRun(QScrollArea):
         self.setWidget(page)
         appearance.changed.connect(self._refresh)
         self._refresh()
-        self._check()
 
-    def show_progress(self, words: str, *, can_cancel: bool = False) -> None:
-        self.start.setEnabled(False)
-        self.cancel.setVisible(can_cancel)
-        self.form.show_progress(words)
+    def show_progress(self, words: str) -> None:
+        """Show what is being done, with the seconds that it takes, in place of the button."""
+        self.form.setEnabled(False)
+        self.form.show_progress("")
+        self.start.hide()
+        self.progress.begin(words, self.cancelled.emit)
 
     def show_problem(self, error: MoaError) -> None:
-        self.cancel.hide()
+        """Show why there is no connection, and the button again."""
+        self.form.setEnabled(True)
+        self.start.show()
+        self.progress.end()
         self.form.show_problem(error)
-        self._check()
-
-    def _check(self) -> None:
-        self.start.setEnabled(self.form.settings().ready and self.form.bundle.present)
 
     def _refresh(self) -> None:
         self._held.setMaximumWidth(letters(_WIDTH))

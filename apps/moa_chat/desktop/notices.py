@@ -1,18 +1,20 @@
-"""The strips around the composer: legend, notices, and a disagreement for the user to decide."""
+"""The strips around the composer: legend, notices, progress, and a disagreement for the user to decide."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QLabel, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout
 
 from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance
-from moa_chat.desktop.widgets import IconButton, add, label, pad, push_button
+from moa_chat.desktop.widgets import CheckBox, IconButton, add, label, pad, push_button
 from moa_runtime.events import Disagreement
 
 _NOTICE_MS = 9000
+_TICK_MS = 1000  # of the clock of a progress strip
 _QUOTED = 90  # characters of each version
 
 
@@ -90,6 +92,50 @@ class Notice(QFrame):
         self._does()
 
 
+class ProgressStrip(QFrame):
+    """A sentence with the seconds so far, a bar of unknown length, and Cancel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("banner")
+        self._words, self._begun = "", 0.0
+        self._cancel: Callable[[], None] = lambda: None
+        self._text = label(says=strings.PROGRESS)
+        bar = QProgressBar()
+        bar.setRange(0, 0)
+        bar.setTextVisible(False)
+        bar.setAccessibleName(strings.IN_PROGRESS)
+        self.button = push_button(strings.CANCEL, lambda: self._cancel())
+        inside = QVBoxLayout()
+        add(inside, self._text, bar)
+        layout = QHBoxLayout(self)
+        pad(layout, 0.8, 0.5, 0.6, 0.5, spacing=0.8)
+        layout.addLayout(inside, 1)
+        layout.addWidget(self.button)
+        self._clock = QTimer(self)
+        self._clock.timeout.connect(self._show)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        return self._text.text()
+
+    def begin(self, words: str, cancel: Callable[[], None]) -> None:
+        """Show that something is under way, or in other words that it still is, until :meth:`end`."""
+        self._begun = time.monotonic() if self.isHidden() else self._begun
+        self._words, self._cancel = words, cancel
+        self._clock.start(_TICK_MS)
+        self._show()
+        self.show()
+
+    def end(self) -> None:
+        self._clock.stop()
+        self.hide()
+
+    def _show(self) -> None:
+        self._text.setText(strings.SECONDS.format(self._words, time.monotonic() - self._begun))
+
+
 class DisagreementBanner(QFrame):
     """Asks the user to decide between the server's text and the text that the device wrote offline."""
 
@@ -99,7 +145,7 @@ class DisagreementBanner(QFrame):
         super().__init__()
         self.setObjectName("banner")
         self.versions = label(says=strings.BOTH_VERSIONS)
-        self.always = QCheckBox(strings.ALWAYS)
+        self.always = CheckBox(strings.ALWAYS)
         self.theirs = push_button(strings.USE_THEIRS, lambda: self._choose(False), style="primary")
         self.mine = push_button(strings.KEEP_MINE, lambda: self._choose(True))
         row = QHBoxLayout()

@@ -9,7 +9,6 @@ from typing import Any
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import (
-    QCheckBox,
     QComboBox,
     QDialog,
     QDialogButtonBox,
@@ -27,7 +26,7 @@ from moa_chat.desktop.appearance import ZOOMS, letters, lines
 from moa_chat.desktop.connection import Connector
 from moa_chat.desktop.connection_form import ConnectionForm
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.widgets import add, label, pad
+from moa_chat.desktop.widgets import CheckBox, add, label, pad
 from moa_chat.history.chat_settings import ChatSettings
 from moa_runtime.manifest import RecommendedSampling
 
@@ -167,7 +166,7 @@ class ChatSettingsForm(QWidget):
         self.system = _text(strings.INSTRUCTIONS_NAME, settings.system, strings.NO_INSTRUCTIONS)
         lengths = {length: strings.TOKENS.format(length) for length in sorted({*_LENGTHS, settings.max_new_tokens})}
         self.max_new_tokens = ComboBox(strings.LONGEST_ANSWER, lengths, settings.max_new_tokens)
-        self.recommended = QCheckBox(strings.RECOMMENDED)
+        self.recommended = CheckBox(strings.RECOMMENDED)
         self.recommended.setChecked(settings.recommended)
         words = strings.NO_RECOMMENDATION
         if recommended is not None:
@@ -177,7 +176,7 @@ class ChatSettingsForm(QWidget):
         self.top_p = _number(strings.TOP_P_NAME, 0.05, 1.0, 0.05)
         self.temperature.setValue(settings.temperature)
         self.top_p.setValue(settings.top_p)
-        self.as_json = QCheckBox(strings.AS_JSON)
+        self.as_json = CheckBox(strings.AS_JSON)
         self.as_json.setChecked(settings.as_json)
         self.schema = _text(strings.SCHEMA_NAME, settings.schema, strings.ANY_OBJECT)
         self.recommended.toggled.connect(self._show_own)

@@ -6,9 +6,20 @@ from collections.abc import Callable
 from html import escape
 
 from PySide6.QtCore import QByteArray, QRectF, QSize, Qt, QTimer
-from PySide6.QtGui import QGuiApplication, QIcon, QKeySequence, QPainter, QPixmap
+from PySide6.QtGui import QGuiApplication, QIcon, QKeySequence, QPainter, QPaintEvent, QPalette, QPixmap
 from PySide6.QtSvg import QSvgRenderer
-from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QLayout, QPushButton, QToolButton, QWidget
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QCheckBox,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QPushButton,
+    QStyle,
+    QStyleOptionButton,
+    QToolButton,
+    QWidget,
+)
 
 from moa_chat import strings
 from moa_chat.desktop.appearance import Appearance, lines
@@ -98,6 +109,22 @@ def label(
     if selectable:
         made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return made
+
+
+class CheckBox(QCheckBox):
+    """A box with a tick, which a style sheet would take only from a file."""
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if not self.isChecked():
+            return
+        option = QStyleOptionButton()
+        self.initStyleOption(option)
+        box = self.style().subElementRect(QStyle.SubElement.SE_CheckBoxIndicator, option, self)
+        color = self.palette().color(QPalette.ColorRole.HighlightedText).name()
+        painter = QPainter(self)
+        painter.drawPixmap(box.topLeft(), pixmap("done", color, box.width(), self.devicePixelRatioF()))
+        painter.end()
 
 
 def restyle(widget: QWidget, style: str) -> None:

@@ -186,6 +186,7 @@ class Window(QWidget):
     def _follow_connection(self) -> None:
         self.runtime.link.connect(self._link_changed)
         self.connector.connecting.connect(self._connecting)
+        self.connector.preparing.connect(self._preparing)
         self.connector.starting.connect(self._starting)
         self.connector.fetching.connect(self._fetching)
         self.connector.connected.connect(self._connected)
@@ -317,27 +318,36 @@ class Window(QWidget):
         self.page.pill.set_server(where)
         self.first_run.show_progress(strings.CONNECTING)
 
+    def _preparing(self, stage: str) -> None:
+        """Show what is done to make the bundle of this device."""
+        self._show_progress(strings.PREPARING.format(stage))
+
     def _starting(self, starts: bool) -> None:
         """Show whether the verifier of this machine is being started."""
-        if not starts:
+        if starts:
+            self._show_progress(strings.STARTING_FIRST if self.shows_first_run else strings.STARTING)
+        else:
             self.page.progress.end()
             self.first_run.show_progress(strings.CONNECTING)
-            return
-        self.page.progress.begin(strings.STARTING, self.connector.cancel)
-        self.first_run.show_progress(strings.STARTING, can_cancel=True)
 
     def _fetching(self, received: float, total: float) -> None:
         """Show how far the download of the server's bundle is."""
-        words = strings.FETCHING.format(received / 1e6, total / 1e6)
+        self._show_progress(strings.FETCHING.format(received / 1e6, total / 1e6))
+
+    def _show_progress(self, words: str) -> None:
+        """Show what is done before there is a connection; the connector can cancel it."""
         self.page.progress.begin(words, self.connector.cancel)
-        self.first_run.show_progress(words, can_cancel=True)
+        self.first_run.show_progress(words)
 
     def _connected(self, where: str) -> None:
         page = self.page
         page.progress.end()
         page.pill.set_server(where)
         if self.runtime.chat is not None:
-            page.conversation.show_model(self.runtime.chat.manifest.target, where)
+            model = self.runtime.chat.manifest.target
+            page.pill.set_model(model)
+            page.conversation.show_model(model, where)
+            self.setWindowTitle(f"{model} - moa-chat")
         page.composer.set_ready(True)
         if page.offline.isChecked():
             self.runtime.work_offline(True)

@@ -97,7 +97,7 @@ export function linkWords(link: LinkChanged, retryInS: number | null, wantedOffl
   if (wantedOffline) return "working offline";
   if (link.status === "online") return link.detail === "" ? "online" : "slow";
   if (link.status === "reconnecting") return "reconnecting";
-  return retryInS ? `offline, reconnecting in ${Math.max(1, Math.round(retryInS))} s` : "offline";
+  return retryInS ? `reconnecting in ${Math.max(1, Math.round(retryInS))} s` : "no connection";
 }
 
 /** Return a message of the runtime with a capital letter and a full stop. */

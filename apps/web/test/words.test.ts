@@ -14,8 +14,8 @@ test("the link in words", () => {
   assert.equal(linkWords({ ...link, status: "online" }, null, false), "online");
   assert.equal(linkWords({ ...link, status: "online", detail: "a verdict is late" }, null, false), "slow");
   assert.equal(linkWords({ ...link, status: "reconnecting" }, null, false), "reconnecting");
-  assert.equal(linkWords({ ...link, status: "offline" }, 3.4, false), "offline, reconnecting in 3 s");
-  assert.equal(linkWords({ ...link, status: "offline" }, 0, false), "offline");
+  assert.equal(linkWords({ ...link, status: "offline" }, 3.4, false), "reconnecting in 3 s");
+  assert.equal(linkWords({ ...link, status: "offline" }, 0, false), "no connection");
   assert.equal(linkWords({ ...link, status: "online" }, null, true), "working offline");
 });
 

@@ -81,7 +81,7 @@ def test_a_second_start_asks_for_nothing_and_works_without_a_network(site: Site,
 
     person.offline(True)
     page = person.open(site.url(token=""))
-    page.link("offline")
+    page.link("reconnecting in")
     page.ask()
     page.wait(".remarks", "confirmed yet")
     assert page.messages[1]

@@ -192,7 +192,7 @@ def test_drafted_and_offline_text_differ_on_a_terminal(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     view, screen = live()
     seen = []
-    drawn = ["Paris and", f"offline | {figures(update('Par').statistics)} | 6 tentative | LATE"]
+    drawn = ["Paris and", f"no connection | {figures(update('Par').statistics)} | 6 tentative | LATE"]
 
     def look():
         for _ in range(1000):  # until the main thread has drawn all of it
@@ -231,7 +231,7 @@ def test_the_status_row_says_why_the_device_waits():
 
     assert row() == "online | HINT"
     shown.take(LinkChanged(LinkStatus.OFFLINE, "CLOSED", 3.0))
-    assert row() == "offline, reconnecting in 3 s | HINT | CLOSED"
+    assert row() == "reconnecting in 3 s | HINT | CLOSED"
     assert row(wanted_offline=True) == "working offline | HINT"
     shown.take(Paused(PauseReason.UNPREPARED))
     assert strings.PAUSES[PauseReason.UNPREPARED] in row()

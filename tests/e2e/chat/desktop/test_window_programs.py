@@ -123,14 +123,16 @@ def test_the_start_of_a_verifier_is_shown_and_can_be_given_up(open_window, inste
     if first:
         welcome.form.local.setChecked(True)
         welcome.start.click()
-        until(lambda: welcome.cancel.isVisible() and begun.exists())
-        assert welcome.form.state.text() == strings.STARTING
-        welcome.cancel.click()
-        assert welcome.form.state.objectName() == "problem" and welcome.start.isEnabled()
-        assert not welcome.cancel.isVisible()
+        until(begun.exists)
+        assert welcome.progress.text.startswith(strings.STARTING_FIRST) and not welcome.start.isVisible()
+        until(lambda: welcome.progress.text != strings.SECONDS.format(strings.STARTING_FIRST, 0))
+        welcome.progress.button.click()
+        assert welcome.form.state.objectName() == "problem" and welcome.start.isVisible()
+        assert not welcome.progress.isVisible()
     else:
         until(begun.exists)
         assert page.progress.isVisible() and page.progress.text.startswith(strings.STARTING)
+        assert strings.STARTING_FIRST not in page.progress.text
         until(lambda: page.progress.text != strings.SECONDS.format(strings.STARTING, 0))
         page.progress.button.click()
         assert not page.progress.isVisible() and page.notice.button.text() == strings.TRY_AGAIN
@@ -168,7 +170,11 @@ def test_a_window_of_a_named_drafter_has_its_bundle_and_verifier(monkeypatch, tm
     assert export.present
 
 
-def test_the_export_shows_its_progress(open_window, instead, until, monkeypatch, tmp_path):
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first run"])
+def test_a_bundle_that_is_missing_is_made_before_the_verifier_starts(
+    open_window, instead, until, monkeypatch, tmp_path, first
+):
+    """In one step, which shows its progress and can be given up."""
     bundle, go = tmp_path / "default", tmp_path / "go"
     monkeypatch.setenv("MOA_EDGE_BUNDLE", str(bundle))
     instead(
@@ -176,15 +182,24 @@ def test_the_export_shows_its_progress(open_window, instead, until, monkeypatch,
         f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n"
         f"bundle = pathlib.Path({str(bundle)!r}); bundle.mkdir(); (bundle / 'manifest.json').touch()"
     )
-    page = open_window(bundle="").first_run
-    field = page.form.bundle
-    assert not page.start.isEnabled() and field.make.isVisible() and field.state.text() == strings.BUNDLE_MISSING
-    field.make.click()
-    until(lambda: field.progress.value() == 25)
-    assert field.state.text() == "Comparing…"
+    window = open_window(bundle="", local=not first)
+    welcome, page = window.first_run, window.page
+    if first:
+        assert welcome.form.bundle.state.text() == strings.BUNDLE_MISSING
+        assert welcome.form.server.isVisible() and not welcome.form.token.isVisible(), "an address is enough"
+        welcome.form.local.setChecked(True)
+        welcome.start.click()
+    progress = welcome.progress if first else page.progress
+    until(lambda: progress.text.startswith(strings.PREPARING.format("comparing")))
+    progress.button.click()
+    assert not window.connector.export.running and not progress.isVisible()
+    (welcome.start if first else page.notice.button).click()
+    until(lambda: progress.text.startswith(strings.PREPARING.format("comparing")))
+    instead("import sys; sys.exit('moa-serve: error: NO TARGET')")
     go.touch()
-    until(page.start.isEnabled)
-    assert field.state.text() == strings.BUNDLE_CACHED and not field.progress.isVisible()
+    said = welcome.form.state if first else page.notice
+    until(lambda: "NO TARGET" in (said.text() if first else said.text))
+    assert bundle.is_dir()
     out = io.StringIO()
     with JsonProgress(out).stage("comparing", 2) as advance:
         advance()

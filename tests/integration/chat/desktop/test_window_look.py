@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFontMetricsF, QGuiApplication, QKeySequence
+from PySide6.QtGui import QColor, QFontMetricsF, QGuiApplication, QKeySequence
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractScrollArea,
     QApplication,
+    QCheckBox,
     QComboBox,
     QLabel,
     QLineEdit,
@@ -19,12 +20,12 @@ from PySide6.QtWidgets import (
 )
 
 from moa_chat import strings
-from moa_chat.desktop.appearance import DARK, LIGHT
+from moa_chat.desktop.appearance import DARK, LIGHT, letters
 from moa_chat.desktop.message_widgets import CodeBlock, TextBlock
 from moa_chat.desktop.notices import Legend
 from moa_chat.desktop.settings_dialog import SettingsDialog
 from moa_chat.desktop.stats_panel import Round
-from moa_chat.desktop.widgets import plain_tip
+from moa_chat.desktop.widgets import CheckBox, plain_tip
 from moa_chat.history.message import Dropped, Message
 from moa_runtime.events import LinkChanged, LinkStatus, Origin, TextSpan
 from support.chat.desktop.window_driving import answers_of
@@ -120,6 +121,40 @@ def test_no_label_is_cut_off_at_twice_the_size(away, appearance, zoom):
         assert away.minimumSizeHint().width() <= 1600
     finally:
         appearance.set_zoom(100)
+
+
+def test_a_longer_state_of_the_link_takes_no_room_from_the_title(away):
+    """The words of the buttons give way."""
+    page = away.page
+    page.title.setText("Why is the sky blue in the morning?")
+    page.pill.set_link(LinkChanged(LinkStatus.ONLINE))
+
+    def have_words(width: int) -> bool:
+        away.resize(width, 800)
+        QApplication.processEvents()
+        return page.offline.toolButtonStyle() is Qt.ToolButtonStyle.ToolButtonTextBesideIcon
+
+    least = next(width for width in range(500, 2500, 5) if have_words(width))
+    assert have_words(least)
+    page.pill.set_link(LinkChanged(LinkStatus.OFFLINE, retry_in_s=12.0))
+    QApplication.processEvents()
+    assert away.width() == least and page.pill.text().endswith("reconnecting in 12 s")
+    assert page.offline.toolButtonStyle() is Qt.ToolButtonStyle.ToolButtonIconOnly
+    assert page.title.width() >= letters(14)
+
+
+def test_a_ticked_box_is_filled_and_has_a_tick(qtbot, appearance):
+    ours, plain = CheckBox("Always"), QCheckBox("Always")
+    drawn = {}
+    for box in (ours, plain):
+        qtbot.addWidget(box)
+        for ticked in (False, True):
+            box.setChecked(ticked)
+            drawn[box, ticked] = box.grab().toImage()
+    assert drawn[ours, False] == drawn[plain, False] and drawn[ours, True] != drawn[plain, True]
+    filled = drawn[plain, True]
+    accent = QColor(appearance.theme.accent)
+    assert sum(filled.pixelColor(x, filled.height() // 2) == accent for x in range(filled.height())) > 5
 
 
 def test_a_title_without_room_ends_in_an_ellipsis(away):

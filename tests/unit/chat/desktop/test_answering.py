@@ -152,8 +152,8 @@ def test_figures_count_words_rounds_and_bytes():
         (LinkChanged(LinkStatus.ONLINE), None, {"slow": True}, "slow"),
         (LinkChanged(LinkStatus.ONLINE, "LATE"), None, {}, "slow"),
         (LinkChanged(LinkStatus.RECONNECTING), None, {}, "reconnecting"),
-        (LinkChanged(LinkStatus.OFFLINE), 4.6, {}, "offline, reconnecting in 5 s"),
-        (LinkChanged(LinkStatus.OFFLINE), None, {}, "offline"),
+        (LinkChanged(LinkStatus.OFFLINE), 4.6, {}, "reconnecting in 5 s"),
+        (LinkChanged(LinkStatus.OFFLINE), None, {}, "no connection"),
         (LinkChanged(LinkStatus.OFFLINE), None, {"wanted_offline": True}, "working offline"),
     ],
 )
