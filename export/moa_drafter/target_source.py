@@ -76,7 +76,7 @@ BUILTIN = {
     )
 }
 #: Small files of a model on the Hub; those in its folders are other formats.
-_HUB_TEXTS = ("*.json", "*.jinja", "*.model")
+_HUB_TEXTS = ("*.json", "*.jinja", "*.model", "LICEN[CS]E*", "COPYING*", "NOTICE*", "README.md")
 
 
 def resolve_target(name: str = DEFAULT_TARGET) -> Path:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from moa_drafter.pretrained import shipped_names
 from moa_export.golden_step import worked_example
+from moa_export.licences import LICENCES
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.manifest import Manifest, TargetEntry, read_manifest
@@ -47,6 +48,7 @@ def inspect(words: Sequence[str]) -> int:
         "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in parts) or "no graph",
         "offline": _offline(manifest),
         "sampling": f"temperature {own.temperature:g}, top-p {own.top_p:g}" if own else "no recommendation",
+        "licences": ", ".join(name for name in manifest.files if name.startswith(LICENCES)) or "none named",
         "made with": ", ".join(f"{name} {number}" for name, number in manifest.tools.items()),
     }
     for name, fact in facts.items():

@@ -23,6 +23,7 @@ from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
 from moa_export.fit_stopping import fit_stopping_rule
 from moa_export.gptq import calibrate, needs_calibration
+from moa_export.licences import write_licences
 from moa_export.offline_model import TARGET, WEB_WRITER, WRITER, WriterSettings, make_writer, prove_writers
 from moa_export.plain_bundle import copy_texts, plain_facts, write_texts
 from moa_export.progress import Progress
@@ -234,7 +235,7 @@ def _prove(
 
 
 def _manifest(settings: ExportSettings, drafter: Drafter, target: Target, stage: Path) -> Manifest:
-    """Write the tokenizer; return the manifest without the graphs."""
+    """Write tokenizer and licences; return the manifest without the graphs."""
     assert settings.drafter is not None
     config, context = drafter.config, target.model.config.max_position_embeddings
     row_shape = (config.kv_heads, config.decoder.head_dim)
@@ -243,6 +244,7 @@ def _manifest(settings: ExportSettings, drafter: Drafter, target: Target, stage:
     else:  # the length that a published head names bounds nothing
         context = min(config.max_position_embeddings, context)
     copy_texts(stage, target.folder, target.chat_template)
+    write_licences(stage, "drafter", settings.drafter)
     return Manifest(
         fingerprints=Fingerprints(
             target=target.fingerprint,

@@ -16,6 +16,7 @@ from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of
 from moa_drafter.target_source import resolve_target, shown_name
 from moa_export.bundle_writer import staged_bundle
 from moa_export.errors import ExportError
+from moa_export.licences import write_licences
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
 from moa_runtime.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, BundleError, Fingerprints, Manifest
 from moa_runtime.optional_deps import installed_versions
@@ -70,13 +71,14 @@ def write_texts(stage: Path, target: TargetFacts, name: str, architecture: str) 
 
 
 def copy_texts(stage: Path, folder: Path, template: str) -> None:
-    """Write the tokenizer of a target's folder, and its template. Raises ExportError without a tokenizer.json."""
+    """Write tokenizer, licences and template of a target. Raises ExportError without a tokenizer.json."""
     source = folder / TOKENIZER_FILE
     if not source.is_file():
         reason = f"the target in {folder} has no {TOKENIZER_FILE}: save it with a fast tokenizer"
         raise ExportError(reason, code="file_missing")
     shutil.copyfile(source, stage / TOKENIZER_FILE)
     (stage / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+    write_licences(stage, "target", folder)
 
 
 def make_plain_bundle(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.factory import backend_for, drafter_for
 from moa_runtime.drafters.sssd import SssdDrafter
+from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
 
 SCHEMA = json.loads(Path(moa_runtime.bundle.__file__).with_name("manifest.schema.json").read_text())
@@ -41,6 +43,31 @@ def test_it_says_what_a_client_needs(tiny_target, tmp_path, capsys, architecture
     with refused("unknown_target"):
         load_backend(bundle)
     assert main(["inspect", str(bundle.folder)]) == main(["verify", str(bundle.folder)]) == 0
+
+
+def test_licences_travel_with_it(tiny_target, tmp_path, capsys) -> None:
+    """Those in files; else the model card; else what a GGUF file says."""
+
+    def licences(model: Path, name: str) -> dict[str, str]:
+        out = tmp_path / name
+        assert main(["--drafter", "sssd", "--model", str(model), "--out", str(out), "--quiet"]) == 0
+        listed = [file for file in Bundle.open(out).manifest.files if file.startswith("licenses/")]
+        assert main(["inspect", str(out)]) == 0
+        assert (", ".join(listed) or "none named") in capsys.readouterr().out
+        return {file: (out / file).read_text() for file in listed}
+
+    model = shutil.copytree(tiny_target, tmp_path / "model")
+    assert licences(model, "none") == {}
+    (model / "README.md").write_text("license: mit")
+    assert licences(model, "card") == {"licenses/target/README.md": "license: mit"}
+    for name in ("LICENSE.txt", "NOTICE"):
+        (model / name).write_text(name)
+    assert licences(model, "files") == {
+        "licenses/target/LICENSE.txt": "LICENSE.txt",
+        "licenses/target/NOTICE": "NOTICE",
+    }
+    (said,) = write_gguf(tiny_target, tmp_path / "model.gguf", add=lambda writer: writer.add_license("apache-2.0"))
+    assert "general.license: apache-2.0\n" in licences(said, "gguf")["licenses/target/LICENSE.txt"]
 
 
 def test_it_is_made_without_torch(tiny_target, tmp_path) -> None:
