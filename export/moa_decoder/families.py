@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from moa_decoder.errors import TargetError
 from moa_decoder.matrix import Float32
 from moa_decoder.spec import Activation, DecoderSpec, LayerSpec, Rotary
+from moa_runtime.optional_deps import install_command
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ACTIVATIONS: dict[str, Activation] = {
@@ -372,7 +373,7 @@ def _family_of(config: Mapping[str, Any]) -> _Family:
 
 def _unsupported(why: str) -> TargetError:
     return TargetError(
-        f'this target is not supported without torch, nor in int8 or int4: {why}; pip install "moa-edge[torch]"',
+        f"this target is not supported without torch, nor in int8 or int4: {why}; {install_command('torch')}",
         code="unsupported_target",
     )
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, Shape
 from moa_drafter.config import ConfigError, Eagle3Config
+from moa_runtime.optional_deps import install_command
 
 _PREFIXES = ("midlayer.", "layers.0.")
 _LAYER = "layer."
@@ -189,7 +190,7 @@ def read_torch_file(content: bytes) -> Stored:
         import torch
     except ImportError as error:
         raise ConfigError(
-            'weights in pytorch_model.bin are read by torch, which is not installed: pip install "moa-edge[torch]"',
+            f"weights in pytorch_model.bin are read by torch, which is not installed: {install_command('torch')}",
             code="needs_torch",
         ) from error
     names = {torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL", torch.bfloat16: "BF16"}

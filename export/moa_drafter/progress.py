@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, otherwise a line at the beginning and one a minute."""
+"""Progress of long work: a bar on a terminal, otherwise a line at the beginning and every ten seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-_EVERY_S = 60.0
+_EVERY_S = 10.0
 _LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} to go{postfix}"
 
 

@@ -48,4 +48,6 @@ def reason_of(error: OSError) -> str:
         return "there is no such file or folder"
     if isinstance(error, PermissionError):
         return "permission denied"
+    if isinstance(error, TimeoutError) and not error.strerror:
+        return "nothing came in time"
     return (error.strerror or "the system refuses it").lower()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from moa_runtime.errors import MoaError
 
@@ -35,8 +39,22 @@ def require_extra(extra: str, program: str) -> None:
     """Raise MoaError if packages of ``moa-edge[extra]`` are missing; it gives the install command."""
     missing = [name for name in MODULES[extra] if importlib.util.find_spec(name) is None]
     if missing:
-        text = f'{program} needs {", ".join(missing)}: pip install "moa-edge[{extra}]"'
-        raise MoaError(text, code="missing_package")
+        raise MoaError(f"{program} needs {', '.join(missing)}: {install_command(extra)}", code="missing_package")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation, from the checkout or wheel that it came from."""
+    return f'pip install "{installed_from() or "moa-edge"}[{extra}]"'
+
+
+def installed_from() -> Path | None:
+    """Return the checkout or the wheel of this installation; None if it is gone, or came from a package index."""
+    with contextlib.suppress(PackageNotFoundError, ValueError, KeyError, TypeError, OSError):
+        source = urlsplit(json.loads(distribution("moa-edge").read_text("direct_url.json") or "{}")["url"])
+        path = Path(url2pathname(source.path))
+        if source.scheme == "file" and path.exists():
+            return path
+    return None
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:

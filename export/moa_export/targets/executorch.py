@@ -68,6 +68,7 @@ from moa_export.targets.executorch_program import (
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.executorch import ExecutorchBackend, registered_delegates
 from moa_runtime.manifest import TargetEntry
+from moa_runtime.optional_deps import install_command
 
 # Taking an output out of a tuple, and setting memory aside.
 _NO_WORK = ("getitem", "alloc")
@@ -150,7 +151,7 @@ def _vulkan() -> Partitioner:
 
 def _coreml() -> Partitioner:
     if importlib.util.find_spec("coremltools") is None:
-        reason = 'ExecuTorch\'s coreml delegate needs coremltools: pip install "moa-edge[coreml]"'
+        reason = f"ExecuTorch's coreml delegate needs coremltools: {install_command('coreml')}"
         raise ExportError(reason, code="extra_missing")
     import coremltools as ct
     from executorch.backends.apple.coreml.compiler import CoreMLBackend

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult, check_threads
 from moa_runtime.errors import MoaError
+from moa_runtime.optional_deps import install_command
 
 # Added to scores of masked positions: far below any score, and a number in half precision too.
 _HIDDEN = np.float32(-1e4)
@@ -108,7 +109,7 @@ def _import_executorch() -> tuple[Any, Any]:
 
             return Runtime.get(), portable_lib
     except ImportError as error:
-        text = f'the executorch backend needs executorch and torch ({error}): pip install "moa-edge[executorch]"'
+        text = f"the executorch backend needs executorch and torch ({error}): {install_command('executorch')}"
         raise MoaError(text, code="missing_package") from error
 
 

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
+from moa_runtime.optional_deps import install_command
 from moa_runtime.sockets import is_loopback
 
 AUTHORITY_PATH = "/ca.crt"
@@ -90,7 +91,7 @@ def invitation(
         return "\n".join(lines)
     if drawn:
         code = qr_code(link_with_token(urls[0], token))
-        lines.append(code or 'pip install "moa-edge[web]" draws a QR code of it here.')
+        lines.append(code or f"{install_command('web')} draws a QR code of it here.")
         if code and token:
             lines.append("The code contains the token: anyone with a picture of it can use this verifier.")
     if fingerprint is not None:

@@ -76,7 +76,7 @@ def test_where_torch_is_needed_and_missing_a_sentence_says_so(capsys, monkeypatc
     monkeypatch.setitem(extras.MODULES, "torch", ("no_such_package",))
     for option, value in (("--dtype", "bfloat16"), ("--device", "cuda")):
         error = refusal(capsys, "--doctor", "--model", str(tiny_target), option, value)
-        assert "[missing_package]" in error and "moa-edge[torch]" in error and value in error
+        assert "[missing_package]" in error and extras.install_command("torch") in error and value in error
 
 
 @pytest.fixture
@@ -230,7 +230,10 @@ def test_a_missing_page_or_package_is_refused(capsys, page, monkeypatch, tmp_pat
     assert "no_such_package" in refusal(capsys, "--web", "--port", "0", "--tls-cert", "auto")
     monkeypatch.setattr("moa_page.__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setattr(web_setup, "page_folder", page_folder)
+    monkeypatch.setattr("moa_page.installed_from", lambda: tmp_path)
     assert "make web" in refusal(capsys, "--web", "--port", "0")
+    built = write_page(tmp_path / "apps" / "moa_page" / "static")
+    assert page_folder() == built, "it was built in the checkout after the installation"
 
 
 @SIGNALS

@@ -130,7 +130,7 @@ def test_minutes_without_data_are_for_writing_too(tiny_target, tmp_path, train):
     assert result["finished"] and result["step"] == result["steps"] >= 10
     written = (tmp_path / "run/conversations.jsonl").read_bytes().count(b"\n")
     settings = yaml.safe_load((tmp_path / "run/training.yaml").read_text())["settings"]
-    assert settings["conversations"] == written < 2000
+    assert settings["conversations"] == written < 2000 and settings["write_batch"] == 8
     assert train("run", "--resume")["tau"] == result["tau"], "nothing more is written or trained"
 
 

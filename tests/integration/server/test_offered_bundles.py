@@ -25,6 +25,7 @@ from moa_server.settings import Settings
 from support.refusals import refused
 from support.server.running import Verifier, serving
 from support.server.web_site import write_web_bundle
+from support.system.cutting import cutting
 from support.toy_engine import PRINTS, ToyEngine
 
 TOKEN = "secret"
@@ -50,27 +51,6 @@ def endpoint(port: int, token: str = TOKEN) -> Endpoint:
     return Endpoint(f"ws://127.0.0.1:{port}", token)
 
 
-@contextlib.contextmanager
-def cutting(port: int, after_bytes: int) -> Iterator[int]:
-    """A port in front of another, whose connections end after so many bytes of the answer."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def pass_on() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    client, _ = listening.accept()
-                    with client, socket.create_connection(("127.0.0.1", port)) as server:
-                        server.sendall(client.recv(65536))
-                        left = after_bytes
-                        while left > 0 and (piece := server.recv(min(left, 65536))):
-                            client.sendall(piece)
-                            left -= len(piece)
-
-        threading.Thread(target=pass_on, daemon=True).start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-
-
 def test_a_device_fetches_what_it_needs_once(verifier: Verifier, folder: Path) -> None:
     (offer,) = offers(endpoint(verifier.port))
     assert offer.graphs == ("onnx", "web") and offer.bytes > 3 * BYTES
@@ -88,9 +68,9 @@ def test_a_device_fetches_what_it_needs_once(verifier: Verifier, folder: Path) -
 
 
 def test_a_download_goes_on_after_cuts_and_in_a_later_program(verifier: Verifier) -> None:
-    with cutting(verifier.port, BYTES // 2) as port:
-        bundle = Bundle.fetch(endpoint(port))
-        assert bundle.manifest.targets and verifier.parts.website._bytes < 2 * BYTES
+    with cutting(verifier.port, BYTES // 2) as link:
+        bundle = Bundle.fetch(endpoint(link.port))
+        assert bundle.manifest.targets and link.cuts and verifier.parts.website._bytes < 2 * BYTES
 
     class CancelledError(Exception):
         pass
