@@ -72,7 +72,7 @@ def bundle_for_server(
         except MoaError as other:
             if other.code != "no_bundle":
                 raise
-            text = f"{error}, and no bundle of it is here yet: start the verifier, or check the address"
+            text = f"{error}, and nothing of it is here yet: start the verifier, or check the address"
             raise DownloadError(text, code="unreachable") from error
 
 

@@ -58,12 +58,12 @@ class FirstRun(QScrollArea):
         appearance.changed.connect(self._refresh)
         self._refresh()
 
-    def show_progress(self, words: str) -> None:
-        """Show what is being done, with the seconds that it takes, in place of the button."""
+    def show_progress(self, words: str, part: float | None = None) -> None:
+        """Show what is being done, with the seconds that it takes, in place of the button; ``part`` of it is done."""
         self.form.setEnabled(False)
         self.form.show_progress("")
         self.start.hide()
-        self.progress.begin(words, self.cancelled.emit)
+        self.progress.begin(words, self.cancelled.emit, part)
 
     def show_problem(self, error: MoaError) -> None:
         """Show why there is no connection, and the button again."""

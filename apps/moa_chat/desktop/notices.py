@@ -93,7 +93,7 @@ class Notice(QFrame):
 
 
 class ProgressStrip(QFrame):
-    """A sentence with the seconds so far, a bar of unknown length, and Cancel."""
+    """A sentence with the seconds so far, a bar, and Cancel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,13 +101,12 @@ class ProgressStrip(QFrame):
         self._words, self._begun = "", 0.0
         self._cancel: Callable[[], None] = lambda: None
         self._text = label(says=strings.PROGRESS)
-        bar = QProgressBar()
-        bar.setRange(0, 0)
-        bar.setTextVisible(False)
-        bar.setAccessibleName(strings.IN_PROGRESS)
+        self.bar = QProgressBar()
+        self.bar.setTextVisible(False)
+        self.bar.setAccessibleName(strings.IN_PROGRESS)
         self.button = push_button(strings.CANCEL, lambda: self._cancel())
         inside = QVBoxLayout()
-        add(inside, self._text, bar)
+        add(inside, self._text, self.bar)
         layout = QHBoxLayout(self)
         pad(layout, 0.8, 0.5, 0.6, 0.5, spacing=0.8)
         layout.addLayout(inside, 1)
@@ -120,8 +119,11 @@ class ProgressStrip(QFrame):
     def text(self) -> str:
         return self._text.text()
 
-    def begin(self, words: str, cancel: Callable[[], None]) -> None:
-        """Show that something is under way, or in other words that it still is, until :meth:`end`."""
+    def begin(self, words: str, cancel: Callable[[], None], part: float | None = None) -> None:
+        """Show that something is under way, or in other words that it still is, until :meth:`end`; ``part`` of it is
+        done, from 0 to 1, if that is known."""
+        self.bar.setRange(0, 0 if part is None else 100)
+        self.bar.setValue(0 if part is None else round(100 * part))
         self._begun = time.monotonic() if self.isHidden() else self._begun
         self._words, self._cancel = words, cancel
         self._clock.start(_TICK_MS)

@@ -332,12 +332,12 @@ class Window(QWidget):
 
     def _fetching(self, received: float, total: float) -> None:
         """Show how far the download of the server's bundle is."""
-        self._show_progress(strings.FETCHING.format(received / 1e6, total / 1e6))
+        self._show_progress(strings.FETCHING.format(received / 1e6, total / 1e6), received / max(total, 1))
 
-    def _show_progress(self, words: str) -> None:
+    def _show_progress(self, words: str, part: float | None = None) -> None:
         """Show what is done before there is a connection; the connector can cancel it."""
-        self.page.progress.begin(words, self.connector.cancel)
-        self.first_run.show_progress(words)
+        self.page.progress.begin(words, self.connector.cancel, part)
+        self.first_run.show_progress(words, part)
 
     def _connected(self, where: str) -> None:
         page = self.page

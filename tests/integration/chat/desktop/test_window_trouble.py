@@ -29,6 +29,8 @@ from moa_runtime.bundle import write_manifest
 from moa_runtime.events import Disagreement
 from moa_runtime.manifest import read_manifest
 from moa_runtime.offline_stopping import StoppingRule
+from moa_server.offered_bundles import OfferedBundles
+from moa_server.settings import Settings as VerifierSettings
 from support.chat.desktop.window_driving import (
     AWAY,
     QUESTION,
@@ -41,6 +43,7 @@ from support.chat.desktop.window_driving import (
     wait_for_answer,
 )
 from support.refusals import refused
+from support.server.running import serving
 
 
 def test_a_newcomer_is_led_to_the_first_answer(open_window, verifier, qtbot, until, profile):
@@ -66,6 +69,33 @@ def test_a_newcomer_is_led_to_the_first_answer(open_window, verifier, qtbot, unt
     stored = profile.load()
     assert (stored.server, stored.token) == (f"http://127.0.0.1:{verifier.port}/", TOKEN)
     assert window.windowTitle().startswith(window.runtime.chat.manifest.target)
+
+
+def test_an_address_brings_the_bundle(open_window, engine, onnx_bundle, qtbot, until, monkeypatch, tmp_path):
+    """Its bytes are shown, and it can be given up; what came is kept."""
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
+    bundles = OfferedBundles.of([onnx_bundle], engine.fingerprints)
+    with serving(engine, VerifierSettings(), bundles=bundles) as verifier:
+        window = open_window(bundle="")
+        page, parts, cancels = window.first_run, [], [True]
+
+        def shown(received: float, total: float) -> None:
+            parts.append((page.progress.bar.value(), page.progress.bar.maximum(), page.progress.text))
+            if cancels and received > total / 2:
+                cancels.clear()
+                page.progress.button.click()
+
+        window.connector.fetching.connect(shown)
+        page.form.remote.setChecked(True)
+        page.form.server.setText(f"127.0.0.1:{verifier.port}")
+        page.start.click()
+        until(lambda: page.form.state.objectName() == "problem" and page.start.isVisible())
+        value, most, words = parts[-1]
+        assert 50 <= value <= most == 100 and " MB (" in words
+        page.start.click()
+        until(lambda: window.page.isVisible() and window.page.composer.is_ready())
+        assert answered(qtbot, window)
 
 
 class Form:
