@@ -9,6 +9,7 @@ RAY := $(VENV)/.ray
 TORCH := torch==2.13.0
 # vLLM pins so much that it has an environment of its own.
 VLLM := .venv-vllm
+APP := .venv-app
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 WEB := runtime/web
 PAGE := apps/web
@@ -18,7 +19,7 @@ CLIENTS_VENV := .venv-clients
 LIBRARIES := chromium haproxy libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve vllm web test test-unit test-integration test-e2e test-web clients clients-slow node engine screenshots soak test-slow libraries lint format vectors proto clean
+.PHONY: help app demo chat serve vllm web test test-unit test-integration test-e2e test-web clients clients-slow node engine screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -50,6 +51,19 @@ $(VLLM)/.installed: pyproject.toml
 
 web: $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed ## build the page that moa-serve --web serves, and that the wheel holds
 	cd $(PAGE) && npm run build --silent
+
+# The window as a folder with its own Python, without torch: for people who have none.
+APP_LIBRARIES := xvfb xauth libxcb-cursor0 libxcb-icccm4 libxcb-keysyms1 libxcb-image0 libxcb-shape0 libxkbcommon-x11-0
+
+app: $(APP)/.installed ## the window as one folder, build/app/moa-chat, which needs no Python
+	$(APP)/bin/pyinstaller --noconfirm --log-level WARN --name moa-chat --distpath build/app --workpath build/app-work \
+	  --specpath build --copy-metadata moa-edge $(foreach name,runtime drafter chat,--collect-all moa_$(name)) \
+	  $(foreach name,decoder server export page,--collect-submodules moa_$(name)) deploy/app.py
+
+$(APP)/.installed: pyproject.toml
+	test -x $(APP)/bin/python || $(PYTHON) -m venv $(APP)
+	$(APP)/bin/pip install --quiet --disable-pip-version-check '.[desktop,server]' pyinstaller
+	touch $@
 
 test: test-unit test-integration test-e2e ## all tests but the slow ones: the three tiers
 
@@ -93,7 +107,7 @@ libraries: # a browser in which a test opens the report, and what Qt needs to dr
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(LIBRARIES) >/dev/null; }; \
 	else echo "not root on a Debian system: tests and pictures need $(LIBRARIES), or the like"; fi
 
-screenshots: LIBRARIES += xvfb xauth libxcb-cursor0 libxcb-icccm4 libxcb-keysyms1 libxcb-image0 libxcb-shape0 libxkbcommon-x11-0
+screenshots: LIBRARIES += $(APP_LIBRARIES)
 screenshots: $(STAMP) libraries web ## draw the pictures of window and page in docs/screenshots again
 	xvfb-run -a $(BIN)/python tools/window_screenshots.py docs/screenshots
 	PYTHONPATH=tests $(BIN)/python tools/page_screenshots.py docs/screenshots --scheme light
@@ -105,8 +119,8 @@ $(RAY): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
 	touch $@
 
-test-slow: LIBRARIES += prometheus
-test-slow: $(RAY) libraries vllm clients-slow ## the tests that take minutes
+test-slow: LIBRARIES += prometheus binutils $(APP_LIBRARIES)
+test-slow: $(RAY) libraries vllm clients-slow app ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/integration/vllm_engine
 	$(BIN)/python -m pytest --timeout 0 tools/protocol_model tools/soak
 	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/integration/vllm_engine
@@ -135,4 +149,4 @@ proto: | node ## generate the wire code from runtime/proto
 	  --es_out=$(WEB)/src/wire --es_opt=target=ts runtime/proto/moa/v1/session.proto
 
 clean: ## remove what make created
-	rm -rf $(VENV) $(VLLM) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist $(CLIENTS_VENV) $(CLIENTS)/node_modules apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VLLM) $(APP) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist $(CLIENTS_VENV) $(CLIENTS)/node_modules apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -1,4 +1,4 @@
-"""The wheel: what ``pip install`` gives, away from this checkout."""
+"""The wheel: what people install, away from this checkout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from moa_runtime.session.events import Sampling
+from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.offered_bundles import OfferedBundles
+from moa_server.settings import Settings
+from support.server.running import serving
+from support.system.asking import QUESTION, TIMEOUT_S
+from support.system.cutting import cutting
 
 ROOT = Path(__file__).parents[3]
 NEEDED = (
@@ -83,3 +91,34 @@ def test_its_programs_run_in_an_environment_of_their_own(wheel: Path, onnx_bundl
     assert json.loads(run("moa-export", "inspect", str(onnx_bundle), "--json"))["target"]
     planned = json.loads(run("moa-export", "--target", "onnx", "--out", "bundle", "--dry-run", "--json"))
     assert planned["dry_run"] is True
+
+
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pipx", marks=pytest.mark.slow)])  # pip takes minutes
+def test_a_device_needs_an_installer_and_an_address(
+    wheel: Path, installer: str, engine, onnx_bundle: Path, bundle, tmp_path: Path
+) -> None:
+    """In an empty home, without torch, over a link that is cut three times while the bundle comes."""
+    names = {"UV_TOOL_DIR": "tools", "UV_TOOL_BIN_DIR": "bin", "PIPX_HOME": "tools", "PIPX_BIN_DIR": "bin"}
+    places = {name: str(tmp_path / folder) for name, folder in {**names, "HOME": "home"}.items()}
+    caches = {"UV_CACHE_DIR": str(Path.home() / ".cache" / "uv"), "PIP_CACHE_DIR": str(Path.home() / ".cache" / "pip")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MOA_", "PYTHON", "XDG_"))}
+    environment = {**kept, **caches, **places}
+    (tmp_path / "home").mkdir()
+    install = {"uv": ("tool", "install", "--python", sys.executable), "pipx": ("install",)}[installer]
+    command = [sys.executable, "-m", installer, *install, f"{wheel}[desktop]"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    installed = {path.name for path in (tmp_path / "tools").rglob("site-packages/*")}
+    assert "moa_page" in installed and not installed & {"torch", "transformers", "onnx"}
+    largest = max(entry.bytes for entry in bundle.manifest.files.values())
+    with serving(engine, Settings(), bundles=OfferedBundles.of([onnx_bundle], engine.fingerprints)) as verifier:
+        tokenizer = ChatTokenizer.from_bundle(bundle)
+        prompt = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
+        own = tokenizer.decode(verifier.decode(prompt, 24, Sampling()))
+        with cutting(verifier.port, largest // 5, times=3) as link:
+            chat = [str(tmp_path / "bin" / "moa-chat"), "--server", f"ws://127.0.0.1:{link.port}", "--once", QUESTION]
+            chat += ["--json", "--temperature", "0", "--max-new-tokens", "24"]
+            done = subprocess.run(chat, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+            assert done.returncode == 0, done.stderr
+            assert link.cuts == 3 and " MB" in done.stderr
+    assert json.loads(done.stdout)["text"] == own
