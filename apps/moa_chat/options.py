@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from moa_drafter.pretrained import offered_names
 from moa_runtime.checked_file import read_checked_text
 from moa_runtime.cli_main import add_version
-from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.errors import MoaError, json_problem, reason_of
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, OVERFLOWS, DrafterName, draft_length_of
 from moa_runtime.paths import expanded
 
@@ -211,7 +211,7 @@ def grammar_of(text: str) -> Grammar:
     try:
         schema = json.loads(read_checked_text(expanded(text)))
     except (OSError, ValueError, RecursionError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else error
+        reason = reason_of(error) if isinstance(error, OSError) else json_problem(error)
         raise argparse.ArgumentTypeError(f"{text!r} holds no JSON schema: {reason}") from None
     return Grammar("json_schema", json.dumps(schema))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 
@@ -51,3 +52,11 @@ def reason_of(error: OSError) -> str:
     if isinstance(error, TimeoutError) and not error.strerror:
         return "nothing came in time"
     return (error.strerror or "the system refuses it").lower()
+
+
+def json_problem(error: ValueError | RecursionError) -> str:
+    """Return why a text is no JSON, without Python's advice about its own limits."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    known = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+    return str(error) if known else "a number in it has too many digits"

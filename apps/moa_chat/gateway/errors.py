@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.transport import ConnectError
 
 RETRY_SECONDS = 5
+#: A place in a grammar that the gateway wrote.
+_PLACE = re.compile(r"at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 class ApiError(MoaError):
@@ -45,7 +48,8 @@ def as_api_error(error: MoaError, asked_in: str | None = None, constrained_in: s
     if isinstance(error, ApiError):
         return error
     if constrained_in is not None and error.code in ("protocol", "unsupported_grammar"):
-        return ApiError(400, f"{constrained_in}: {error}", param=constrained_in, code="invalid_value")
+        text = str(error) if constrained_in.startswith("guided") else _PLACE.sub("", str(error))
+        return ApiError(400, f"{constrained_in}: {text}", param=constrained_in, code="invalid_value")
     if error.code == "unsupported_logprobs":
         return ApiError(400, str(error), param="logprobs", code="unsupported_parameter")
     if isinstance(error, ContextFullError):

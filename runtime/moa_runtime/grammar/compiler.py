@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_runtime.bundle import Bundle
-from moa_runtime.errors import MoaError
-from moa_runtime.grammar.answer_matcher import AnswerMatcher
+from moa_runtime.errors import MoaError, json_problem
+from moa_runtime.grammar.answer_matcher import MOST_FORCED, AnswerMatcher
 from moa_runtime.session.events import Grammar
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible":
 _KEPT = 64
 #: Characters of llguidance's reason that are told.
 _REASON = 300
+#: Sentences in the place of llguidance's reasons, by how these begin.
+_REASONS = {
+    "NoExtensionBias": "it allows no complete text",
+    "parser error: Too many items": f"it has more than {_ITEMS} items at once, perhaps because no text of it ends",
+}
 
 
 class GrammarError(MoaError):
@@ -57,6 +62,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer_file: Path, vocab_size: int, stop_tokens: Sequence[int]) -> None:
         self._tokenizer_file, self._vocab_size, self._stop_tokens = tokenizer_file, vocab_size, list(stop_tokens)
+        self._endings = sum(1 << token for token in set(stop_tokens))
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher | GrammarError] = OrderedDict()
         self._lock = threading.Lock()
@@ -119,18 +125,38 @@ class GrammarCompiler:
         try:
             source = _source(grammar)
         except (ValueError, RecursionError) as error:
-            raise GrammarError(f"the schema is no JSON: {_short(str(error))}", code="invalid_grammar") from error
+            raise GrammarError(
+                f"the schema is no JSON: {_short(json_problem(error))}", code="invalid_grammar"
+            ) from error
         row = _ROW if grammar.kind == "lark" else None
         limits = LLParserLimits(
             step_max_items=_ITEMS, step_lexer_fuel=_FUEL, max_items_in_row=row, verbose_errors=False
         )
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
-        # Also because the first mask of a large grammar takes long, and copies need not compute it again.
-        possible = not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error()
-        if not possible:
-            reason = _short(matcher.get_error() or "it allows no text")
-            raise GrammarError(f"the grammar does not compile: {reason}", code="invalid_grammar")
+        if reason := self._dead_end(matcher):
+            raise GrammarError(f"the grammar does not compile: {_short(reason)}", code="invalid_grammar")
         return matcher
+
+    def _dead_end(self, matcher: LLMatcher) -> str:
+        """Return why a grammar has no answer, as far as its first tokens show that; empty if it may have one."""
+        if not matcher.is_error():
+            # Also because the first mask of a large grammar takes long, and copies need not compute it again.
+            matcher.compute_bitmask()
+        text, first = matcher.deep_copy(), True
+        for _ in range(MOST_FORCED):
+            able = 0 if text.is_error() else int.from_bytes(text.compute_bitmask(), "little")
+            if text.is_error() or not able:
+                told = text.get_error().splitlines()
+                reason = " ".join(line for line in told if not line.startswith(" "))  # without quoted lines and marks
+                known = (sentence for begins, sentence in _REASONS.items() if reason.startswith(begins))
+                return next(known, reason) or "it allows no text"
+            if not able & ~self._endings:
+                return "it allows an empty text alone" if first else ""
+            if able.bit_count() > 1:
+                return ""
+            text.consume_token(able.bit_length() - 1)
+            first = False
+        return ""
 
 
 @lru_cache(maxsize=4)
@@ -150,7 +176,7 @@ def _source(grammar: Grammar) -> str:
         case "json_schema":
             schema = json.loads(grammar.text)
             if not isinstance(schema, dict | bool):
-                raise ValueError("a schema is an object")
+                raise GrammarError("a schema is an object", code="invalid_grammar")
             spaced = {"x-guidance": SPACING, **schema} if isinstance(schema, dict) else schema
             return LLMatcher.grammar_from_json_schema(json.dumps(spaced))
         case "regex":
