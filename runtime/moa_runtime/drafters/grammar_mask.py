@@ -46,8 +46,7 @@ class GrammarMask:
         able, count = self._state.among(answer, [candidate.token for candidate in candidates])
         kept = [candidate for candidate, allowed in zip(candidates, able, strict=True) if allowed]
         if not kept:
-            few = np.flatnonzero(self._state.mask(answer)).tolist() if best and count <= _FEW else []
-            return [DraftToken(token, -math.log(count)) for token in few]
+            return self.few(path) if best and count <= _FEW else []
         if len(kept) == len(candidates):
             return kept
         chances = [math.exp(candidate.logprob) for candidate in candidates]
@@ -56,6 +55,14 @@ class GrammarMask:
             rest = min(rest, (count - len(kept)) * min(chances))
         whole = math.log(sum(math.exp(candidate.logprob) for candidate in kept) + rest or 1.0)
         return [DraftToken(candidate.token, min(0.0, candidate.logprob - whole)) for candidate in kept]
+
+    def few(self, path: Sequence[int] = ()) -> list[DraftToken]:
+        """Return the tokens that may follow a path of the draft, as if all had the same probability; none if they are
+        many."""
+        if self._state is None:
+            return []
+        able = np.flatnonzero(self._state.mask([*self._answer, *path])).tolist()
+        return [DraftToken(token, -math.log(len(able))) for token in able] if len(able) <= _FEW else []
 
     def forced(self, path: Sequence[int] = ()) -> list[int]:
         """Return the tokens that must follow a path of the draft, one after the other."""

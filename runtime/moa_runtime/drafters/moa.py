@@ -124,8 +124,23 @@ class MoaDrafter:
             return DraftTree.chain(stem, [0.0] * len(stem))
         self._mask = GrammarMask(sampling, prefix)
         budget = replace(budget, nodes=nodes, depth=depth, levels=min(budget.levels, depth))
+        if budget.branches and not budget.levels and (few := self._mask.few()):
+            return self._guessed(prefix, few, budget).prepended(stem, [0.0] * len(stem))
         grow = self._tree if budget.branches and budget.levels else self._chain
         return (yield from grow(prefix, budget)).prepended(stem, [0.0] * len(stem))
+
+    def _guessed(self, text: list[int], few: list[DraftToken], budget: Budget) -> DraftTree:
+        """Draft those of few allowed tokens that pay, and after them what takes no step either."""
+        if self._mixture is not None:
+            few = self._mask.left(self._mixture.mix(few, text), ())
+        tree, tail = GrowingTree(budget, self._stop_tokens), text[-LONGEST_SUFFIX:]
+        [candidates] = self._coupling.ranked([few], len(text))
+        worth = [candidate for candidate in candidates if budget.sends(candidate.logprob)]
+        if not worth:
+            return DraftTree()
+        tree.add_level([worth], stepped=False)
+        tree.lengthen(lambda path: self._without_steps(path, tail, len(text) - len(tail)), budget.depth - 1)
+        return tree.best()
 
     def _chain(self, text: list[int], budget: Budget) -> Steps[DraftTree]:
         start, memory = len(text), self._memory_of(len(text))

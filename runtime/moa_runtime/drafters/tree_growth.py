@@ -36,11 +36,16 @@ class GrowingTree:
         self._expanded: list[int] = []
         self._steps: list[int] = []
 
-    def add_level(self, continuations: Sequence[Sequence[DraftToken]]) -> None:
-        """Add a level: candidates after each of :meth:`expand`'s nodes, or after the prefix for the first level."""
+    def add_level(self, continuations: Sequence[Sequence[DraftToken]], *, stepped: bool = True) -> None:
+        """Add a level: candidates after each of :meth:`expand`'s nodes, or after the prefix for the first level.
+
+        Args:
+            stepped: whether a step of the model made them.
+        """
         parents = self._expanded[len(self._expanded) - len(continuations) :] if self._tokens else [-1]
         first = len(self._tokens)
-        self._steps.append(len(parents))
+        if stepped:
+            self._steps.append(len(parents))
         for parent, candidates in zip(parents, continuations, strict=True):
             for candidate in candidates:
                 self._add(candidate, parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.drafters.base import Budget, DraftToken
+from moa_runtime.drafters.base import Budget, DraftToken, Prices
 from moa_runtime.drafters.grammar_mask import GrammarMask
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramDrafter, NgramMixture
@@ -95,6 +96,20 @@ def test_forced_tokens_come_first_and_take_no_step(compiler):
     for other in (SssdDrafter([STOP]), NgramDrafter([STOP])):
         tree = other.propose([*PROMPT, *compiler.ids("qr")], Budget.chain(0, 16), sampling)
         assert list(tree.tokens) == [*compiler.ids("stxy"), STOP]
+
+
+@pytest.mark.parametrize("mixture", [None, NgramMixture([STOP])])
+def test_of_few_allowed_tokens_each_is_drafted_without_a_step(compiler, mixture):
+    backend = Guessing([*compiler.ids("abcdz"), 9, 10])
+    drafter = MoaDrafter(backend, max_context=100, stop_tokens=[STOP], mixture=mixture)
+    sampling = replace(sampled(compiler, SIX), answer_from=3)
+    tree = drafter.propose([5, *PROMPT], Budget.tree(nodes=20, levels=0), sampling)
+    able = np.flatnonzero(compiler.compile(SIX).mask([])).tolist()
+    first = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0]
+    assert sorted(first) == able and len(able) > 1 and len(tree.tokens) > len(able)
+    assert backend.steps == 0 and tree.steps == () and set(tree.scores) == {-np.log(len(able))}
+    dear = Budget(20, 0, branches=True, prices=Prices(node=0.6))
+    assert not drafter.propose([5, *PROMPT], dear, sampling).tokens
 
 
 def test_probabilities_are_those_among_what_is_allowed(compiler):
