@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from moa_chat import strings
 from moa_chat.chat_config import ChatConfig
+from moa_chat.terminal.answer_state import ending
 from moa_chat.terminal.renderer import PlainView
 from moa_runtime.errors import printable
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
@@ -19,6 +20,10 @@ def run_once(config: ChatConfig, prompt: str, *, as_json: bool, out: TextIO | No
     """Connect, ask, and write the answer to ``out`` (default: stdout)."""
     out = out or sys.stdout
     finished, begun = asyncio.run(_ask(config, prompt, None if as_json else PlainView(out)))
+    text = split_reasoning(finished.text, begun=begun).answer
+    note = ending(finished.reason, text, as_json=config.schema is not None)
+    if config.schema is not None and note:
+        print(strings.ONCE_CUT.format(note), file=sys.stderr, flush=True)
     if as_json:
         print(json.dumps(as_object(finished, config, begun=begun)), file=out, flush=True)
     return 0

@@ -128,6 +128,8 @@ STARTING_LOCAL = "starting a server on this machine (it fetches the model if it 
 STILL_STARTING = "the server is not ready after {:.0f} s; still waiting"
 ONCE_OFFLINE = "moa-chat: offline: {}"
 ONCE_ONLINE = "moa-chat: online again"
+ONCE_CUT = "moa-chat: {}"
+NO_JSON = "the answer is no complete JSON: {}"
 
 # -- the window: link and connection -----------------------------------------------------------
 

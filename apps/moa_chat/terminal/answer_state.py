@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics as stats
 import time
@@ -72,9 +73,27 @@ def status_line(link: LinkChanged, words: str, update: AnswerUpdate | None, pale
     return spans
 
 
-def summary(reason: FinishReason | None, statistics: Statistics) -> str:
-    """Return the line after an answer; ``reason`` is None if it was stopped."""
-    parts = [f"{statistics.tokens} tokens in {statistics.seconds:.1f} s", figures(statistics)]
+def ending(reason: FinishReason | None, text: str = "", *, as_json: bool = False) -> str:
+    """Return why an answer ended before its end, and whether it is no JSON for that; empty if it is complete.
+
+    Args:
+        reason: None if it was stopped.
+        text: without reasoning.
+        as_json: whether it was to be JSON.
+    """
+    note = strings.STOPPED if reason is None else strings.TERMINAL_FINISH[reason]
+    if note and as_json:
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return strings.NO_JSON.format(note)
+    return note
+
+
+def summary(note: str, statistics: Statistics) -> str:
+    """Return the line after an answer; ``note``: see :func:`ending`."""
+    parts = [note] if note else []
+    parts += [f"{statistics.tokens} tokens in {statistics.seconds:.1f} s", figures(statistics)]
     if statistics.drafted:
         parts.append(f"{statistics.accepted} of {statistics.drafted} drafted tokens used")
     if statistics.dropped_turns:
@@ -83,8 +102,6 @@ def summary(reason: FinishReason | None, statistics: Statistics) -> str:
         parts.append(f"{statistics.offline} written offline")
     if statistics.rolled_back:
         parts.append(f"{statistics.rolled_back} rolled back")
-    if note := strings.STOPPED if reason is None else strings.TERMINAL_FINISH[reason]:
-        parts.insert(0, note)
     return " | ".join(parts)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from moa_chat import strings
 from moa_chat.chat_config import ChatConfig
 from moa_chat.loop_thread import LoopThread, RunningAnswer
-from moa_chat.terminal.answer_state import AnswerState, Palette, summary
+from moa_chat.terminal.answer_state import AnswerState, Palette, ending, summary
 from moa_chat.terminal.input import Keyboard, watch_keyboard
 from moa_chat.terminal.renderer import LiveView, PlainView, Span, clean, view_for
 from moa_chat.transcript import save_conversation
@@ -19,6 +19,7 @@ from moa_runtime.chat import Chat
 from moa_runtime.chat_store import StoreError
 from moa_runtime.errors import MoaError, printable
 from moa_runtime.events import Disagreement, LinkStatus, Statistics
+from moa_runtime.reasoning import split_reasoning
 from moa_runtime.transport import ConnectError
 
 _EXCERPT_LENGTH = 70
@@ -239,7 +240,9 @@ class Terminal:
         if problem is not None:
             self._complain(str(problem))
         if not self._ends_alone(shown) and (problem is None or shown.confirmed):
-            self._say(summary(shown.reason, shown.statistics))
+            answer = split_reasoning(shown.confirmed, begun=self._view.begins_reasoning).answer
+            note = ending(shown.reason, answer, as_json=self._config.schema is not None)
+            self._say(summary(note, shown.statistics))
         self._view.write()
         return shown
 

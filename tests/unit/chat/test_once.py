@@ -11,6 +11,7 @@ from moa_chat import strings
 from moa_chat.oneshot import run_once
 from moa_runtime.chat import ChatError
 from moa_runtime.events import FinishReason, LinkChanged, LinkStatus
+from moa_runtime.session.events import Grammar
 from support.chat.fake_chat import FakeChat, FakeChatConfig, finished, update
 
 
@@ -36,6 +37,15 @@ def test_json_is_one_object():
     assert result["tokens"][0] == {"id": ord("P"), "origin": "drafted"}
     assert result["statistics"]["tau"] == 2.5 and result["statistics"]["round_trip_ms"] == 63
     assert result["server"] == "ws://127.0.0.1:8765/v1/session" and result["target"] == "tiny-target"
+
+
+def test_json_that_was_cut_is_told_on_stderr(capsys):
+    schema, cut = Grammar("json_object"), [finished('{"a"', FinishReason.LENGTH)]
+    run(FakeChat(cut), schema=schema)
+    run(FakeChat([finished('{"a": 1}')]), schema=schema)
+    run(FakeChat(cut))
+    note = strings.NO_JSON.format(strings.TERMINAL_FINISH[FinishReason.LENGTH])
+    assert capsys.readouterr().err.splitlines() == [strings.ONCE_CUT.format(note)]
 
 
 def test_json_is_ascii_for_every_output():

@@ -14,7 +14,7 @@ import pytest
 
 from moa_chat import strings
 from moa_chat.loop_thread import LoopThread, RunningAnswer
-from moa_chat.terminal.answer_state import AnswerState, Palette, figures, status_line, summary
+from moa_chat.terminal.answer_state import AnswerState, Palette, ending, figures, status_line, summary
 from moa_chat.terminal.app import Terminal, run_terminal
 from moa_chat.terminal.input import Keyboard
 from moa_chat.terminal.renderer import LiveView, PlainView, Span
@@ -206,7 +206,7 @@ def test_drafted_and_offline_text_differ_on_a_terminal(monkeypatch):
     talk(chat, Lines("France?"), view)
     text, drafted, offline = seen[0]
     assert text == drawn and drafted == "is" and offline.startswith(" and")
-    assert screen.text()[1:3] == ["Paris.", summary(FinishReason.STOP, finished("Paris.").statistics)]
+    assert screen.text()[1:3] == ["Paris.", summary("", finished("Paris.").statistics)]
     assert screen.cursor_shown
 
 
@@ -240,8 +240,11 @@ def test_the_status_row_says_why_the_device_waits():
     shown.take(Disagreement(1, 1, "mine", "yours"))
     assert in_order(row(), "HINT", "tau")
     for reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
-        assert summary(reason, shown.statistics).startswith(strings.TERMINAL_FINISH[reason])
-    assert strings.WITHOUT_OLDEST.format(4) in summary(FinishReason.STOP, Statistics(dropped_turns=4))
+        assert ending(reason) == strings.TERMINAL_FINISH[reason]
+    cut = strings.TERMINAL_FINISH[FinishReason.LENGTH]
+    assert ending(FinishReason.LENGTH, '{"a": ', as_json=True) == strings.NO_JSON.format(cut)
+    assert ending(FinishReason.LENGTH, '{"a": 1}', as_json=True) == cut and not ending(FinishReason.STOP, as_json=True)
+    assert strings.WITHOUT_OLDEST.format(4) in summary("", Statistics(dropped_turns=4))
 
 
 def test_an_answer_is_written_again_and_earlier_marks_stay():
