@@ -44,8 +44,10 @@ from moa_runtime.events import (
     Statistics,
     TokenOrigin,
 )
+from moa_runtime.grammar.after_reasoning import after_reasoning
 from moa_runtime.grammar.compiler import GrammarCompiler
 from moa_runtime.options import DRAFTERS, Conditions, DrafterName, LoopSettings, Offline, Overflow
+from moa_runtime.reasoning import CLOSE, OPEN
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Decided, Finished, Grammar, Policy, RolledBack, Sampling, Welcomed
 from moa_runtime.session.memory_rows import encoding_of
@@ -356,7 +358,7 @@ class Chat:
             self._check_request(max_new_tokens, sampling or Sampling())
             question = await self._question(text)
             self._check_room(question.length)
-            most, chosen = min(max_new_tokens, self.manifest.max_context), sampling or Sampling()
+            most, chosen = min(max_new_tokens, self.manifest.max_context), self._chosen(sampling or Sampling())
             ask = partial(self._loop.ask, question.kept, question.supplied, chosen, most, while_away=while_away)
             return self._ask(question, ask)
 
@@ -394,7 +396,8 @@ class Chat:
             same = record.question.messages == question.messages and len(record.tokens) == len(tokens)
             known = record.tokens if same else [TokenOrigin(token, Origin.CORRECTED, True) for token in tokens]
             kept = common_length(committed, whole)
-            chosen, most = sampling or self._session.sampling, min(max_new_tokens, self.manifest.max_context)
+            chosen = self._chosen(sampling) if sampling else self._session.sampling
+            most = min(max_new_tokens, self.manifest.max_context)
             self._conversation.restore(question.messages[:-1], self._conversation.unconfirmed)
             span = kept, whole[kept:], question.length
             ask = partial(self._loop.continue_answer, *span, chosen, most, while_away=while_away)
@@ -578,6 +581,13 @@ class Chat:
         if able is not None and sampling.logprobs is not None and wire.CAPABILITY_LOGPROBS not in able:
             text = "this verifier has no logprobs: it is older than this program"
             raise ChatError(text, code="unsupported_logprobs")
+
+    def _chosen(self, sampling: Sampling) -> Sampling:
+        """Return the sampling of an answer that may reason before it conforms."""
+        if sampling.grammar is None or self.tokenizer.raw:
+            return sampling
+        special = self.tokenizer.special_tokens((OPEN, CLOSE))
+        return after_reasoning(sampling, self.tokenizer.thought(self.thinking), special)
 
     # -- encoding -------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ ENABLE_THINKING = "enable_thinking"
 #: White space around the parts; the same in other languages, whose own ideas of it differ.
 _SPACE = " \t\n\r"
 
+#: Whether answers have reasoning: they begin inside it, they may begin with its mark, or they have none.
+Thought = Literal["begun", "may", ""]
 Role = Literal["open", "open named", "close", "header", "message", "end"]
 #: Roles by text. After "open named" the rest of the line is a channel's name.
 _MARKS: Mapping[str, Role] = {

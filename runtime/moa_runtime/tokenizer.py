@@ -18,7 +18,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message, Tool
 from moa_runtime.checked_file import read_checked, read_checked_text
 from moa_runtime.errors import MoaError, reason_of
-from moa_runtime.reasoning import OPEN, ControlState, ControlTokens, split_reasoning
+from moa_runtime.reasoning import OPEN, ControlState, ControlTokens, Thought, split_reasoning
 
 _LARGEST_TOKENIZER = 1 << 27
 #: Characters of all replacements of a tokenizer, multiplied.
@@ -149,6 +149,12 @@ class ChatTokenizer:
         except ChatTemplateError:
             return False
         return prompt.rstrip().endswith(OPEN)
+
+    def thought(self, thinking: bool | None = None) -> Thought:
+        """Return whether answers have reasoning between Qwen 3's marks, as far as the template shows that."""
+        if self.begins_reasoning(thinking):
+            return "begun"
+        return "may" if OPEN in self.template_source and thinking is not False else ""
 
     def render_chat(
         self,

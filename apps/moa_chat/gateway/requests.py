@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -27,6 +27,7 @@ from moa_chat.gateway.tool_formats.prompted import PromptedFormat
 from moa_chat.gateway.tool_formats.tool_format import CallSplitter, FunctionTool, ToolFormat
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.chat_template import Tool
+from moa_runtime.errors import json_problem
 from moa_runtime.options import OFFLINES, Offline, Overflow
 from moa_runtime.session.events import MOST_BIASED, MOST_LOGPROBS, Grammar, Sampling
 
@@ -101,7 +102,7 @@ class AnswerRequest:
     overflow: Overflow = "error"  # likewise
     tools: Sequence[Tool] | None = None  # for the chat template
     calls: ToolFormat | None = None  # in which the target writes calls; None if it may call nothing
-    callable: tuple[str, ...] = ()  # names of the tools
+    callable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # schemas of the tools by their names
     parallel: bool = True  # whether an answer may have several calls
     constrained_in: str | None = None  # the field that a grammar comes from
     asked_in: str = "messages"  # the field that holds what is asked
@@ -182,7 +183,7 @@ def _offline(asked: str) -> Offline:
     for known in OFFLINES:
         if asked == known:
             return known
-    raise invalid(f"must be one of {', '.join(OFFLINES)}, not {_short(asked)}")
+    raise invalid(f"must be one of {', '.join(OFFLINES)}, not {short(asked)}")
 
 
 def _biases(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def _biases(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         raise invalid(f"may have {MOST_BIASED} tokens, not {len(given)}", "out_of_range")
     for token, bias in given.items():
         if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) < info.context.vocab_size):
-            raise invalid(f"has {_short(token)}, which is no id of a token")
+            raise invalid(f"has {short(token)}, which is no id of a token")
         if type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise invalid(f"must give token {token} a number between -100 and 100", "out_of_range")
     return given
@@ -199,14 +200,14 @@ def _biases(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
 
 def _function_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise invalid(f"must be 1 to 64 letters, digits, '_', '-' or '.', not {_short(name)}")
+        raise invalid(f"must be 1 to 64 letters, digits, '_', '-' or '.', not {short(name)}")
     return name
 
 
 def _schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of a tool's arguments."""
     if (kind := schema.get("type", "object")) != "object":
-        raise invalid(f"must be a schema of the type 'object', not {_short(kind)}")
+        raise invalid(f"must be a schema of the type 'object', not {short(kind)}")
     _check_levels(schema)
     return {"type": "object", **schema} if schema else schema
 
@@ -229,7 +230,7 @@ def _choice(choice: Any) -> tuple[str, str]:
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         text = 'must be auto, none, required or {"type": "function", "function": {"name": ...}}, not '
-        raise invalid(text + _short(choice))
+        raise invalid(text + short(choice))
     return "named", function["name"]
 
 
@@ -280,7 +281,7 @@ class ResponseFormat(Part):
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
         if self.type not in ("text", "json_object", "json_schema"):
-            raise invalid(f".type must be text, json_object or json_schema, not {_short(self.type)}")
+            raise invalid(f".type must be text, json_object or json_schema, not {short(self.type)}")
         if self.type == "json_schema" and self.answer_schema is None:
             raise invalid(".json_schema.schema is missing", "missing_required_parameter")
         return self
@@ -547,7 +548,7 @@ class ChatBody(CompletionBody):
                 text = f"{where}: the result of a tool must follow an answer with calls"
                 raise ApiError(400, text, param=f"{where}.role", code="invalid_value")
             elif message.tool_call_id not in called:
-                text = f"{where}: no call before has the id {_short(message.tool_call_id)}"
+                text = f"{where}: no call before has the id {short(message.tool_call_id)}"
                 raise ApiError(400, text, param=f"{where}.tool_call_id", code="invalid_value")
         return messages
 
@@ -568,7 +569,7 @@ class ChatBody(CompletionBody):
         if kind == "required" and not names:
             raise ApiError(400, "tool_choice: there are no tools", param="tool_choice", code="invalid_value")
         if kind == "named" and name not in names:
-            text = f"tool_choice: no tool has the name {_short(name)}"
+            text = f"tool_choice: no tool has the name {short(name)}"
             raise ApiError(400, text, param="tool_choice", code="invalid_value")
         for guided in _GRAMMARS[1:]:
             if names and getattr(self, guided) is not None:
@@ -631,8 +632,11 @@ def parse_chat(data: bytes, defaults: Defaults, tool_format: Callable[[], ToolFo
         ApiError: it is no request that can be answered; names the field.
     """
     body = read_body(ChatBody, data, defaults)
-    names = {call.id: call.function.name for message in body.messages for call in message.tool_calls}
-    turns = [message.turn(names) for message in body.messages]
+    names: dict[str, str] = {}  # of calls; a later answer may use the ids of an earlier one again
+    turns = []
+    for message in body.messages:
+        names |= {call.id: call.function.name for call in message.tool_calls}
+        turns.append(message.turn(names))
     if defaults.system and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": defaults.system})
     thinking = body.chat_template_kwargs.enable_thinking
@@ -657,7 +661,7 @@ def parse_chat(data: bytes, defaults: Defaults, tool_format: Callable[[], ToolFo
         sampling=replace(asked.sampling, grammar=grammar),
         tools=form.templated(tools),
         calls=form,
-        callable=tuple(tool["function"]["name"] for tool in tools),
+        callable={tool["function"]["name"]: tool["function"]["parameters"] for tool in tools},
         parallel=body.parallel_tool_calls,
         constrained_in="tools" if grammar else None,
     )
@@ -679,7 +683,7 @@ def read_body(kind: type[Body], data: bytes, defaults: Defaults) -> Body:
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+        raise ApiError(400, f"the body is not JSON: {json_problem(error)}", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise ApiError(400, f"the body must be a JSON object, not {kind_of(fields)}", code="invalid_type")
     try:
@@ -694,7 +698,7 @@ def _refusal(error: ErrorDetails) -> ApiError:
     param, code = _param(error["loc"]), "invalid_value"
     expected = _EXPECTED.get(kind.removesuffix("_type"))
     if kind in _BOUNDS:
-        text, code = f"{param} {_BOUNDS[kind].format(**context)}, not {_short(given)}", "out_of_range"
+        text, code = f"{param} {_BOUNDS[kind].format(**context)}, not {short(given)}", "out_of_range"
     elif kind == "too_long":
         text, code = f"{param} must have at most {context['max_length']} items, not {len(given)}", "out_of_range"
     elif kind == "missing":
@@ -706,13 +710,13 @@ def _refusal(error: ErrorDetails) -> ApiError:
     elif "text" in context:  # of _invalid
         text, code = f"{param}{'' if context['text'].startswith(('.', '[')) else ' '}{context['text']}", kind
     elif kind == "literal_error":
-        text = f"{param} must be {context['expected']}, not {_short(given)}"
+        text = f"{param} must be {context['expected']}, not {short(given)}"
     else:
         text = f"{param}: {error['msg']}"
     return ApiError(400, text, param=param, code=code)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """Return a value for a sentence."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
@@ -727,7 +731,7 @@ def _param(path: tuple[int | str, ...]) -> str:
 
 def no_model(name: str, defaults: Defaults) -> ApiError:
     """Return the error for a model that is not served."""
-    text = f"there is no model {_short(name)} here, only {defaults.model!r}"
+    text = f"there is no model {short(name)} here, only {defaults.model!r}"
     return ApiError(404, text, param="model", code="model_not_found")
 
 

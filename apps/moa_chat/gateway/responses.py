@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.replies import Ending, Reply, event, metrics_of, usage_of
@@ -22,6 +22,7 @@ from moa_chat.gateway.requests import (
     parse_chat,
     prompted,
     read_body,
+    short,
     whole_text,
 )
 from moa_chat.gateway.tool_formats.tool_format import CallSplitter, ToolFormat
@@ -31,6 +32,16 @@ _KEEPING = ("store", "previous_response_id", "conversation", "background", "prom
 #: Fields of a chat completion by those of a response, for errors.
 _NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
 _LOGPROBS = "message.output_text.logprobs"
+#: What else OpenAI's ``include`` names; responses here have none of it.
+_ABSENT = (
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)
 #: Events of an item's text, and how ids of items begin, by kind.
 _EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 _IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
@@ -92,6 +103,13 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
+def _includable(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in (_LOGPROBS, *_ABSENT):
+            raise invalid(f"may name {_LOGPROBS!r}, not {short(name)}")
+    return names
+
+
 class TextOptions(Part):
     """What the answer's text conforms to."""
 
@@ -117,7 +135,7 @@ class ResponseBody(Part):
     tools: Annotated[list[dict[str, Any]], BeforeValidator(_tools)] = Field([])
     tool_choice: Annotated[Any, BeforeValidator(_choice)] = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: list[Text] = Field([])
+    include: Annotated[list[Text], AfterValidator(_includable)] = Field([])
     top_logprobs: int | None = None
     metadata: dict[str, str] = Field({})
     store: Any = None

@@ -159,6 +159,8 @@ def test_a_form_and_logprobs_are_those_of_a_chat_completion():
         ({"temperature": 3}, "temperature", "out_of_range"),
         ({"top_logprobs": 21}, "top_logprobs", "out_of_range"),
         ({"truncation": "middle"}, "truncation", "invalid_value"),
+        ({"include": ["x"]}, "include", "invalid_value"),
+        ({"include": [3]}, "include[0]", "invalid_type"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format", "invalid_value"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "missing_required_parameter"),
         ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_parameter"),
@@ -184,7 +186,8 @@ def test_an_invalid_field_is_named(fields, param, code):
 
 
 def test_what_is_off_may_be_said_and_an_error_after_the_first_text_ends_the_stream():
-    off = {"store": False, "background": False, "previous_response_id": None, "tools": [], "parallel_tool_calls": True}
+    off = {"include": ["reasoning.encrypted_content"]}
+    off |= {"store": False, "background": False, "previous_response_id": None, "tools": [], "parallel_tool_calls": True}
     assert ask(finished("a"), **off)[0]["status"] == "completed"
     [*_, error, failed], _ = ask(update("a"), ChatError("REPLACED", code="refused"), stream=True)
     assert (error["type"], error["code"], error["message"]) == ("error", "verifier_refused", "REPLACED")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,17 @@ from tokenizers import AddedToken, Tokenizer
 pytest.importorskip("starlette")
 llguidance = pytest.importorskip("llguidance")
 
+from moa_chat.gateway.errors import ApiError  # noqa: E402
 from moa_chat.gateway.tool_formats.functiongemma import FunctionGemmaFormat  # noqa: E402
 from moa_chat.gateway.tool_formats.granite import GraniteFormat  # noqa: E402
 from moa_chat.gateway.tool_formats.hermes import HermesFormat  # noqa: E402
 from moa_chat.gateway.tool_formats.llama3 import Llama3Format  # noqa: E402
 from moa_chat.gateway.tool_formats.mistral import MistralFormat  # noqa: E402
+from moa_chat.gateway.tool_formats.qwen3_coder import Qwen3CoderFormat  # noqa: E402
 from moa_chat.gateway.tool_formats.tool_format import FunctionTool  # noqa: E402
+from moa_runtime.grammar.after_reasoning import after_reasoning  # noqa: E402
+from moa_runtime.session.events import Grammar, Sampling  # noqa: E402
+from support.refusals import refused  # noqa: E402
 
 ADD = {
     "type": "object",
@@ -33,6 +40,12 @@ FORMATS = [
     (MistralFormat, "", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]', None),
     (MistralFormat, "[ARGS]", '[TOOL_CALLS]add[ARGS]{"a": 1}', ""),
     (GraniteFormat, "", '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]', None),
+    (
+        Qwen3CoderFormat,
+        "",
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "\n",
+    ),
     (FunctionGemmaFormat, "", "<start_function_call>call:add{a:1}<end_function_call>", ""),
 ]
 
@@ -87,3 +100,37 @@ def test_an_answer_is_a_call_a_text_or_an_object(folder, kind, form, source, cal
     assert reads("<think>Hm.</think>\n\n" + call, **thought) == reads(call, **thought) == "whole"
     thought["thought"] = "begun"
     assert reads("Hm.</think>\n\n" + call, **thought) == "whole" and reads("Hm.", **thought) == "begun"
+
+
+def test_texts_of_xml_stand_without_quotes_and_their_patterns_are_refused(folder):
+    parts = {"t": {"type": "string"}, "k": {"type": "string", "enum": ["a b"]}, "n": {"type": ["integer", "null"]}}
+    tool = FunctionTool("f", {"type": "object", "properties": parts, "required": ["t", "k"]})
+    begins, ends = "<tool_call>\n<function=f>\n", "</function>\n</tool_call>"
+    texts = [
+        f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in (("t", '<"\n{'), ("k", "a b"), ("n", "null"))
+    ]
+
+    def reads(*members: str, required: bool = True, strict: bool = True) -> str:
+        tools = [replace(tool, strict=strict)]
+        grammar = Qwen3CoderFormat("", {}).grammar(tools, required=required, parallel=False)
+        return read(folder / "text", grammar, begins + "".join(members) + ends)
+
+    assert reads(*texts) == reads(*texts[:2]) == "whole"
+    assert reads(texts[0]) == reads(texts[0], texts[1].replace("a b", "c")) == "no"
+    assert reads("<parameter=z>\n1\n</parameter>\n", required=False, strict=False) == "whole"
+    patterned = FunctionTool("f", {"type": "object", "properties": {"t": {"type": "string", "pattern": "a"}}})
+    with refused("unsupported_schema", ApiError):
+        Qwen3CoderFormat("", {}).grammar([patterned], required=True, parallel=False)
+
+
+@pytest.mark.parametrize(
+    ("thought", "text"), [("may", "<think>{1}</think>\n\n"), ("may", ""), ("begun", "{1}</think>")]
+)
+def test_json_may_follow_reasoning(folder, thought, text):
+    asked = Sampling(grammar=Grammar("json_schema", json.dumps(OTHER)))
+    grammar = after_reasoning(asked, thought, {}).grammar
+    assert read(folder / "text", grammar.text, text + '{"q": 1}') == "whole"
+    assert read(folder / "text", grammar.text, text + '{"q": "1"}') == "no"
+    for other in (Grammar("regex", "a"), Grammar("json_schema", "{"), Grammar("json_schema", "true"), None):
+        assert after_reasoning(replace(asked, grammar=other), thought, {}).grammar == other
+    assert after_reasoning(asked, "", {}) == asked

@@ -359,3 +359,16 @@ def test_special_tokens_stay_in_a_text_if_they_are_shown(folder: Path):
     stream = TextStream(tokenizer, shown=shown)
     text = "".join(stream.push(token) for token in tokens) + stream.finish()
     assert shown == {1} and text == "ab<|im_start|>éc" == tokenizer.decode(tokens, shown=shown)
+
+
+@pytest.mark.parametrize(
+    ("end", "thought"),
+    [
+        ("", ["", "", ""]),
+        ("<think>\n", ["begun"] * 3),
+        ("{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}", ["may", "may", ""]),
+    ],
+)
+def test_the_template_shows_whether_answers_have_reasoning(folder, end, thought):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}" + end
+    assert [load(folder, template).thought(thinking) for thinking in (None, True, False)] == thought

@@ -72,6 +72,16 @@ async def test_a_grammar_that_does_not_compile_is_refused_and_the_next_question_
         assert (await ask(chat, count=2)).tokens
 
 
+async def test_json_follows_reasoning(chat: Chat, monkeypatch) -> None:
+    async with chat:
+        monkeypatch.setattr(chat.tokenizer, "thought", lambda thinking: "begun")
+        sampling = Sampling(grammar=Grammar("json_object"))
+        assert not (await ask(chat, count=6, sampling=sampling)).text.startswith("{")
+        chat.restore([])
+        monkeypatch.undo()
+        assert (await ask(chat, count=6, sampling=sampling)).text.startswith("{")
+
+
 async def test_text_written_before_that_violates_the_grammar_is_refused(chat: Chat) -> None:
     """A continued answer conforms from its first token on."""
     async with chat:

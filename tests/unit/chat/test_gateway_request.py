@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("starlette")
 
 from moa_chat.gateway.errors import ApiError, as_api_error
-from moa_chat.gateway.requests import Defaults
+from moa_chat.gateway.requests import Defaults, parse_chat
+from moa_chat.gateway.tool_formats.hermes import HermesFormat
 from moa_runtime.errors import ContextFullError
 from moa_runtime.session.events import Grammar, Sampling
-from support.chat.pooled_chat import ASSISTANT, USER, parse, parse_text
+from support.chat.pooled_chat import ASSISTANT, DEFAULTS, USER, parse, parse_text
 
 OWN = Defaults("tiny", max_new_tokens=7, temperature=0.5, top_p=0.8, seed=3, system="Be brief.")
 
@@ -53,6 +54,16 @@ def test_what_no_verifier_takes_is_refused_before_it_is_asked(fields, code):
     with pytest.raises(ApiError) as refused:
         parse(replace(OWN, vocab_size=300), **fields)
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, next(iter(fields)))
+
+
+def test_the_result_of_a_call_has_the_name_of_the_last_one_with_its_id():
+    def called(name):
+        call = {"id": "call_0", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        return [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_0", "content": "1"}]
+
+    body = {"messages": [USER, *called("add"), *called("sub")]}
+    request = parse_chat(json.dumps(body).encode(), DEFAULTS, lambda: HermesFormat("", {}))
+    assert [request.history[2]["name"], request.question["name"]] == ["add", "sub"]
 
 
 def test_the_field_of_a_grammar_is_known():

@@ -18,6 +18,7 @@ from moa_chat.gateway.tool_formats.hermes import HermesFormat
 from moa_chat.gateway.tool_formats.llama3 import Llama3Format
 from moa_chat.gateway.tool_formats.mistral import MistralFormat
 from moa_chat.gateway.tool_formats.prompted import PromptedFormat
+from moa_chat.gateway.tool_formats.qwen3_coder import Qwen3CoderFormat
 from moa_chat.gateway.tool_formats.smollm3 import SmolLM3Format
 from moa_chat.gateway.tool_formats.tool_format import CallSplitter, FunctionTool
 from support.refusals import refused
@@ -39,10 +40,16 @@ TEMPLATES = {
     "{% if not tools is defined %}{% endif %}<|python_tag|>": Llama3Format,
     '{% if tools %}{% endif %}{"name": function name, "parameters": }': Llama3Format,
     "{% for t in tools %}{{ t }}{% endfor %}<start_function_call>": FunctionGemmaFormat,
+    "{% for t in tools %}{{ t }}{% endfor %}<tool_call><function=f><parameter=p>": Qwen3CoderFormat,
 }
 NAMED = "{% if tools %}{% endif %}[TOOL_CALLS][ARGS]"
 HERMES, SMOL, MISTRAL = (list(TEMPLATES)[index] for index in (1, 2, 3))
-GRANITE, LLAMA, GEMMA = (list(TEMPLATES)[index] for index in (5, 6, 8))
+GRANITE, LLAMA, GEMMA, CODER = (list(TEMPLATES)[index] for index in (5, 6, 8, 9))
+SCHEMAS = {
+    "add": {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+    "now": {},
+    "f": {"properties": {"on": {"type": "boolean"}}},
+}
 ADD = '{"name": "add", "arguments": {"a": 1, "b": "x}"}}'
 ONE, NONE = ("add", '{"a": 1, "b": "x}"}'), ("now", "{}")
 #: Template, answer, its text, its calls.
@@ -83,13 +90,28 @@ ANSWERS = [
         "",
         [("f", '{"o": {"k": [true, 1.5, "y"]}, "p": "word"}')],
     ),
+    (
+        CODER,
+        "So:\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx}\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "So:",
+        [ONE, NONE],
+    ),
+    (
+        CODER,
+        "<tool_call><function=f><parameter=on>True</parameter><parameter=c>1\n2</parameter></function></tool_call>",
+        "",
+        [("f", '{"on": true, "c": "1\\n2"}')],
+    ),
+    (CODER, "<tool_call>\n<function=now>", "", [NONE]),
+    (CODER, "<tool_call>no call</tool_call>", "<tool_call>no call</tool_call>", []),
     (GEMMA, "<start_function_call>call:f{a<end_function_call>", "<start_function_call>call:f{a<end_function_call>", []),
 ]
 
 
 def form(source: str, **special: int):
     tokenizer = SimpleNamespace(
-        template_source=source, begins_reasoning=lambda thinking: False, special_tokens=lambda marks: special
+        template_source=source, thought=lambda thinking: "", special_tokens=lambda marks: special
     )
     return tool_format(tokenizer)
 
@@ -108,7 +130,7 @@ def test_a_template_with_another_format_is_refused():
 @pytest.mark.parametrize(("source", "text", "content", "calls"), ANSWERS, ids=lambda value: str(value)[:30])
 def test_an_answer_is_split_into_text_and_calls_however_it_comes(source, text, content, calls):
     for size in (1, 2, 3, 7, len(text)):
-        splitter = CallSplitter(form(source), ("add", "now"), parallel=True)
+        splitter = CallSplitter(form(source), SCHEMAS, parallel=True)
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         fed = [*(splitter.feed(piece) for piece in pieces), splitter.feed("", final=True)]
         changes = list(itertools.chain.from_iterable(part for _, part in fed))
@@ -119,13 +141,13 @@ def test_an_answer_is_split_into_text_and_calls_however_it_comes(source, text, c
             own = [change["function"]["arguments"] for change in changes if change["index"] == index]
             assert "".join(own) == arguments and own[0] == ""
         assert all(change["function"]["arguments"] for change in changes if "id" not in change)
-    whole, given = CallSplitter(form(source), ("add", "now"), parallel=True).whole(text)
+    whole, given = CallSplitter(form(source), SCHEMAS, parallel=True).whole(text)
     assert whole == content and [(each["function"]["name"], each["function"]["arguments"]) for each in given] == calls
-    assert len(CallSplitter(form(source), ("add", "now"), parallel=False).whole(text)[1]) == min(1, len(calls))
+    assert len(CallSplitter(form(source), SCHEMAS, parallel=False).whole(text)[1]) == min(1, len(calls))
 
 
 def test_arguments_come_as_they_are_written():
-    splitter = CallSplitter(form(HERMES), ("add",), parallel=True)
+    splitter = CallSplitter(form(HERMES), SCHEMAS, parallel=True)
     changes = [change for char in f"<tool_call>{ADD}</tool_call>" for change in splitter.feed(char)[1]]
     name, *arguments = changes
     assert name["function"] == {"name": "add", "arguments": ""} and len(arguments) > 10

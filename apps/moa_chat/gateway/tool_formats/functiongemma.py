@@ -30,7 +30,7 @@ class FunctionGemmaFormat(ToolFormat):
     marks = ("<start_function_call>", "<end_function_call>", _ESCAPE)
     opening, closing = marks[:2]
 
-    def _calls(self, text: str, *, final: bool) -> tuple[list[Call], str]:
+    def _calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]], *, final: bool) -> tuple[list[Call], str]:
         named = _NAMED.match(text)
         if not final:  # arguments become JSON when they are whole
             return [], ""

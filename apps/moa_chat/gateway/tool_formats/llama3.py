@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from moa_chat.gateway.tool_formats.json_calls import read_calls
 from moa_chat.gateway.tool_formats.tool_format import Parsed, ToolFormat
@@ -21,7 +22,7 @@ class Llama3Format(ToolFormat):
     def known_by(cls, source: str) -> bool:
         return "<|python_tag|>" in source or '"parameters": ' in source
 
-    def read(self, text: str, names: Sequence[str], *, final: bool) -> Parsed:
+    def read(self, text: str, schemas: Mapping[str, Mapping[str, Any]], *, final: bool) -> Parsed:
         [mark] = self.marks
         before, marked, after = text.partition(mark)
         if not marked and not before.lstrip().startswith("{"):
@@ -29,7 +30,7 @@ class Llama3Format(ToolFormat):
         body = after if marked else before
         calls, rest = read_calls(body, final=final)
         # JSON without the mark may be an answer, too.
-        if not marked and (rest or (calls and calls[0].name not in names)):
+        if not marked and (rest or (calls and calls[0].name not in schemas)):
             return Parsed(text if final else text.rstrip(), [])
         if marked and rest and not calls:
             return Parsed(text, [])

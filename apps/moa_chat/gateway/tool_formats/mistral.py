@@ -12,6 +12,7 @@ from typing import Any
 from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
 from moa_runtime.chat_template import Message
+from moa_runtime.reasoning import Thought
 
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 _ID = re.compile("[a-zA-Z0-9]{9}")  # the templates refuse others
@@ -24,9 +25,9 @@ class MistralFormat(ToolFormat):
     opening = marks[0]
 
     def __init__(
-        self, source: str, special: Mapping[str, int], begins_reasoning: Callable[[bool | None], bool] | None = None
+        self, source: str, special: Mapping[str, int], thought: Callable[[bool | None], Thought] = lambda thinking: ""
     ) -> None:
-        super().__init__(source, special, begins_reasoning)
+        super().__init__(source, special, thought)
         self._named = "[ARGS]" in source
         self._with_id = "[CALL_ID]" in source
         self.listed = not self._named
@@ -46,7 +47,7 @@ class MistralFormat(ToolFormat):
             found.append(turn)
         return found
 
-    def _calls(self, text: str, *, final: bool) -> tuple[list[Call], str]:
+    def _calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]], *, final: bool) -> tuple[list[Call], str]:
         if (named := _NAMED.match(text)) is None:
             if not final and not text.lstrip().startswith(("[{", "[ {")):
                 return [], ""

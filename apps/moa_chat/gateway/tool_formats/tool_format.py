@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
 from moa_runtime.chat_template import Message
+from moa_runtime.grammar.after_reasoning import reasoning_rules
 from moa_runtime.grammar.compiler import SPACING
-from moa_runtime.reasoning import CLOSE, OPEN
+from moa_runtime.reasoning import Thought
 from moa_runtime.tokens import open_length
 
 
@@ -43,7 +44,7 @@ class ToolFormat:
     Args:
         source: the chat template.
         special: ids of those marks that are special tokens of the tokenizer, those of reasoning among them.
-        begins_reasoning: see :meth:`moa_runtime.tokenizer.ChatTokenizer.begins_reasoning`.
+        thought: see :meth:`moa_runtime.tokenizer.ChatTokenizer.thought`.
 
     Attributes:
         marks: texts that begin and end calls. If they are special tokens, they stay visible in an answer.
@@ -60,10 +61,9 @@ class ToolFormat:
     tail: ClassVar[str] = "TEXT"  # grammar of an answer that is no call
 
     def __init__(
-        self, source: str, special: Mapping[str, int], begins_reasoning: Callable[[bool | None], bool] | None = None
+        self, source: str, special: Mapping[str, int], thought: Callable[[bool | None], Thought] = lambda thinking: ""
     ) -> None:
-        self._special, self._reasons = special, OPEN in source
-        self._begins_reasoning = begins_reasoning
+        self._special, self.thought = special, thought
 
     @classmethod
     def known_by(cls, source: str) -> bool:
@@ -85,12 +85,6 @@ class ToolFormat:
         """Return the tools as the chat template takes them."""
         return tools
 
-    def thought(self, thinking: bool | None) -> str:
-        """Return whether answers have reasoning, see :meth:`grammar`."""
-        if self._begins_reasoning is not None and self._begins_reasoning(thinking):
-            return "begun"
-        return "may" if self._reasons and thinking is not False else ""
-
     def call_id(self) -> str:
         """Return a new id for a call."""
         return f"call_{secrets.token_hex(12)}"
@@ -102,11 +96,11 @@ class ToolFormat:
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def read(self, text: str, names: Sequence[str], *, final: bool) -> Parsed:
+    def read(self, text: str, schemas: Mapping[str, Mapping[str, Any]], *, final: bool) -> Parsed:
         """Split an answer into its text and its calls.
 
         Args:
-            names: of the tools.
+            schemas: of the tools' arguments, by the tools' names.
             final: whether the answer is whole. If not, more of it only adds to what is returned.
         """
         marks = [mark for mark in (self.opening, *self.other_openings) if mark]
@@ -117,7 +111,7 @@ class ToolFormat:
             whole = bool(closed) or final or number < len(blocks)
             if not whole:
                 inside = inside[: len(inside) - open_length(inside, (self.closing,))] if self.closing else inside
-            found, rest = self._calls(inside, final=whole)
+            found, rest = self._calls(inside, schemas, final=whole)
             if rest and not found:
                 content += f"{self.opening}{inside}{closed}"
             calls += found
@@ -126,7 +120,7 @@ class ToolFormat:
             content = content[: len(content) - open_length(content, marks)]
         return Parsed(content if final and not calls else content.rstrip(), calls)
 
-    def _calls(self, text: str, *, final: bool) -> tuple[list[Call], str]:
+    def _calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]], *, final: bool) -> tuple[list[Call], str]:
         """Read calls between the marks, see :func:`read_calls`."""
         return read_calls(text, final=final)
 
@@ -139,7 +133,7 @@ class ToolFormat:
         required: bool,
         parallel: bool,
         otherwise: Mapping[str, Any] | None = None,
-        thought: str = "",
+        thought: Thought = "",
     ) -> str:
         """Return llguidance's Lark grammar of an answer.
 
@@ -147,7 +141,7 @@ class ToolFormat:
             required: whether it is a call, and every schema binds; else it may be a text, and strict schemas bind.
             parallel: whether it may have several calls.
             otherwise: JSON schema of an answer that is no call.
-            thought: ``begun`` if answers begin inside their reasoning, ``may`` if they may have some, else empty.
+            thought: whether answers have reasoning.
         """
         free = not required and otherwise is None
         one = " | ".join(f"call_{index}" for index in range(len(tools)))
@@ -163,17 +157,13 @@ class ToolFormat:
         if required:
             start = calls
         elif otherwise is not None:
-            lines.append(f"other: %json {json.dumps(otherwise)}")
+            lines.append(f"other: %json {json.dumps({'x-guidance': SPACING, **otherwise})}")
             start = f"{calls} | other"
         else:
             lines.append(f"tail: {self.tail}")
             start = "(head call)* tail" if more and not self.listed else f"{calls} | tail"
-        if thought and not free:
-            begins = "" if thought == "begun" else f"{self._mark(OPEN)} "
-            lazy = "" if CLOSE in self._special else "[lazy]"
-            lines += [f"thought{lazy}: {begins}TEXT {self._mark(CLOSE)}", "SPACE: /[ \\n]{0,4}/", f"answer: {start}"]
-            start = "thought SPACE answer" if thought == "begun" else "answer | thought SPACE answer"
-        return "\n".join(["%llguidance {}", f"start: {start}", *lines])
+        start, rules = reasoning_rules(start, "" if free else thought, self._special)
+        return "\n".join(["%llguidance {}", f"start: {start}", *lines, *rules])
 
     def _head(self, free: bool, exclusive: bool) -> list[str]:
         """Return the rule of what comes before a call; ``free``: with text before; ``exclusive``: an answer that is no
@@ -200,19 +190,19 @@ class CallSplitter:
     """Splits an answer that comes piece by piece into text and OpenAI's ``tool_calls``.
 
     Args:
-        names: of the tools.
+        schemas: of the tools' arguments, by the tools' names.
         parallel: whether several calls are wanted; else those after the first are left out.
     """
 
-    def __init__(self, form: ToolFormat, names: Sequence[str], *, parallel: bool) -> None:
-        self._form, self._names, self._parallel = form, names, parallel
+    def __init__(self, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], *, parallel: bool) -> None:
+        self._form, self._schemas, self._parallel = form, schemas, parallel
         self._text, self._content, self._arguments = "", 0, list[int]()
         self.called = False
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, list[dict[str, Any]]]:
         """Add text; return what is certain now and was not returned before: text, and changes of ``tool_calls``."""
         self._text += text
-        content, calls = self._form.read(self._text, self._names, final=final)
+        content, calls = self._form.read(self._text, self._schemas, final=final)
         piece, self._content = content[self._content :], max(self._content, len(content))
         changes = []
         for index, call in enumerate(calls if self._parallel else calls[:1]):
