@@ -130,9 +130,11 @@ async def measure_identity(options: argparse.Namespace) -> None:
     from moa_server.engine.torch_engine import load_torch_engine
     from moa_server.settings import Settings
     from support.server.running import serving
+    from support.system import asking
     from support.system.asking import IMPATIENT, QUICK, constrained_decoding, ids, scheduled
     from support.tiny import make_tiny_bundle, make_tiny_drafter, make_tiny_target
 
+    asking.TIMEOUT_S = 3600  # beside other work
     rng, differ, forced, offline, ended = random.Random(options.seed), 0, 0, 0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -146,7 +148,7 @@ async def measure_identity(options: argparse.Namespace) -> None:
             for number in range(options.count):
                 if number % 50 == 0:
                     drafting = ("device", "server", "auto")[number // 50 % 3]
-                    settings = replace(QUICK, drafting=drafting, offline_limit=5)
+                    settings = replace(QUICK, drafting=drafting, offline_limit=5, late_after_s=60.0)
                     chat = await Chat.connect(bundle, where, threads=1, settings=settings, timing=IMPATIENT)
                 grammar = _random_grammar(rng, maker)
                 sampling = Sampling(rng.choice([0.0, 0.7, 1.0]), seed=rng.randrange(1 << 32), grammar=grammar)
