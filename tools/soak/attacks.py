@@ -32,7 +32,7 @@ from support.chat.programs import gateway
 from support.server.attacks import MEMBERS, STRANGERS, Victim, keep_up
 from support.tiny import make_tiny_bundle
 
-_COUNTS = {"idle sockets": 512, "slow bodies": 900, "header byte by byte": 32}
+_COUNTS = {"idle sockets": 512, "slow bodies": 900, "header byte by byte": 32, "half handshakes": 512}
 
 
 def attackers(victim: Victim, cpus: set[int], orders: Any) -> None:

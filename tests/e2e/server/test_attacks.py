@@ -16,7 +16,7 @@ from support.server.running import Client, Verifier, moa_serve
 from support.toy_engine import PRINTS, ToyEngine
 from support.toy_engine import plain as toy_plain
 
-CONNECTIONS = {"idle sockets": 300, "slow bodies": 300}
+CONNECTIONS = {"idle sockets": 300, "slow bodies": 300, "half handshakes": 300}
 PROGRAM = "from support.server.verifier_process import main; main()"
 LENGTH = 40
 

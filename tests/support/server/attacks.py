@@ -158,6 +158,27 @@ def _handshakes(victim: Victim, until: float) -> None:
         victim.open().close()
 
 
+def _requests(line: str, more: str = "") -> Attack:
+    """One request a connection."""
+
+    def attack(victim: Victim, until: float) -> None:
+        while time.monotonic() < until:
+            with victim.open() as connected:
+                connected.sendall(victim.head(line, more))
+                connected.recv(4096)
+
+    return attack
+
+
+def _half_handshakes(victim: Victim, until: float) -> None:
+    """The beginning of a ClientHello, and then a byte now and then."""
+    with socket.create_connection(("127.0.0.1", victim.port), 5) as connected:
+        connected.sendall(bytes.fromhex("16030100c8010000c40303"))
+        while time.monotonic() < until:
+            connected.sendall(b"x")
+            time.sleep(0.2)
+
+
 _CHUNKED = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
 _PROMPT = message(prompt(1, 0, list(range(5, 45))))
 
@@ -172,6 +193,10 @@ STRANGERS: dict[str, Attack] = {
     "slow bodies": _slow_body,
     "header byte by byte": _segments,
     "handshakes": _handshakes,
+    "requests": _requests("GET /healthz"),
+    "refused upgrades": _requests("GET /v1/session", "Upgrade: websocket\r\nConnection: Upgrade\r\n"),
+    "long addresses": _requests(f"GET /{'%61' * 5000}"),
+    "half handshakes": _half_handshakes,
 }
 
 #: Attacks by a session.
