@@ -15,7 +15,9 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.gateway:
             bundle = make_tiny_bundle(folder / "bundle", Path(models[1]), Path(models[3]), "none")
             program = stack.enter_context(gateway(bundle, target.verifier.url))
+            # Its lines are read: a full pipe would stop it.
+            threading.Thread(target=lambda: deque(program.process.stderr, 0), daemon=True).start()
             running = Served(target, psutil.Process(program.process.pid), running.log)
             victim, names = Victim(program.port, target.fingerprints, path="/v1/completions"), list(STRANGERS)
             process = spawn.Process(target=honest.ask, args=(program.port, there), daemon=True)
