@@ -15,6 +15,8 @@ from moa_chat.history.store import History
 from moa_runtime.events import AnswerFinished, Origin, TextSpan
 from moa_runtime.tokens import common_length
 
+_WORD = re.compile("\\w+(?:['\N{RIGHT SINGLE QUOTATION MARK}]\\w+)*")
+
 
 class AnswerCheck(StreamingAnswer):
     """An answer that is being checked; ``written`` is the stored one of the device, which is shown until the end."""
@@ -164,7 +166,7 @@ def corrected_words(written: Message, after: str) -> int:
     >>> corrected_words(Message("assistant", "red, green and blue"), "red, yellow and blue. That is all.")
     1
     """
-    words, new = list(re.finditer(r"\w+", written.content)), re.findall(r"\w+", after)
+    words, new = list(_WORD.finditer(written.content)), _WORD.findall(after)
     old, ours = [word.group() for word in words], _written_here(written)
     mine = [any(ours[word.start() : word.end()]) for word in words]
     count = 0
@@ -173,7 +175,7 @@ def corrected_words(written: Message, after: str) -> int:
             count += max(i2 - i1, j2 - j1 if i2 < len(old) else 0)
         elif kind != "equal":
             count += sum(mine[i1:i2])
-    return count
+    return min(count, sum(mine))  # the server's may be more
 
 
 def _written_here(message: Message) -> list[bool]:

@@ -2,7 +2,7 @@
 
 import { isOfDevice, type Message } from "./message.js";
 
-const WORD = /[\p{L}\p{N}_]+/gu;
+const WORD = /[\p{L}\p{N}_]+(?:['’][\p{L}\p{N}_]+)*/gu;
 
 /**
  * Return the number of words that the device wrote and that are replaced or missing in `after`, with new ones between them. Text
@@ -22,7 +22,7 @@ export function correctedWords(written: Message, after: string): number {
       count += mine.slice(i1, i2).filter((each) => each).length;
     }
   }
-  return count;
+  return Math.min(count, mine.filter((each) => each).length); // the server's may be more
 }
 
 /** Return for each character whether the device wrote it without the server; true for all if no origins are known. */

@@ -16,6 +16,8 @@ test("words that are others, gone, or new in between count; what follows the end
     ["red blue", "red and dark blue", 2],
     ["one two three", "four", 3],
     ["one", "", 1],
+    ["one", "a longer answer", 1],
+    ["the planet's sky", "the planet's sea", 1],
   ];
   for (const [written, after, count] of cases) {
     assert.equal(correctedWords(message("assistant", written), after), count, `${written} -> ${after}`);

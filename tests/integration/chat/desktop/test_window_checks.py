@@ -134,7 +134,8 @@ MIXED = [("red, ", Origin.DRAFTED, True), ("green ", Origin.OFFLINE, True), ("an
         ("red", 3, 1),
         ("yellow, or so, green and blue", 3, 0),
         ("pink, green or white", 3, 0),
-        ("red, dark yellow and blue", 2, 2),
+        ("red, dark yellow and blue", 2, 1),
+        ("a very long other answer of the server", 4, 1),
         ("", 4, 1),
     ],
 )
