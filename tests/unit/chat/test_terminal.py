@@ -247,6 +247,20 @@ def test_the_status_row_says_why_the_device_waits():
     assert strings.WITHOUT_OLDEST.format(4) in summary("", Statistics(dropped_turns=4))
 
 
+@pytest.mark.parametrize(
+    ("status", "offline", "key"),
+    [
+        (LinkStatus.ONLINE, False, strings.OFFLINE_KEY),
+        (LinkStatus.OFFLINE, False, strings.STAY_OFFLINE_KEY),
+        (LinkStatus.OFFLINE, True, strings.ONLINE_KEY),
+    ],
+)
+def test_the_key_that_is_named_fits_the_link(status, offline, key):
+    """Nobody who is offline is told how to go offline."""
+    terminal, keyboard = SimpleNamespace(_offline=offline), SimpleNamespace(reads_keys=True)
+    assert Terminal._hint(terminal, AnswerState(LinkChanged(status)), keyboard) == key
+
+
 def test_an_answer_is_written_again_and_earlier_marks_stay():
     chat = FakeChat([finished("Paris.")], [finished("Lyon.")])
     out = talk(chat, Lines("/regen", "France?", "/regen"))
