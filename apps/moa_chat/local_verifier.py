@@ -118,10 +118,10 @@ class LocalVerifier:
 
 
 def ensure_bundle(drafter: DrafterName | None = None) -> None:
-    """Export the bundle for a drafter if it is not there, progress on stderr. Raises MoaError if that fails."""
+    """Make the bundle for a drafter if it is not there, progress on stderr. Raises MoaError if that fails."""
     folder = bundle_of_drafter(drafter)
     if not (folder / MANIFEST_FILE).exists():
-        make_bundle(folder, "onnx", "--local", "a minute or more", drafter)
+        make_bundle(folder, "onnx", "--local (moa-serve)", drafter)
 
 
 def serve_options(manifest: Manifest, model: str | None = None, drafter: str | None = None) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from moa_decoder.matrix import GROUP, ZERO, Float32, Matrix, stacked
+from moa_decoder.matrix import ZERO, Float32, Matrix, stacked
 from moa_decoder.spec import Activation, DecoderSpec, LayerSpec, Rotary
 from moa_decoder.weights import DecoderWeights, LayerMatrix, LayerVector, LayerWeights
 
@@ -21,8 +21,9 @@ CONTRIB = "com.microsoft"
 _OPSET, _CONTRIB_VERSION, _IR_VERSION = 21, 1, 10
 #: Bytes from which on a constant is not copied into the model of a session.
 _LARGE = 1024
-#: ``MatMulNBits`` rounds its rows to 8 bits, in groups of 32, and multiplies integers.
-_INTEGER_PRODUCTS = 4
+#: ``accuracy_level`` of ``MatMulNBits``: it rounds its rows to 8 bits, in the groups of the matrix, and multiplies
+#: integers; or it multiplies floats.
+_INTEGER_PRODUCTS, _FLOAT_PRODUCTS = 4, 1
 
 #: Type and shape of a graph's input or output; a string is a size that may vary.
 Port = tuple[type[np.generic], Sequence[int | str]]
@@ -80,14 +81,20 @@ def scaled(matrix: Matrix, factor: float) -> Matrix:
 
 
 class GraphBuilder:
-    """A graph under construction. Values are named by strings; rows are tokens, ``[rows, size]``."""
+    """A graph under construction. Values are named by strings; rows are tokens, ``[rows, size]``.
 
-    def __init__(self, epsilon: float = 0.0) -> None:
+    Args:
+        epsilon: of norms.
+        integer_products: whether rows are rounded to 8 bits for products with matrices of 4 and 8 bits.
+    """
+
+    def __init__(self, epsilon: float = 0.0, *, integer_products: bool = True) -> None:
         self._epsilon = epsilon
+        self._accuracy = _INTEGER_PRODUCTS if integer_products else _FLOAT_PRODUCTS
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, NDArray[Any]] = {}
         self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._block_sums: dict[str, str] = {}
+        self._block_sums: dict[tuple[str, int], str] = {}
         self._count = 0
 
     # -- values
@@ -139,14 +146,15 @@ class GraphBuilder:
     def product(self, x: str, matrix: Matrix, bias: Float32 | None = None) -> str:
         """``[rows, inputs] -> [rows, outputs]``: with each row of the matrix.
 
-        With 4 and 8 bits the rows are rounded to 8 bits too. Offsets are multiplied by the sums of a row's groups.
+        With 4 and 8 bits the rows are rounded to 8 bits too, unless the builder was told otherwise. Offsets are
+        multiplied by the sums of a row's groups.
         """
         if matrix.scales is None:
             inputs = [x, self.constant(matrix.stored)] + ([] if bias is None else [self.constant(bias)])
             return self.op("Gemm", *inputs, transB=1)
         y = self.by_codes(x, matrix)
         if matrix.offsets is not None:
-            y = self.op("Gemm", self._sums(x, matrix.inputs), self.offsets(matrix), y)
+            y = self.op("Gemm", self._sums(x, matrix), self.offsets(matrix), y)
         return y if bias is None else self.op("Add", y, self.constant(bias))
 
     def by_codes(self, x: str, matrix: Matrix) -> str:
@@ -160,7 +168,7 @@ class GraphBuilder:
             N=matrix.outputs,
             bits=matrix.bits,
             block_size=matrix.group,
-            accuracy_level=_INTEGER_PRODUCTS,
+            accuracy_level=self._accuracy,
         )
 
     def offsets(self, matrix: Matrix) -> str:
@@ -176,11 +184,12 @@ class GraphBuilder:
         whole = self.product(x, stacked(matrices), None if biases is None else np.concatenate(biases))
         return self.split(whole, *(matrix.outputs for matrix in matrices))
 
-    def _sums(self, x: str, size: int) -> str:
-        if x not in self._block_sums:
-            groups = self.op("Reshape", x, self.integers(-1, size // GROUP, GROUP))
-            self._block_sums[x] = self.op("ReduceSum", groups, self.integers(-1), keepdims=0)
-        return self._block_sums[x]
+    def _sums(self, x: str, matrix: Matrix) -> str:
+        key = x, matrix.group
+        if key not in self._block_sums:
+            groups = self.op("Reshape", x, self.integers(-1, matrix.inputs // matrix.group, matrix.group))
+            self._block_sums[key] = self.op("ReduceSum", groups, self.integers(-1), keepdims=0)
+        return self._block_sums[key]
 
     def rows(self, matrix: Matrix, indices: str) -> str:
         """Rows of a matrix, ``[indices, inputs]``."""
@@ -191,12 +200,12 @@ class GraphBuilder:
             low = self.op("BitwiseAnd", stored, self.constant(np.uint8(15)))
             high = self.op("BitShift", stored, self.constant(np.uint8(4)), direction="RIGHT")
             pairs = self.op("Concat", *(self.op("Unsqueeze", half, self.integers(-1)) for half in (low, high)), axis=-1)
-            stored = self.op("Reshape", pairs, self.integers(-1, matrix.inputs // GROUP, GROUP))
+            stored = self.op("Reshape", pairs, self.integers(-1, matrix.inputs // matrix.group, matrix.group))
         codes = self.op("Cast", stored, to=onnx.TensorProto.FLOAT)
         return self.scaled_rows(self.op("Sub", codes, self.constant(np.float32(ZERO[matrix.bits]))), matrix, indices)
 
     def scaled_rows(self, codes: str, matrix: Matrix, indices: str) -> str:
-        """Rows from their codes around 0, float32 ``[indices, groups, 32]``, scales and offsets."""
+        """Rows from their codes around 0, float32 ``[indices, groups, group]``, scales and offsets."""
         for kind, numbers in (("Mul", matrix.scales), ("Add", matrix.offsets)):
             if numbers is not None:
                 each = self.op("Gather", self.constant(numbers), indices)
@@ -248,6 +257,58 @@ class GraphBuilder:
         part: dict[str, Any] = {} if rotated == size else {"rotary_embedding_dim": rotated}
         batch = self.op("RotaryEmbedding", *inputs, domain=CONTRIB, num_heads=heads, **part)
         return self.op("Squeeze", batch, self.integers(0))
+
+    def attention(self, queries: str, spec: LayerSpec, seen: Sequence[tuple[str, str]], mask: str | None = None) -> str:
+        """Attend to keys and values that lie in several values.
+
+        Args:
+            queries: ``[rows, heads * head_dim]``, multiplied by ``spec.attention_scale`` already.
+            seen: keys and values, ``[any, kv_heads, head_dim]`` each.
+            mask: boolean ``[rows, all of them]``, true where a row attends; None if every row attends to all.
+
+        Returns:
+            ``[rows, heads * head_dim]``.
+        """
+        heads, groups, width = spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim
+        # Heads of one group become further rows, so keys and values are never repeated.
+        grouped = self.op("Reshape", queries, self.integers(-1, heads, groups, width))
+        q = self.op("Reshape", self.op("Transpose", grouped, perm=[1, 0, 2, 3]), self.integers(heads, -1, width))
+        scores = [self.heads_product(q, keys, transposed=True) for keys, _ in seen]
+        whole = scores[0] if len(scores) == 1 else self.op("Concat", *scores, axis=-1)
+        if mask is None:
+            shares = self.op("Softmax", whole, axis=-1)
+        else:
+            count = self.op("Shape", mask, start=1)
+            by_row = self.op("Reshape", whole, self.op("Concat", self.integers(0, -1, groups), count, axis=0))
+            each = self.op("Unsqueeze", mask, self.integers(1))
+            kept = self.op("Where", each, by_row, self.constant(np.array(-np.inf, np.float32)))
+            shares = self.op("Reshape", self.op("Softmax", kept, axis=-1), self.op("Shape", whole))
+        sizes = [self.op("Shape", keys, start=0, end=1) for keys, _ in seen]
+        parts = (
+            [shares]
+            if len(seen) == 1
+            else self.ops("Split", shares, self.op("Concat", *sizes, axis=0), outputs=len(seen), axis=-1)
+        )
+        mixed = [self.heads_product(one, values) for one, (_, values) in zip(parts, seen, strict=True)]
+        while len(mixed) > 1:
+            mixed[:2] = [self.op("Add", *mixed[:2])]
+        rows_first = self.op("Reshape", mixed[0], self.integers(heads, -1, groups, width))
+        rows_first = self.op("Transpose", rows_first, perm=[1, 0, 2, 3])
+        return self.op("Reshape", rows_first, self.integers(-1, heads * groups * width))
+
+    def heads_product(self, x: str, others: str, *, transposed: bool = False) -> str:
+        """Product of ``x [heads, any, n]`` with each head of ``[n, heads, m]``, or of ``[m, heads, n]`` that is
+        transposed; it does not move them."""
+        return self.op("FusedMatMul", x, others, domain=CONTRIB, transBatchB=1, transB=int(transposed))
+
+    def candidates(self, logits: str, top_k: int) -> tuple[str, str]:
+        """Return the columns and log-probabilities (nats), ``[rows, top_k]``, best first, of logits ``[rows,
+        tokens]``."""
+        top, indices = self.ops("TopK", logits, self.integers(top_k), outputs=2)
+        # ReduceLogSumExp takes as long as the product.
+        best = self.op("Slice", top, self.integers(0), self.integers(1), self.integers(1))
+        total = self.op("ReduceSum", self.op("Exp", self.op("Sub", logits, best)), self.integers(1))
+        return indices, self.op("Sub", self.op("Sub", top, best), self.op("Log", total))
 
     def feed_forward(self, x: str, spec: LayerSpec, weights: LayerWeights, layer: int, factor: float = 1.0) -> str:
         """``factor * down(activation(gate(x)) * up(x))``."""

@@ -12,8 +12,6 @@ from moa_decoder.rounding import rounded
 from moa_decoder.spec import DecoderSpec
 from moa_decoder.weights import DecoderWeights, LayerMatrix, LayerVector
 
-_CODES = 16
-
 
 @dataclass(frozen=True)
 class RoundedWeights:
@@ -54,19 +52,20 @@ class RoundedWeights:
         return self.weights.embed(tokens)
 
 
-def rounded_between(dense: Float32) -> Matrix:
-    """Round ``[out, in]`` to 4 bits, each group between its least and its largest number.
+def rounded_between(dense: Float32, bits: int = 4, group: int = GROUP) -> Matrix:
+    """Round ``[out, in]`` to 4 or 8 bits, each group between its least and its largest number.
 
     What lies on such a grid already, as Q4_1 of GGUF does, is represented exactly: its extremes are in use. Scales and
     least numbers fit into float16.
     """
-    groups = dense.reshape(len(dense), -1, GROUP)
+    most = 2**bits - 1
+    groups = dense.reshape(len(dense), -1, group)
     least = groups.min(-1).astype(np.float16).astype(np.float32)
-    scales = ((groups.max(-1) - least) / (_CODES - 1)).astype(np.float16).astype(np.float32)
+    scales = ((groups.max(-1) - least) / most).astype(np.float16).astype(np.float32)
     steps = np.where(scales == 0, np.float32(1), scales)
-    codes = np.rint((groups - least[..., None]) / steps[..., None]).clip(0, _CODES - 1).astype(np.uint8)
-    stored = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
-    return Matrix(4, stored, scales, least + np.float32(ZERO[4]) * scales)
+    codes = np.rint((groups - least[..., None]) / steps[..., None]).clip(0, most).astype(np.uint8)
+    stored = codes if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+    return Matrix(bits, stored, scales, least + np.float32(ZERO[bits]) * scales)
 
 
 def _at_most(matrix: Matrix, bits: int) -> Matrix:

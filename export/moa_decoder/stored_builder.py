@@ -18,8 +18,8 @@ _LARGE = 1024
 class StoredBuilder(GraphBuilder):
     """Builds the graph of a file. Constants take 16 bits if that loses nothing, and are widened when it is loaded."""
 
-    def __init__(self, epsilon: float) -> None:
-        super().__init__(epsilon)
+    def __init__(self, epsilon: float, *, integer_products: bool = True) -> None:
+        super().__init__(epsilon, integer_products=integer_products)
         #: Values of large constants by place, shape and strides, and the constants, which keep their places.
         self._wide: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[str, NDArray[Any]]] = {}
 

@@ -8,26 +8,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
 
-from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_decoder.errors import TargetError
 from moa_decoder.rounded_weights import RoundedWeights
-from moa_decoder.weights import DecoderWeights, LayerMatrix
-from moa_drafter.config import longest_context
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_folder import weights_of
 from moa_drafter.target_source import shown_name
 from moa_export.errors import ExportError
+from moa_export.graph_files import (
+    NOT_ASKED,
+    TARGET,
+    WEB_WRITER,
+    WRITER,
+    usual_bits,
+    write_web_writer,
+    write_writer,
+    writer_bits,
+    writer_details,
+)
 from moa_export.progress import Advance, Progress
 from moa_export.recordings import Recording
 from moa_export.targets.base import StandIn
-from moa_export.targets.onnx import export_writer
-from moa_export.targets.web import export_web_writer, web_runner
-from moa_export.validation import NOT_ASKED, Check, Made, Proof, check, proof_of, unproved
+from moa_export.targets.web import web_runner
+from moa_export.validation import Check, Made, Proof, check, proof_of, unproved
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import writer_backend
 from moa_runtime.bundle import Bundle
@@ -37,9 +43,7 @@ from moa_runtime.manifest import TargetEntry
 LARGEST = 500_000_000
 #: Most that rounding may multiply the perplexity by.
 _MOST_RATIO = 1.1
-TARGET, NONE = "target", "none"
-#: Names of the graphs in messages: for onnxruntime, and for onnxruntime-web.
-WRITER, WEB_WRITER = "writer", "web writer"
+NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -108,18 +112,17 @@ def make_writer(
     def make(name: str, bits: int) -> Made:
         began = time.monotonic()
         with progress.stage(f"offline {name}: exporting in {bits} bits"):
-            export = export_web_writer if name == WEB_WRITER else export_writer
+            export = write_web_writer if name == WEB_WRITER else write_writer
             entry = export(RoundedWeights(weights, bits), folder)
         proof = _prove(lambda: _runner(name, folder, entry, npm=npm), recordings, before, progress)
-        longest, _ = longest_context(source.config)
-        details = {"model": shown_name(model), "bits": bits, "max_context": longest, **entry.details}
+        details = writer_details(entry, shown_name(model), bits, source.config)
         return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
 
     missing = "the bundle has no offline writer: {} (--offline-model names another model, or none)"
     try:
         weights = weights_of(source.folder)
-        most = bits_of(weights)
-        bits = settings.bits or (4 if most == 32 else most)
+        most = writer_bits(weights)
+        bits = settings.bits or usual_bits(weights)
         made = make(WRITER, bits)
     except (TargetError, ExportError) as error:
         if settings.model is not None:
@@ -154,14 +157,6 @@ def prove_writers(
         name: _prove(partial(_runner, name, bundle.folder, entry, npm=npm), recordings, before, progress)
         for name, entry in found.items()
     }
-
-
-def bits_of(weights: DecoderWeights) -> int:
-    """Return the most bits of a layer's matrix: 4 or 8 of a quantised GGUF file, else 32."""
-    if isinstance(weights, CheckpointWeights):
-        return weights.bits
-    layers, names = range(len(weights.spec.layers)), get_args(LayerMatrix)
-    return max(weights.matrix(layer, name).bits for layer in layers for name in names)
 
 
 def _runner(name: str, folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:

@@ -13,7 +13,7 @@ import torch
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import Eagle3Config, check_fit, drafter_fingerprint
+from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target import Target, load_target
@@ -23,21 +23,19 @@ from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
 from moa_export.fit_stopping import fit_stopping_rule
 from moa_export.gptq import calibrate, needs_calibration
-from moa_export.licences import write_licences
-from moa_export.offline_model import TARGET, WEB_WRITER, WRITER, WriterSettings, make_writer, prove_writers
-from moa_export.plain_bundle import copy_texts, plain_facts, write_texts
+from moa_export.graph_files import NOT_ASKED, TARGET, WEB_WRITER, WRITER, size_of
+from moa_export.offline_model import WriterSettings, make_writer, prove_writers
+from moa_export.plain_bundle import plain_facts, write_drafter_texts, write_texts
 from moa_export.progress import Progress
 from moa_export.quarot import rotate_residual_stream
 from moa_export.recipe import Recipe
 from moa_export.recordings import CALIBRATION_PROMPTS, PROMPTS, record
 from moa_export.targets import target_of
-from moa_export.targets.base import ExportTarget, TargetOptions, size_of
-from moa_export.validation import NOT_ASKED, Made, Proof, Reference, prove, reference_of, unproved
-from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
-from moa_runtime.manifest import TOKENIZER_FILE, Fingerprints, Manifest, TargetEntry
-from moa_runtime.optional_deps import installed_versions
+from moa_export.targets.base import ExportTarget, TargetOptions
+from moa_export.validation import Made, Proof, Reference, prove, reference_of, unproved
+from moa_runtime.bundle import Bundle, write_manifest
+from moa_runtime.manifest import TargetEntry
 
-_TOOLS = ("moa-edge", "torch", "onnx", "onnxscript", "onnxruntime", "executorch", "torchao", "coremltools")
 #: Bytes of weights from which on a target is run in bfloat16: stored so, it is mapped from disk, and float32 would take
 #: twice its size of memory.
 _LARGE = 4 * 10**9
@@ -93,6 +91,7 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         MoaError: bad input; the message says what to do.
         ParityError: a graph strays beyond the recipe's tolerance; the files are in ``OUT.rejected``.
     """
+    assert settings.drafter is not None
     began = time.monotonic()
     exporters = {name: target_of(name)(settings.recipe, settings.options) for name in settings.targets}
     with staged_bundle(out, force=force) as stage:
@@ -100,7 +99,9 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
             drafter, target, notes = load(settings)
         for exporter in exporters.values():
             exporter.check(drafter.config)
-        manifest = _manifest(settings, drafter, target, stage)
+        context, name = target.model.config.max_position_embeddings, shown_name(settings.model)
+        made_of = settings.drafter, drafter.config, settings.recipe
+        manifest = write_drafter_texts(stage, target, name, context, *made_of)
         with progress.stage("recording conversations of the target"):
             recordings = record(target, drafter, settings.questions) if settings.checked else []
             others = record(target, drafter, CALIBRATION_PROMPTS) if needs_calibration(settings.recipe) else []
@@ -115,13 +116,17 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
                 backend = torch_backend_of(drafter, top_k=settings.recipe.top_k)
                 rule = fit_stopping_rule(backend, recordings, manifest.stop_tokens, advance)
             manifest = dataclasses.replace(manifest, manners=rule)
+        made: dict[str, Made] = {}
+        for name, exporter in exporters.items():
+            if not exporter.rotates:
+                made |= _make(name, exporter, drafter, stage, reference, progress)
         drafter = rotate_residual_stream(drafter)
         if others:
             with progress.stage("rounding with an eye on real inputs"):
                 drafter = calibrate(drafter, others, settings.recipe)
-        made: dict[str, Made] = {}
         for name, exporter in exporters.items():
-            made |= _make(name, exporter, drafter, stage, reference, progress)
+            if exporter.rotates:
+                made |= _make(name, exporter, drafter, stage, reference, progress)
         with progress.stage("writing the bundle"):
             entries, own = ({name: one.entry for name, one in some.items()} for some in (made, writers))
             plain, web = own.get(WRITER), own.get(WEB_WRITER)
@@ -232,41 +237,6 @@ def _prove(
 ) -> Proof:
     with progress.stage(f"{name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:
         return prove(exporter.runner(folder, entry), reference, advance)
-
-
-def _manifest(settings: ExportSettings, drafter: Drafter, target: Target, stage: Path) -> Manifest:
-    """Write tokenizer and licences; return the manifest without the graphs."""
-    assert settings.drafter is not None
-    config, context = drafter.config, target.model.config.max_position_embeddings
-    row_shape = (config.kv_heads, config.decoder.head_dim)
-    if isinstance(config, Eagle3Config):
-        row_shape = config.row_shape
-    else:  # the length that a published head names bounds nothing
-        context = min(config.max_position_embeddings, context)
-    copy_texts(stage, target.folder, target.chat_template)
-    write_licences(stage, "drafter", settings.drafter)
-    return Manifest(
-        fingerprints=Fingerprints(
-            target=target.fingerprint,
-            tokenizer=tokenizer_fingerprint(stage / TOKENIZER_FILE),
-            drafter=drafter_fingerprint(settings.drafter),
-        ),
-        target=shown_name(settings.model),
-        architecture=config.architecture,
-        kv_heads=row_shape[0],
-        head_dim=row_shape[1],
-        top_k=min(settings.recipe.top_k, config.draft_vocab_size),
-        vocab_size=config.vocab_size,
-        draft_vocab_size=config.draft_vocab_size,
-        max_context=context,
-        stop_tokens=target.stop_tokens,
-        special_tokens=target.special_tokens,
-        recipe=settings.recipe.describe(),
-        tools=installed_versions(_TOOLS),
-        targets={},
-        files={},
-        sampling=target.recommended_sampling,
-    )
 
 
 def prove_again(

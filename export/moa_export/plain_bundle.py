@@ -1,4 +1,4 @@
-"""Bundles without a graph: tokenizer, chat template and limits of a target, with which any client can chat.
+"""What every bundle holds of a target: tokenizer, chat template and limits. With those alone any client can chat.
 
 Needs no torch for the families that :mod:`moa_decoder.families` describes.
 """
@@ -8,19 +8,48 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from pathlib import Path
+from typing import Protocol
 
 from moa_decoder.errors import TargetError
 from moa_drafter.catalogue import drafter_advice
-from moa_drafter.config import longest_context
+from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig, drafter_fingerprint, longest_context
 from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of
 from moa_drafter.target_source import resolve_target, shown_name
 from moa_export.bundle_writer import staged_bundle
 from moa_export.errors import ExportError
 from moa_export.licences import write_licences
+from moa_export.recipe import Recipe
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
-from moa_runtime.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, BundleError, Fingerprints, Manifest
+from moa_runtime.manifest import (
+    CHAT_TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    BundleError,
+    Fingerprints,
+    Manifest,
+    RecommendedSampling,
+)
 from moa_runtime.optional_deps import installed_versions
 from moa_runtime.paths import cache_dir
+
+DeviceConfig = DrafterConfig | TokenConfig | Eagle3Config
+_TOOLS = ("moa-edge", "torch", "onnx", "onnxruntime", "executorch", "torchao", "coremltools")
+
+
+class TargetTexts(Protocol):
+    """A target: :class:`moa_drafter.target_facts.TargetFacts`, or one that is loaded."""
+
+    folder: Path
+    fingerprint: str
+    stop_tokens: tuple[int, ...]
+
+    @property
+    def chat_template(self) -> str: ...
+
+    @property
+    def special_tokens(self) -> dict[str, str]: ...
+
+    @property
+    def recommended_sampling(self) -> RecommendedSampling | None: ...
 
 
 def note_of(model: str, architecture: str) -> str:
@@ -64,6 +93,49 @@ def write_texts(stage: Path, target: TargetFacts, name: str, architecture: str) 
         special_tokens=target.special_tokens,
         recipe={},
         tools=installed_versions(("moa-edge",)),
+        targets={},
+        files={},
+        sampling=target.recommended_sampling,
+    )
+
+
+def write_drafter_texts(
+    stage: Path, target: TargetTexts, name: str, context: int, checkpoint: Path, config: DeviceConfig, recipe: Recipe
+) -> Manifest:
+    """Write tokenizer, template and licences into ``stage``; return the manifest of a bundle with a device half,
+    without its graphs and not written yet.
+
+    Args:
+        name: of the target, for messages.
+        context: positions that the target was made for.
+        checkpoint: the drafter's folder.
+        config: the drafter's.
+
+    Raises:
+        ExportError: the target has no tokenizer.json.
+    """
+    row_shape = (config.kv_heads, config.decoder.head_dim)
+    if isinstance(config, Eagle3Config):
+        row_shape = config.row_shape
+    else:  # the length that a published head names bounds nothing
+        context = min(config.max_position_embeddings, context)
+    copy_texts(stage, target.folder, target.chat_template)
+    write_licences(stage, "drafter", checkpoint)
+    tokenizer = tokenizer_fingerprint(stage / TOKENIZER_FILE)
+    return Manifest(
+        fingerprints=Fingerprints(target.fingerprint, tokenizer, drafter_fingerprint(checkpoint)),
+        target=name,
+        architecture=config.architecture,
+        kv_heads=row_shape[0],
+        head_dim=row_shape[1],
+        top_k=min(recipe.top_k, config.draft_vocab_size),
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.draft_vocab_size,
+        max_context=context,
+        stop_tokens=target.stop_tokens,
+        special_tokens=target.special_tokens,
+        recipe=recipe.describe(),
+        tools=installed_versions(_TOOLS),
         targets={},
         files={},
         sampling=target.recommended_sampling,

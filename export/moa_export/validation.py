@@ -19,6 +19,7 @@ import numpy as np
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.drafter import Drafter
+from moa_export.graph_files import NOT_RUN
 from moa_export.progress import Advance, Progress
 from moa_export.recipe import Recipe, Tolerance
 from moa_export.recordings import Recording
@@ -28,9 +29,7 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
 from moa_runtime.manifest import TargetEntry
 
-PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-#: Why a check was not made that could have been.
-NOT_ASKED = "no checks were asked for; moa-export verify makes them"
+PASSED, FAILED = "passed", "failed"
 PARITY_CONVERSATIONS = 6
 _TIMED_STEPS, _TIMED_CONTEXT = 20, 128
 ROUND_TOKENS, DRAFT_STEPS = 8, 4

@@ -110,21 +110,22 @@ def tokenizer_fingerprint(path: Path) -> str:
     return sha256_of(path)[:32]
 
 
-def make_bundle(folder: Path, target: str, program: str, takes: str, drafter: DrafterName | None = None) -> None:
-    """Export the built-in target and a shipped drafter, unchecked, in another process, whose progress goes to stderr.
+def make_bundle(folder: Path, target: str, program: str, drafter: DrafterName | None = None) -> None:
+    """Build the bundle of the built-in target and a shipped drafter in another process, whose progress goes to stderr.
 
     Args:
-        target: of ``moa-export --target``.
-        program, takes: the program that needs it and how long the export takes, for messages.
+        target: ``onnx`` or ``web``.
+        program: the one that needs it, for messages.
 
     Raises:
-        MoaError: the export needs packages that are not installed, or failed.
+        MoaError: it takes packages that are not installed, or failed.
     """
-    require_extra("export", f"{program} (moa-export)")
-    print(f"there is no bundle at {folder} yet: exporting one ({takes})", file=sys.stderr, flush=True)
-    options = ("--target", target, "--out", str(folder), *drafter_option(drafter), "--json", "--no-checks")
-    command = own_program("moa_export.cli", *options)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    require_extra("server", program)
+    print("the model for this device is made, once, in four steps (5 to 15 s):", file=sys.stderr, flush=True)
+    process = subprocess.Popen(
+        own_program("moa_export.build_program", str(folder), "--target", target, *drafter_option(drafter)),
+        stdout=subprocess.DEVNULL,
+    )
     try:
         status = process.wait()
     except BaseException:
@@ -132,4 +133,4 @@ def make_bundle(folder: Path, target: str, program: str, takes: str, drafter: Dr
         process.wait()
         raise
     if status:
-        raise MoaError("the bundle could not be exported: moa-export's message above says why", code="export_failed")
+        raise MoaError("the model for this device could not be made: the message above says why", code="export_failed")

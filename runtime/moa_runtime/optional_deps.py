@@ -16,7 +16,7 @@ from moa_runtime.errors import MoaError
 # Reading a GGUF file, which alone needs gguf and accelerate, reports them itself.
 _TORCH = ("torch", "transformers")
 _TRAIN = ("torch", "transformers", "safetensors", "filelock", "tqdm", "yaml")
-_EXPORT = (*_TRAIN, "onnx", "onnxscript")
+_EXPORT = (*_TRAIN, "onnx")
 _SERVER = ("onnx", "safetensors", "filelock", "granian", "starlette", "prometheus_client")
 MODULES = {
     "torch": _TORCH,

@@ -1,4 +1,4 @@
-"""Programs that the window starts: the verifier of this machine, and the export of a bundle."""
+"""Programs that the window starts: the verifier of this machine, and the one that makes a bundle."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class VerifierProcess(_Runner):
 
 
 class BundleExport(_Runner):
-    """The export of the bundle for the window's drafter, the default bundle without one, into ``folder``."""
+    """Makes the bundle for the window's drafter, the default bundle without one, in ``folder``."""
 
     progressed = Signal(str, float)  # what is done now, and how much of it, from 0 to 1
     ended = Signal(object)  # the bundle is there (None), or why not
@@ -148,13 +148,13 @@ class BundleExport(_Runner):
         return (self.folder / MANIFEST_FILE).is_file()
 
     def start(self) -> None:
-        """Start the export. Raises MoaError if the export's packages are not installed."""
-        require_extra("export", "The export of a bundle")
-        command = own_program("moa_chat.desktop.export_program", str(self.folder), *self._options)
+        """Start it. Raises MoaError if packages are not installed."""
+        require_extra("server", "A model on this machine")
+        command = own_program("moa_export.build_program", str(self.folder), "--json", *self._options)
         self._run(command, {}, lambda said: self.progressed.emit(said["stage"], said["part"]))
 
     def _ended(self, error: MoaError | None) -> None:
         self._program = None
         if error is not None:
-            error = MoaError(f"The bundle could not be exported: {error}", code=error.code or "export_failed")
+            error = MoaError(f"The bundle could not be made: {error}", code=error.code or "export_failed")
         self.ended.emit(error)

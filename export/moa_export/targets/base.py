@@ -13,6 +13,7 @@ from torch import Tensor
 from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig
 from moa_drafter.drafter import Drafter
 from moa_export.errors import ExportError
+from moa_export.graph_files import size_of
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend
 from moa_runtime.manifest import TargetEntry, TensorSpec
@@ -53,7 +54,13 @@ class TargetOptions:
 
 
 class ExportTarget(Protocol):
-    """One toolchain. Made for one export."""
+    """One toolchain. Made for one export.
+
+    Attributes:
+        rotates: whether it exports a drafter as :func:`moa_export.quarot.rotate_residual_stream` returns it.
+    """
+
+    rotates: bool
 
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None: ...
 
@@ -69,7 +76,7 @@ class ExportTarget(Protocol):
         """Write the device half of ``drafter`` into ``folder``; return its graphs by their names in the manifest.
 
         Args:
-            drafter: as :func:`moa_export.quarot.rotate_residual_stream` returns it; left as it is.
+            drafter: rotated if it wants that; left as it is.
         """
 
     def runner(self, folder: Path, entry: TargetEntry) -> Backend | NotRun | StandIn:
@@ -81,13 +88,6 @@ def entry_of(
 ) -> TargetEntry:
     """Describe a graph that was just written at ``path`` in the bundle's folder, and is not checked yet."""
     return TargetEntry(path.name, size_of(path), inputs, outputs, states, details or {})
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(inner.stat().st_size for inner in path.rglob("*") if inner.is_file())
 
 
 def traced_inputs(specs: Iterable[TensorSpec]) -> tuple[Tensor, ...]:

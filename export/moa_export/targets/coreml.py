@@ -92,6 +92,8 @@ _PURPOSE = "Drafts the next tokens of a conversation, for a larger model to veri
 class CoremlTarget:
     """See :class:`moa_export.targets.base.ExportTarget`."""
 
+    rotates = True
+
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         self._recipe, self._context = recipe, options.context
 

@@ -177,6 +177,8 @@ DELEGATES = {delegate.name: delegate for delegate in _DELEGATES}
 class ExecutorchTarget:
     """See :class:`moa_export.targets.base.ExportTarget`."""
 
+    rotates = True
+
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         if unknown := [name for name in options.delegates if name not in DELEGATES]:
             reason = f"unknown --backend {unknown[0]!r}: choose one of {', '.join(DELEGATES)}"

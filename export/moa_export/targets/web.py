@@ -1,11 +1,5 @@
-"""Export target ``web``: the device half as one ONNX file for onnxruntime-web, on a processor or a GPU.
-
-A browser's build of onnxruntime multiplies floats many times faster than it multiplies by ``MatMulNBits``. So the file
-holds codes and scales and a ``DequantizeLinear`` before a plain product, which a session that was made with
-:data:`~moa_export.targets.web.SESSION` computes once, when it loads the graph. Other chains of nodes (``Cast``,
-``Mul``, ``Reshape``) are folded without a setting, but each of their results stays in memory until all matrices are
-done: 3.3 GB for the built-in writer.
-"""
+"""Export target ``web``: the device half as one ONNX file for onnxruntime-web, on a processor or a GPU; and
+onnxruntime-web in Node, which graphs are compared in."""
 
 from __future__ import annotations
 
@@ -22,40 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
-from moa_decoder.rounded_weights import RoundedWeights
-from moa_decoder.web_builder import WebBuilder
-from moa_decoder.writer_graph import WriterGraph
 from moa_drafter.config import DrafterConfig
-from moa_drafter.device_module import signature
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
-from moa_export.quantize import round_symmetric
-from moa_export.recipe import Recipe, Weights
-from moa_export.targets.base import NotRun, Specs, StandIn, TargetOptions, check_drafter, entry_of
-from moa_export.targets.onnx import TOP_K, capture, check_writer, refuse_too_large, save, write_graph
-from moa_export.targets.onnx_graph import initializer, set_nodes
+from moa_export.gptq import needs_calibration
+from moa_export.graph_files import SESSION, refuse_too_large, write_web_half
+from moa_export.module_parts import parts_of
+from moa_export.recipe import Recipe
+from moa_export.targets.base import NotRun, StandIn, TargetOptions, check_drafter
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.drafters.base import Float32
 from moa_runtime.manifest import TargetEntry, TensorSpec
 from moa_runtime.paths import cache_dir, expanded
 
-
-def _session(**more: str) -> dict[str, Any]:
-    return {"graphOptimizationLevel": "all", "extra": {"session": {"disable_quant_qdq": "1", **more}}}
-
-
-#: Options of onnxruntime-web for a graph of :mod:`moa_export.targets.web`. Without them it is slow.
-SESSION = _session()
-#: The same for a writer, whose floats are not laid out for products once more: less memory, steps twice as long.
-WRITER_SESSION = _session(disable_prepacking="1")
-GRAPH_FILE, WRITER_FILE = "device_half.web.onnx", "writer.web.onnx"
-_OPSET, _IR_VERSION = 21, 10  # the first with groups in DequantizeLinear, and with tensors of 4 bits
 #: The version that npm installs, with which graphs are compared by default.
 VERSION = "1.30.0"
 #: Names a folder in which npm has installed onnxruntime-web, of any version.
@@ -198,11 +173,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class WebTarget:
     """See :class:`moa_export.targets.base.ExportTarget`.
 
-    Stores integers and multiplies floats, whatever activations the recipe names: see :mod:`moa_export.targets.web`.
+    Stores integers and multiplies floats, whatever activations the recipe names: see :mod:`moa_export.graph_files`.
     """
 
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         self._recipe, self._options = recipe, options
+        self.rotates = needs_calibration(recipe)
 
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
@@ -216,28 +192,11 @@ class WebTarget:
 
     def export(self, drafter: MoADrafter, folder: Path) -> dict[str, TargetEntry]:
         """Write a single ONNX file."""
-        recipe = self._recipe
-        model, matrices = capture(drafter, recipe)
-        for name, matrix in matrices.items():
-            weights = recipe.head if matrix.shape[1] == drafter.config.draft_vocab_size else recipe.linear
-            if weights.is_integer:
-                put_rounded(model, name, matrix, weights)
-            else:
-                initializer(model.graph, name).CopyFrom(numpy_helper.from_array(matrix, name))
-        inputs, outputs = signature(drafter.config, recipe.top_k)
-        return {"web": _written(model, inputs, outputs, folder / GRAPH_FILE, SESSION)}
+        return {"web": write_web_half(parts_of(drafter), self._recipe, folder)}
 
     def runner(self, folder: Path, entry: TargetEntry) -> Backend | StandIn:
         """Run onnxruntime-web in Node; without it, onnxruntime in Python on the same graph."""
         return web_runner(folder, entry, npm=self._options.npm)
-
-
-def export_web_writer(weights: RoundedWeights, folder: Path) -> TargetEntry:
-    """Write the offline writer for onnxruntime-web into ``folder``. Raises ExportError, see
-    :func:`moa_export.targets.onnx.export_writer`."""
-    check_writer(weights)
-    graph = WriterGraph(weights, top_k=TOP_K, in_place=False, builder=WebBuilder)
-    return write_graph(graph, folder / WRITER_FILE, session=WRITER_SESSION)
 
 
 def web_runner(folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:
@@ -253,53 +212,3 @@ def web_runner(folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | Stan
     if isinstance(engine, NotRun):
         return StandIn(OnnxBackend(graph), engine.reason)
     return WebBackend(engine, graph, (*entry.inputs, *entry.outputs), entry.details.get("session", SESSION))
-
-
-def _written(
-    model: onnx.ModelProto, inputs: Specs, outputs: Specs, file: Path, session: Mapping[str, Any]
-) -> TargetEntry:
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT16:  # which a GPU in a browser may not know
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
-    opsets = save(model, inputs, outputs, file)
-    return entry_of(file, inputs, outputs, details={"opsets": opsets, "session": session})
-
-
-def put_rounded(model: onnx.ModelProto, name: str, matrix: Float32, weights: Weights) -> None:
-    """Put a matrix, rounded without an offset, in place of the initializer ``name``.
-
-    Args:
-        matrix: ``[inputs, outputs]``; all products by it go on as they are.
-        weights: 4 or 8 bits; a group of 0 is all inputs.
-    """
-    codes, scales = round_symmetric(torch.from_numpy(np.ascontiguousarray(matrix.T)), weights.bits, weights.group_size)
-    _put(model, name, codes.numpy().T, scales.float().numpy().T, weights.bits)
-
-
-def _put(model: onnx.ModelProto, name: str, codes: NDArray[np.int8], scales: Float32, bits: int) -> None:
-    """Codes ``[inputs, outputs]``, scales ``[groups, outputs]``."""
-    label = f"{name}_Q{bits}"
-    stored = numpy_helper.from_array(np.ascontiguousarray(codes), label) if bits == 8 else _int4(codes, label)
-    model.graph.initializer.extend([stored, numpy_helper.from_array(np.ascontiguousarray(scales), f"{name}_scales")])
-    _widen(model, name, label, f"{name}_scales", axis=0, group=len(codes) // len(scales))
-
-
-def _widen(model: onnx.ModelProto, name: str, codes: str, scales: str, *, axis: int, group: int) -> None:
-    """Make the initializer ``name`` of codes and scales when the graph is loaded."""
-    graph = model.graph
-    graph.initializer.remove(initializer(graph, name))
-    made = helper.make_node(
-        "DequantizeLinear", [codes, scales], [name], name=f"{name}.widen", axis=axis, block_size=group
-    )
-    set_nodes(graph, [made, *graph.node])
-    for opset in model.opset_import:
-        if opset.domain == "":
-            opset.version = max(opset.version, _OPSET)
-    model.ir_version = max(model.ir_version, _IR_VERSION)
-
-
-def _int4(codes: NDArray[np.int8], name: str) -> onnx.TensorProto:
-    """Two codes a byte, the first in the low nibble."""
-    flat = np.ascontiguousarray(codes).ravel().view(np.uint8) & np.uint8(15)
-    packed = flat[0::2] | flat[1::2] << np.uint8(4)
-    return helper.make_tensor(name, TensorProto.INT4, codes.shape, packed.tobytes(), raw=True)

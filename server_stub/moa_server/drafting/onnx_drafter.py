@@ -8,7 +8,6 @@ text, so the drafter's matrices are rounded to 8 bits; the head has the target's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,16 @@ import onnxruntime as ort
 
 from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, rotation_tables, scaled
 from moa_decoder.matrix import Matrix
-from moa_decoder.spec import LayerSpec, Rotary
+from moa_decoder.spec import LayerSpec
 from moa_decoder.weights import DecoderWeights, LayerMatrix
-from moa_drafter.config import DrafterConfig, Eagle3Config, FitError
+from moa_drafter.config import DrafterConfig, Eagle3Config
+from moa_drafter.drafter_layers import device_layers, in_bits, last_norm, layer_spec
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_runtime.backends.base import Float32, StepInputs, StepResult
 from moa_server.drafting.batched_backend import BatchedBackend
 from moa_server.drafting.batched_eagle3 import BatchedEagle3
 from moa_server.drafting.onnx_eagle3 import OnnxEagle3
-from moa_server.drafting.step_graphs import add_candidates, attention_session, seen
-from moa_server.engine.drafter_layers import DrafterLayer, PlacedLayer, in_bits, layer_spec
+from moa_server.drafting.step_graphs import attention_session, seen
 from moa_server.engine.onnx_sessions import session_options
 
 #: Candidates for each node of a tree, as bundles have them.
@@ -82,22 +81,14 @@ class OnnxDrafter(BatchedBackend):
         self._hidden, self._epsilon = config.decoder.hidden_size, config.rms_norm_eps
         self._spec = spec = layer_spec(config.decoder, config.rope_theta)
         self._tokens = drafter.array("draft_to_target")
-        own = [PlacedLayer(spec, DrafterLayer(drafter, name, bits)) for name in ("self_attention", "cross_attention")]
-        if config.trained_target_layers:
-            own += [PlacedLayer(spec, DrafterLayer(drafter, f"tail.{n}", bits)) for n in range(config.target_layers)]
-        else:
-            for number in config.tail_layers:
-                _check_copied(target.spec.layers[number], spec)
-                own.append(PlacedLayer(spec, target, number))
-        self._layers = own
+        self._layers = device_layers(config, drafter, target, bits)
         # From this layer on only queries are computed: the other tokens only had to leave their keys and values.
-        self._last = len(own) - 1 if config.target_layers else 0
-        norm = drafter.array("norm.weight") if config.final_norm else None
+        self._last = len(self._layers) - 1 if config.target_layers else 0
         head = target.head().rows(self._tokens)
         if head.bits == 32:
             head = in_bits(head.stored, bits)
-        self._segments = [self._segment(number) for number in range(len(own))]
-        self._head = self._final(norm, scaled(head, config.sharpness))
+        self._segments = [self._segment(number) for number in range(len(self._layers))]
+        self._head = self._final(last_norm(config, drafter), scaled(head, config.sharpness))
         self._masked, self._unmasked = (attention_session(spec, threads, parts=parts) for parts in (2, 1))
 
     def steps(self, inputs: Sequence[StepInputs]) -> list[StepResult]:
@@ -132,16 +123,16 @@ class OnnxDrafter(BatchedBackend):
     def _mixed(self, number: int, states: Sequence[_StepState], out: Mapping[str, Float32]) -> Float32:
         """Let each step's tokens attend in a layer -> ``[rows, heads * head_dim]``."""
         spec, row, token, parts = self._spec, 0, 0, []
-        shape = (spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
+        shape = spec.kv_heads, spec.head_dim
         for state in states:
-            fed: dict[str, Any] = {"q": out["queries"][row : row + state.attending].reshape(-1, *shape)}
+            fed: dict[str, Any] = {"q": out["queries"][row : row + state.attending]}
             row += state.attending
             if number == _CROSS:
                 fed["keys_0"], fed["values_0"] = state.rows[0]
             else:
                 own = slice(token, token + state.count)
                 token += state.count
-                fed |= state.seen(*(out[name][own].reshape(-1, *shape[::2]) for name in ("keys", "values")))
+                fed |= state.seen(*(out[name][own].reshape(-1, *shape) for name in ("keys", "values")))
             parts.append((self._unmasked if number == _CROSS else self._masked).run(["mixed"], fed)[0])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -181,7 +172,8 @@ class OnnxDrafter(BatchedBackend):
         inputs, residual = self._continued(graph, len(self._layers))
         hidden = graph.whole(residual) if norm is None else graph.residual_norm(residual, norm)[0]
         logits = graph.product(hidden, head)
-        add_candidates(graph, logits, self.top_k)
+        for name, value in zip(("indices", "logprobs"), graph.candidates(logits, self.top_k), strict=True):
+            graph.output(name, value)
         shape: Sequence[int | str] = ["attending", self.top_k]
         outputs: dict[str, Port] = {"indices": (np.int64, shape), "logprobs": (np.float32, shape)}
         return graph.session(inputs, outputs, session_options(self._threads))
@@ -195,21 +187,6 @@ class OnnxDrafter(BatchedBackend):
         spec, weights, index = self._layers[number - 1]
         inputs["mixed"] = (np.float32, ["rows", spec.heads * spec.head_dim])
         return inputs, graph.after_attention("mixed", residual, spec, weights, index)
-
-
-def _check_copied(theirs: LayerSpec, ours: LayerSpec) -> None:
-    """Raise FitError if a layer of the target does not compute what the drafter was trained with."""
-    same = replace(theirs, rotary=None) == replace(ours, rotary=None)
-    if not same or not _rotates_alike(theirs.rotary, ours.rotary):
-        text = "the drafter ends with copies of its target's layers, and those of this target compute something else"
-        raise FitError(f"{text}: take the target that it was trained for", code="wrong_target")
-
-
-def _rotates_alike(one: Rotary | None, other: Rotary | None) -> bool:
-    if one is None or other is None or len(one.frequencies) != len(other.frequencies):
-        return one is other
-    close = np.allclose(one.frequencies, other.frequencies, rtol=1e-6, atol=0)
-    return close and (one.factor, one.query_growth) == (other.factor, other.query_growth)
 
 
 def _run(session: ort.InferenceSession, fed: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +208,7 @@ class _StepState:
     """
 
     def __init__(self, inputs: StepInputs, spec: LayerSpec) -> None:
-        self._inputs, self._groups = inputs, spec.heads // spec.kv_heads
+        self._inputs = inputs
         self.count = self.attending = len(inputs.tokens)
         self._mask = inputs.self_mask
         self._cached = _by_layer(inputs.self_keys, inputs.self_values, spec.kv_heads)
@@ -255,7 +232,7 @@ class _StepState:
         if number and self.rows[0][0][0].any():
             rows = self.rows[number]
             parts = [_in_place(given, *each) for given, each in zip(rows, parts, strict=True)]
-        return seen(list(zip(*parts, strict=True)), self._mask, self._groups)
+        return seen(list(zip(*parts, strict=True)), self._mask)
 
     def new(self) -> tuple[Float32, Float32]:
         """Return the cache entries of the new tokens, ``[T, layers * kv_heads, head_dim]`` each."""

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, rotation_tables, scaled
 from moa_decoder.weights import DecoderWeights
 from moa_drafter.config import Eagle3Config
+from moa_drafter.drafter_layers import DrafterLayer, in_bits, layer_spec
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_runtime.backends.base import Float32
 from moa_runtime.backends.eagle3 import Eagle3Inputs, Eagle3Result
-from moa_server.drafting.step_graphs import add_candidates, attention_session, seen
-from moa_server.engine.drafter_layers import DrafterLayer, in_bits, layer_spec
+from moa_server.drafting.step_graphs import attention_session, seen
 from moa_server.engine.onnx_sessions import session_options
 
 _BITS = 8
@@ -58,7 +58,6 @@ class OnnxEagle3:
         self._tokens = drafter.array("draft_to_target")
         plain = layer_spec(dims, config.rope_theta)
         self._spec = replace(plain, rotary=rotary, query_key_norm="head" if config.qk_norm else "none")
-        self._groups = dims.num_heads // dims.num_kv_heads
         layer = DrafterLayer(drafter, "layer", bits)
         self._before, self._after = self._before_attention(drafter, layer), self._after_attention(drafter, layer)
         self._head = self._candidates(drafter, bits)
@@ -81,15 +80,12 @@ class OnnxEagle3:
             **{"asked": queries, "query_indices": queries[None]},
         }
         q, k, v, residual = self._before.run(["queries", "keys", "values", "residual"], fed)
-        shape = (-1, self.kv_shape[0], self._groups, self.kv_shape[1])
         of_queries, of_pairs = np.cumsum(asked)[:-1], np.cumsum(counts)[:-1]
         keys, values = (np.split(half.reshape(-1, *self.kv_shape), of_pairs) for half in (k, v))
         mixed = []
-        for each, own, new_keys, new_values in zip(
-            passes, np.split(q.reshape(shape), of_queries), keys, values, strict=True
-        ):
+        for each, own, new_keys, new_values in zip(passes, np.split(q, of_queries), keys, values, strict=True):
             cached = np.ascontiguousarray(each.self_keys), np.ascontiguousarray(each.self_values)
-            fed = seen([cached, (new_keys, new_values)], each.self_mask[each.queries], self._groups)
+            fed = seen([cached, (new_keys, new_values)], each.self_mask[each.queries])
             mixed.append(self._attention.run(["mixed"], {"q": own, **fed})[0])
         [estimates] = self._after.run(["estimates"], {"mixed": np.concatenate(mixed), "residual": residual})
         indices, logprobs = self._head.run(["indices", "logprobs"], {"estimates": estimates})
@@ -158,7 +154,9 @@ class OnnxEagle3:
         norm = drafter.array("norm.weight")
         hidden = "estimates" if self._config.norm_output else graph.norm("estimates", norm)
         head = scaled(in_bits(drafter.array("lm_head.weight"), bits), self._config.sharpness)
-        add_candidates(graph, graph.product(hidden, head), self.top_k)
+        candidates = graph.candidates(graph.product(hidden, head), self.top_k)
+        for name, value in zip(("indices", "logprobs"), candidates, strict=True):
+            graph.output(name, value)
         shape: Sequence[int | str] = ["asked", self.top_k]
         outputs: dict[str, Port] = {"indices": (np.int64, shape), "logprobs": (np.float32, shape)}
         inputs: dict[str, Port] = {"estimates": (np.float32, ["asked", self.hidden_size])}

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from moa_decoder.graph_builder import GraphBuilder, Port, Positions, Residual, rotation_tables
 from moa_decoder.matrix import Matrix
 from moa_drafter.config import DrafterConfig, Eagle3Config, Reads
+from moa_drafter.drafter_layers import DrafterLayer, layer_spec
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_server.engine.base import Float32, Rows, Span, chunks
-from moa_server.engine.drafter_layers import DrafterLayer, layer_spec
 from moa_server.engine.onnx_sessions import session_options
 
 #: Rows computed at once; bounds the memory they take.

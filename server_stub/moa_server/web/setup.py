@@ -111,7 +111,7 @@ def find_bundle(named: Path | None, *, default_target: bool, plain: str | None =
     Args:
         named: by the user; None for the default bundle if it has such a graph, otherwise one beside it.
         default_target: whether the verifier serves the built-in target with its drafter: for those, and where none was
-            named, a bundle that is missing is exported, some minutes' work whose progress goes to stderr.
+            named, a bundle that is missing is made, some seconds' work whose progress goes to stderr.
         plain: the target, if it is served without a drafter: where none was named its bundle has no graph.
 
     Raises:
@@ -135,7 +135,7 @@ def find_bundle(named: Path | None, *, default_target: bool, plain: str | None =
             "--out BUNDLE makes one; name it with --bundle BUNDLE",
             code="no_bundle",
         )
-    make_bundle(_made_here(), _TARGET, "moa-serve --web", "some minutes")
+    make_bundle(_made_here(), _TARGET, "moa-serve --web")
     return _made_here()
 
 

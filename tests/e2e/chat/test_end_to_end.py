@@ -18,7 +18,6 @@ import pytest
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals and signals")
 
 pytest.importorskip("granian")
-pytest.importorskip("onnxscript")
 
 from moa_chat import strings  # noqa: E402
 from moa_chat.terminal.renderer import clean  # noqa: E402

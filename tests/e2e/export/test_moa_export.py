@@ -21,9 +21,9 @@ from moa_drafter.target_facts import target_fingerprint
 from moa_export import cli, pipeline, progress
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ParityError
+from moa_export.graph_files import NOT_ASKED
 from moa_export.offline_model import NONE, WriterSettings
 from moa_export.progress import Progress
-from moa_export.validation import NOT_ASKED
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
 from moa_runtime.cli_main import own_program
 from moa_runtime.manifest import read_manifest
@@ -77,7 +77,7 @@ def test_the_graph_holds_8_bit_weights_and_nothing_of_this_machine(made: tuple[B
     path = made[0].graph_path("onnx")
     graph = onnx.load(path).graph
     kinds = [node.op_type for node in graph.node]
-    assert kinds.count("MatMulNBits") == 13  # 7 in self-attention, 5 in cross-attention, the head
+    assert kinds.count("MatMulNBits") == 10  # 5 in self-attention, 4 in cross-attention, the head
     large = {t.data_type for t in graph.initializer if np.prod(t.dims) >= 64 * 64}
     assert large <= {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
     assert str(Path(cli.__file__).parents[2]).encode() not in path.read_bytes()
@@ -201,7 +201,7 @@ def test_the_rejected_name_is_replaced_only_if_it_is_a_bundle(tmp_path: Path) ->
     assert (kept / "notes.txt").read_text() == "mine"
 
 
-def shown(stages: list[tuple[str, int]], **options: bool) -> list[str]:
+def shown(stages: list[tuple[str, int]], **options: int) -> list[str]:
     out = io.StringIO()
     drawn = Progress(out, **{"quiet": False, **options})
     for title, steps in stages:
@@ -211,12 +211,26 @@ def shown(stages: list[tuple[str, int]], **options: bool) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_a_line_for_each_stage_and_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stage_is_a_line_and_a_long_one_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = [("reading", 1), ("comparing", 3)]
-    assert shown(stages) == ["moa-export: reading (0 s gone)", "moa-export: comparing (0 s gone)"]
-    assert shown(stages, quiet=True) == []
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
-    assert shown(stages) == ["moa-export: reading (0 s gone)", *["moa-export: comparing (0 s gone)"] * 4]
+    first = ["moa-export: 1/2 reading (0 s gone)", "moa-export: 2/2 comparing 0/3 (0 s gone)"]
+    assert shown(stages, stages=2) == first and shown(stages, quiet=True) == []
+    monkeypatch.setattr(progress, "_EVERY_S", 0.001)
+    out = io.StringIO()
+    with Progress(out).stage("waiting"):
+        while out.getvalue().count("moa-export: waiting (0 s gone)") < 3:
+            time.sleep(0.001)
+
+
+def test_on_a_terminal_the_line_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_MOVES_S", 0.001)
+    out = io.StringIO()
+    out.isatty = lambda: True
+    with Progress(out).stage("comparing", 2) as advance:
+        advance()
+        while "comparing 1/2" not in out.getvalue():
+            time.sleep(0.001)
+    assert len(set(out.getvalue().replace("\n", "\r").split("\r"))) == 3, "nothing, and two states"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows ends programs without asking them")

@@ -14,19 +14,15 @@ from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_decoder.rounded_weights import RoundedWeights
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_export.errors import ExportError
+from moa_export.graph_files import SESSION, WEB_GRAPH_FILE, WEB_WRITER_FILE, WRITER_SESSION, write_web_writer
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import NotRun, TargetOptions
 from moa_export.targets.web import (
     FOLDER_VARIABLE,
-    GRAPH_FILE,
-    SESSION,
     VERSION,
-    WRITER_FILE,
-    WRITER_SESSION,
     WebBackend,
     WebEngine,
     WebTarget,
-    export_web_writer,
     find_engine,
     web_runner,
 )
@@ -60,7 +56,7 @@ def test_the_graph_computes_what_the_drafter_computes(drafter, tmp_path, web_eng
     target = WebTarget(Recipe(weights, weights, Weights(bits, 0 if bits == 8 else 32)), TargetOptions())
     target.check(drafter.config)
     (entry,) = target.export(drafter, tmp_path).values()
-    here, there = OnnxBackend(tmp_path / GRAPH_FILE, threads=1), target.runner(tmp_path, entry)
+    here, there = OnnxBackend(tmp_path / WEB_GRAPH_FILE, threads=1), target.runner(tmp_path, entry)
     assert isinstance(there, WebBackend)
     reference = stepped(torch_backend_of(drafter, top_k=16), asked=3, rows=7)
     for asked, rows in ((1, 1), (3, 7)):
@@ -92,8 +88,8 @@ def exported(drafter, tmp_path_factory) -> tuple[Path, TargetEntry]:
 
 
 def test_no_graph_holds_float16_and_codes_are_small(exported, tiny_target, tmp_path):
-    export_web_writer(RoundedWeights(CheckpointWeights(tiny_target), 4), tmp_path)
-    for file in (exported[0] / GRAPH_FILE, tmp_path / WRITER_FILE):
+    write_web_writer(RoundedWeights(CheckpointWeights(tiny_target), 4), tmp_path)
+    for file in (exported[0] / WEB_GRAPH_FILE, tmp_path / WEB_WRITER_FILE):
         graph = onnx.load(file).graph
         kinds = {tensor.data_type for tensor in graph.initializer}
         casts = {onnx.helper.get_attribute_value(a) for n in graph.node if n.op_type == "Cast" for a in n.attribute}
@@ -110,8 +106,8 @@ def test_the_engine_computes_what_python_does_with_a_writer(tiny_target, tmp_pat
     weights = CheckpointWeights(tiny_target)
     if tied:
         weights.head = weights.embedding
-    entry = export_web_writer(RoundedWeights(weights, bits), tmp_path)
-    there, here = web_runner(tmp_path, entry, npm=False), OnnxBackend(tmp_path / WRITER_FILE, threads=1)
+    entry = write_web_writer(RoundedWeights(weights, bits), tmp_path)
+    there, here = web_runner(tmp_path, entry, npm=False), OnnxBackend(tmp_path / WEB_WRITER_FILE, threads=1)
     ours = stepped(there, asked=len(TEXT))
     assert_alike(ours, stepped(here, asked=len(TEXT)), 1e-3)
     cache = ours.keys[:-1], ours.values[:-1]
@@ -122,8 +118,8 @@ def test_the_engine_computes_what_python_does_with_a_writer(tiny_target, tmp_pat
 def test_without_the_setting_a_graph_computes_the_same(exported, web_engine_here):
     folder, entry = exported
     specs = (*entry.inputs, *entry.outputs)
-    plain = WebBackend(web_engine_here, folder / GRAPH_FILE, specs, {"graphOptimizationLevel": "all"})
-    assert_alike(stepped(plain, rows=3), stepped(OnnxBackend(folder / GRAPH_FILE), rows=3), 0.1)
+    plain = WebBackend(web_engine_here, folder / WEB_GRAPH_FILE, specs, {"graphOptimizationLevel": "all"})
+    assert_alike(stepped(plain, rows=3), stepped(OnnxBackend(folder / WEB_GRAPH_FILE), rows=3), 0.1)
 
 
 # -- the engine ----------------------------------------------------------------------------------
@@ -136,12 +132,12 @@ def test_a_process_that_fails_is_a_sentence(tmp_path, exported, web_engine_here)
     with refused("engine_failed") as caught:
         WebBackend(web_engine_here, tmp_path / "none.onnx", specs)
     assert "\n" not in str(caught.value)
-    backend = WebBackend(web_engine_here, folder / GRAPH_FILE, specs)
+    backend = WebBackend(web_engine_here, folder / WEB_GRAPH_FILE, specs)
     backend.close()
     with pytest.raises((ExportError, ValueError)):
         stepped(backend, rows=1)
     with refused("engine_failed"):
-        WebBackend(WebEngine("true", web_engine_here.module), folder / GRAPH_FILE, specs)
+        WebBackend(WebEngine("true", web_engine_here.module), folder / WEB_GRAPH_FILE, specs)
 
 
 def test_what_is_missing_is_said(monkeypatch, tmp_path):
@@ -184,7 +180,7 @@ def test_a_bundle_is_proved_by_the_engine_itself(tmp_path, tiny_target, tiny_dra
     entry, writer = bundle.manifest.targets["web"], bundle.manifest.web_writer
     assert entry.details["session"] == SESSION and writer.details["session"] == WRITER_SESSION
     assert stepped(load_backend(bundle), rows=2).top_tokens.shape == (1, 16)  # the only graph, found without a name
-    assert WRITER_FILE in run(capsys, "inspect", out)
+    assert WEB_WRITER_FILE in run(capsys, "inspect", out)
     found = run_json(capsys, "verify", out, "--model", tiny_target, "--drafter", tiny_drafter, "--quiet")["targets"]
     assert found["web"]["parity"]["status"] == found["web writer"]["perplexity"]["status"] == "passed"
     assert len(json.loads(run(capsys, "example", out, "--backend", "web"))["steps"]) == 3

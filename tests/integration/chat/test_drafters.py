@@ -99,7 +99,7 @@ def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, si
     exported, served = [], []
     real = local.local_verifier
 
-    def export(folder: Path, target: str, program: str, takes: str, drafter: str | None) -> None:
+    def export(folder: Path, target: str, program: str, drafter: str | None) -> None:
         exported.append((folder.name, drafter))
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.symlink_to(bundles["moa" if drafter == "sssd" else drafter])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("starlette")
-pytest.importorskip("onnxscript")
 
 from starlette.testclient import TestClient
 

@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnxscript import ir
 
 from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_decoder.errors import TargetError
@@ -24,15 +23,14 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, load_target
 from moa_export.cli import main
 from moa_export.errors import ExportError
-from moa_export.offline_model import NONE, TARGET, WRITER, WriterSettings, loss_of, make_writer, model_of
+from moa_export.graph_files import GRAPH_FILE, TARGET, WRITER, WRITER_FILE, write_web_writer, write_writer
+from moa_export.offline_model import NONE, WriterSettings, loss_of, make_writer, model_of
 from moa_export.progress import Progress
 from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording, record
 from moa_export.targets import target_of
 from moa_export.targets.base import TargetOptions
-from moa_export.targets.onnx import GRAPH_FILE, WRITER_FILE, OnnxTarget, capture, export_writer
-from moa_export.targets.onnx_graph import take_matrices
-from moa_export.targets.web import export_web_writer
+from moa_export.targets.onnx import OnnxTarget
 from moa_export.validation import Proof, compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import SharedBackend, load_backend, load_writer, writer_backend
@@ -45,29 +43,6 @@ from support.refusals import refused
 from support.tiny import make_tiny_bundle
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
-
-
-def test_a_traced_graph_holds_no_copy_of_the_matrices(drafter: MoADrafter) -> None:
-    model, matrices = capture(drafter, Recipe())
-    weights = [layer.weight.detach().numpy() for _, layer in drafter.named_modules() if hasattr(layer, "in_features")]
-    weights.append(drafter.head.numpy())
-    assert len(matrices) == 13
-    for matrix in matrices.values():
-        assert any(np.shares_memory(matrix, weight) for weight in weights)
-    floats = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
-    assert sum(len(tensor.raw_data) for tensor in floats) < 1024
-    operators = {node.input[1]: node.op_type for node in model.graph.node if len(node.input) > 1}
-    assert {operators[name] for name in matrices} == {"MatMul"}
-
-
-def test_a_product_with_a_bias_is_no_matrix_to_take() -> None:
-    sizes = {"x": [2, 3], "bias": [5], "y": [2, 5]}
-    x, bias, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n, size in sizes.items())
-    weight = onnx.numpy_helper.from_array(np.ones((5, 3), np.float32), "weight")
-    node = onnx.helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], name="product", transB=1)
-    model = onnx.helper.make_model(onnx.helper.make_graph([node], "one", [x, bias], [y], [weight]))
-    with pytest.raises(ValueError, match="product"):
-        take_matrices(ir.from_proto(model).graph)
 
 
 @pytest.mark.parametrize(("linear", "head", "symmetric"), [(8, 4, True), (4, 8, False), (8, 32, False), (32, 8, True)])
@@ -166,7 +141,7 @@ def writer_weights(folder: Path, bits: int, *, tied: bool = False) -> RoundedWei
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_writer_computes_what_its_rounded_weights_do(target, tiny_target, tmp_path, bits, tied):
     weights = writer_weights(tiny_target, bits, tied=tied)
-    entry = export_writer(weights, tmp_path)
+    entry = write_writer(weights, tmp_path)
     graph = writer_backend(tmp_path, entry, threads=1)
     assert not graph.needs_a_row and graph.heads_first and graph.kv_shape == (8, 16) and graph.top_k == 16
     ours = stepped(graph, asked=len(TEXT))
@@ -183,7 +158,7 @@ def test_the_writer_computes_what_its_rounded_weights_do(target, tiny_target, tm
     with torch.no_grad():
         expected = model(torch.tensor([TEXT])).logits[0].log_softmax(-1).topk(16)
     # One cache for all layers, as graphs of older versions and for browsers have; floats are multiplied.
-    other = writer_backend(tmp_path, export_web_writer(weights, tmp_path), threads=1)
+    other = writer_backend(tmp_path, write_web_writer(weights, tmp_path), threads=1)
     assert isinstance(other, OnnxBackend) and not other.heads_first and other.kv_shape == graph.kv_shape
     theirs = stepped(other, asked=len(TEXT))
     assert np.array_equal(theirs.top_tokens[:, 0], expected.indices.numpy()[:, 0])
@@ -199,7 +174,7 @@ def test_the_writer_computes_what_its_rounded_weights_do(target, tiny_target, tm
 
 def test_a_writer_s_drafts_do_not_depend_on_where_its_cache_lies(tiny_target, tmp_path):
     """Trees and chains, a text that is taken back, and caches that grow."""
-    here = writer_backend(tmp_path, export_writer(writer_weights(tiny_target, 8), tmp_path), threads=1)
+    here = writer_backend(tmp_path, write_writer(writer_weights(tiny_target, 8), tmp_path), threads=1)
     copied = SharedBackend(here)
     copied.heads_first = False
     drafters = [MoaDrafter(backend, max_context=512) for backend in (here, copied)]
@@ -211,7 +186,7 @@ def test_a_writer_s_drafts_do_not_depend_on_where_its_cache_lies(tiny_target, tm
 
 
 def test_a_table_that_is_head_too_is_stored_once(tiny_target, tmp_path):
-    sizes = [export_writer(writer_weights(tiny_target, 8, tied=tied), tmp_path).bytes for tied in (True, False)]
+    sizes = [write_writer(writer_weights(tiny_target, 8, tied=tied), tmp_path).bytes for tied in (True, False)]
     assert sizes[1] - sizes[0] > 0.9 * 512 * 64
 
 
@@ -265,7 +240,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (folder / WRITER_FILE).write_bytes(b"")
         return TargetEntry(WRITER_FILE, 0, (), ())
 
-    monkeypatch.setattr("moa_export.offline_model.export_writer", write)
+    monkeypatch.setattr("moa_export.offline_model.write_writer", write)
     monkeypatch.setattr("moa_export.offline_model.loss_of", lambda *_: 1.0)
     return bits_of
 
@@ -308,7 +283,7 @@ def test_a_writer_that_no_file_or_operator_holds_is_refused(tiny_target, tmp_pat
     size = {"vocab_size": 512} if change else {"vocab_size": 2**30}
     weights.weights._spec = dataclasses.replace(weights.spec, **change, **size)
     with refused(code):
-        export_writer(weights, tmp_path)
+        write_writer(weights, tmp_path)
 
 
 def test_what_is_recorded_has_the_loss_of_the_target(target, drafter):

@@ -295,7 +295,7 @@ def test_which_bundle_is_served(tmp_path, monkeypatch, tiny_target):
     own = tmp_path / "cache" / "bundles" / "web"
     with refused("no_bundle"):
         find_bundle(None, default_target=False)
-    assert find_bundle(None, default_target=True) == own and made == [(own, "web", "moa-serve --web", "some minutes")]
+    assert find_bundle(None, default_target=True) == own and made == [(own, "web", "moa-serve --web")]
     write_web_bundle(own, 1000)
     assert find_bundle(None, default_target=False) == own
     default = write_web_bundle(tmp_path / "cache" / "bundles" / "default", 1000, targets=("onnx",))

@@ -14,8 +14,8 @@ import typist
 from measure_window import measure_answer
 from moa_chat import strings
 from moa_chat.desktop import programs
-from moa_chat.desktop.export_program import JsonProgress
 from moa_chat.desktop.programs import BundleExport, Program, VerifierProcess
+from moa_export.progress import JsonProgress
 from support.chat.desktop.window_driving import TOKEN, is_online
 
 
@@ -163,7 +163,7 @@ def test_a_window_of_a_named_drafter_has_its_bundle_and_verifier(monkeypatch, tm
         export.start()
         verifier.start()
     folder = tmp_path / "bundles" / "early-exit"
-    assert export.folder == folder and commands[0][1:] == (str(folder), "--drafter", "early-exit")
+    assert export.folder == folder and commands[0][1:] == (str(folder), "--json", "--drafter", "early-exit")
     assert commands[1][-2:] == ("--drafter", "early-exit") and not export.present
     folder.mkdir(parents=True)
     (folder / "manifest.json").touch()

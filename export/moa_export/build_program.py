@@ -1,0 +1,39 @@
+"""The program that makes a bundle of the built-in target and a shipped drafter, for ``moa-chat`` and ``moa-serve``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from moa_export.progress import JsonProgress, Progress
+from moa_runtime.cli_main import run_program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make it; return the exit status as :func:`~moa_runtime.cli_main.run_program` says."""
+    if argv is None:  # one that is told to end removes what it began
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    parser = argparse.ArgumentParser(prog="moa-export", description="Make a bundle without torch.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--target", default="onnx", help="onnx or web")
+    parser.add_argument("--drafter", help="a shipped one's name")
+    parser.add_argument("--json", action="store_true", help="print progress as JSON objects")
+    return run_program("moa-export", lambda: _build(parser.parse_args(argv)))
+
+
+def _build(options: argparse.Namespace) -> int:
+    from moa_export.built_bundle import build_bundle  # a second of imports
+
+    progress = JsonProgress(sys.stdout) if options.json else Progress(sys.stderr, stages=4)
+    build_bundle(options.out, progress, (options.target,), options.drafter)
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # what was built need not be freed piece by piece

@@ -1,0 +1,124 @@
+"""Bundles of the built-in target and a shipped drafter, made without torch.
+
+``moa-export`` makes the same graphs and compares them with PyTorch. What it found stands beside a drafter's weights,
+with the digests of the files: a bundle with the same files is proven too, and its manifest says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moa_decoder.rounded_weights import RoundedWeights
+from moa_drafter.config import check_fit
+from moa_drafter.drafter_weights import read_weights
+from moa_drafter.pretrained import checkpoint_of
+from moa_drafter.target_facts import facts_of
+from moa_drafter.target_folder import weights_of
+from moa_drafter.target_source import DEFAULT_TARGET, resolve_target, shown_name
+from moa_export.bundle_writer import staged_bundle
+from moa_export.device_parts import DeviceParts
+from moa_export.graph_files import (
+    TARGET,
+    WEB_WRITER,
+    WRITER,
+    not_checked,
+    usual_bits,
+    write_half,
+    write_web_half,
+    write_web_writer,
+    write_writer,
+    writer_details,
+)
+from moa_export.plain_bundle import write_drafter_texts
+from moa_export.progress import Progress
+from moa_export.recipe import Recipe
+from moa_runtime.bundle import write_manifest
+from moa_runtime.manifest import Manifest, TargetEntry
+from moa_runtime.offline_stopping import StoppingRule
+
+#: Beside a shipped drafter's weights: digests, checks and stopping rule of the bundle that was proven.
+PROOF_FILE = "proof.json"
+_WAYS = {"onnx": (write_half, WRITER, write_writer), "web": (write_web_half, WEB_WRITER, write_web_writer)}
+
+
+def build_bundle(
+    out: Path,
+    progress: Progress,
+    targets: Sequence[str] = ("onnx",),
+    drafter: str | Path | None = None,
+    *,
+    model: str = DEFAULT_TARGET,
+) -> Manifest:
+    """Write a bundle by the default recipe to ``out``, which must not exist; return its manifest.
+
+    Args:
+        targets: of ``onnx`` and ``web``.
+        drafter: see :func:`moa_drafter.pretrained.checkpoint_of`.
+        model: of a family that :mod:`moa_decoder` describes.
+
+    Raises:
+        MoaError: no source has the target, the two do not fit together, or ``out`` cannot be written.
+    """
+    recipe, checkpoint = Recipe(), checkpoint_of(drafter)
+    with staged_bundle(out, force=False) as stage:
+        with progress.stage("reading the model"):
+            facts, weights = facts_of(resolve_target(model)), read_weights(checkpoint)
+            check_fit(weights.config, facts)
+            context, made_of = facts.config.max_position_embeddings, (checkpoint, weights.config, recipe)
+            manifest = write_drafter_texts(stage, facts, shown_name(model), context, *made_of)
+            parts = DeviceParts.of(weights.config, weights, weights_of(facts.folder, 32))
+        halves: dict[str, TargetEntry] = {}
+        for name in targets:
+            with progress.stage(f"{name}: the drafter"):
+                halves[name] = replace(_WAYS[name][0](parts, recipe, stage), checks=not_checked("parity", "tau"))
+        del parts
+        own = weights_of(facts.folder)
+        bits, writers = usual_bits(own), dict[str, TargetEntry]()
+        for name in targets:
+            with progress.stage(f"{name}: the offline writer"):
+                _, label, write = _WAYS[name]
+                entry = write(RoundedWeights(own, bits), stage)
+                details = writer_details(entry, TARGET, bits, facts.config)
+                writers[label] = replace(entry, details=details, checks=not_checked("perplexity"))
+        with progress.stage("writing the bundle"):
+            graphs = {"targets": halves, "writer": writers.get(WRITER), "web_writer": writers.get(WEB_WRITER)}
+            manifest = write_manifest(stage, replace(manifest, **graphs))
+            if (checkpoint / PROOF_FILE).is_file():
+                proof = json.loads((checkpoint / PROOF_FILE).read_text(encoding="utf-8"))
+                manifest = write_manifest(stage, with_proof(manifest, proof))
+    return manifest
+
+
+def proof_of(manifest: Manifest) -> dict[str, Any]:
+    """Return what :func:`with_proof` reads, of a bundle that was proven."""
+    entries = [*manifest.targets.values(), manifest.writer, manifest.web_writer]
+    graphs = {
+        entry.file: {"sha256": manifest.files[entry.file].sha256, "checks": entry.checks} for entry in entries if entry
+    }
+    return {"graphs": graphs, "manners": None if manifest.manners is None else vars(manifest.manners)}
+
+
+def with_proof(manifest: Manifest, proof: Mapping[str, Any]) -> Manifest:
+    """Return a manifest with the checks of those graphs that are the proven ones to the bit. With the device half's
+    comes the stopping rule that was fitted to it."""
+
+    def proven(entry: TargetEntry | None) -> TargetEntry | None:
+        found = proof["graphs"].get(entry.file) if entry else None
+        if entry is None or found is None or manifest.files[entry.file].sha256 != found["sha256"]:
+            return entry
+        return replace(entry, checks=found["checks"])
+
+    targets = {name: proven(entry) for name, entry in manifest.targets.items()}
+    rule = proof["manners"]
+    fitted = rule is not None and targets != dict(manifest.targets)
+    return replace(
+        manifest,
+        targets=targets,
+        writer=proven(manifest.writer),
+        web_writer=proven(manifest.web_writer),
+        manners=StoppingRule(**rule) if fitted else manifest.manners,
+    )

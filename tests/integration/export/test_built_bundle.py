@@ -1,0 +1,89 @@
+"""Bundles that are built without torch: the bytes of an export, its proof, and a chat in a Python without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moa_export.built_bundle import PROOF_FILE, build_bundle, proof_of
+from moa_export.pipeline import ExportSettings, export_bundle
+from moa_export.progress import Progress
+from moa_runtime.bundle import Bundle
+from moa_runtime.manifest import Manifest
+from moa_runtime.offline_stopping import StoppingRule
+
+#: Found first on the path, it makes imports of these packages fail in every process.
+_BLOCKS = (
+    "import sys\n"
+    "for name in ('torch', 'transformers', 'gguf', 'accelerate', 'tqdm', 'yaml'):\n"
+    "    sys.modules[name] = None\n"
+)
+
+
+def built(out: Path, drafter: Path, target: Path, targets: tuple[str, ...] = ("onnx",)) -> Manifest:
+    return build_bundle(out, Progress(io.StringIO(), quiet=True), targets, drafter, model=str(target))
+
+
+def test_an_export_makes_the_same_bytes(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
+    targets = ("onnx", "web")
+    settings = ExportSettings(targets, tiny_drafter, model=str(tiny_target), checked=False)
+    export_bundle(tmp_path / "exported", settings, Progress(io.StringIO(), quiet=True))
+    exported = Bundle.open(tmp_path / "exported").manifest
+    ours = built(tmp_path / "built", tiny_drafter, tiny_target, targets)
+    assert set(ours.files) > {"device_half.onnx", "device_half.web.onnx", "writer.onnx", "writer.web.onnx"}
+    tools = dict(tools={}, files={})
+    assert ours.files == exported.files
+    assert dataclasses.replace(ours, **tools) == dataclasses.replace(exported, **tools)
+
+
+def test_what_was_proven_is_said_of_the_same_bytes_alone(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
+    drafter = shutil.copytree(tiny_drafter, tmp_path / "drafter")
+    plain = built(tmp_path / "plain", drafter, tiny_target)
+    assert plain.manners is None and plain.targets["onnx"].checks["tau"]["status"] == "not run"
+    checked = dataclasses.replace(plain.targets["onnx"], checks={"tau": {"status": "passed", "loss": 0.01}})
+    proven = dataclasses.replace(plain, targets={"onnx": checked}, writer=None, manners=StoppingRule(0.25, 9, 3))
+    proof = proof_of(proven)
+    (drafter / PROOF_FILE).write_text(json.dumps(proof))
+    found = built(tmp_path / "same", drafter, tiny_target)
+    assert found.targets == proven.targets and found.manners == proven.manners and found.files == plain.files
+    assert found.writer.checks["perplexity"]["status"] == "not run"
+    assert Bundle.open(tmp_path / "same").manifest == found
+    proof["graphs"]["device_half.onnx"]["sha256"] = "0" * 64
+    (drafter / PROOF_FILE).write_text(json.dumps(proof))
+    assert built(tmp_path / "other", drafter, tiny_target) == plain
+
+
+def test_a_chat_on_this_machine_needs_no_torch(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_BLOCKS)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths, "MOA_EDGE_CACHE": str(tmp_path / "cache")}
+    code = (
+        "import sys; from pathlib import Path; from moa_chat import cli; from moa_export.progress import Progress\n"
+        "from moa_export.built_bundle import build_bundle\n"
+        "bundle, drafter, target = sys.argv[1:]\n"
+        "build_bundle(Path(bundle), Progress(sys.stderr, stages=4), ('onnx',), drafter, model=target)\n"
+        "words = ['--local', '--once', 'Name three colours.', '--json', '--max-new-tokens', '8', '--threads', '1']\n"
+        "sys.exit(cli.main([*words, '--bundle', bundle, '--model', target, '--drafter', drafter]))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "bundle"), f"{tiny_drafter}/", str(tiny_target)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["statistics"]["tokens"] > 0
+    assert "moa-export: 4/4 writing the bundle" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_proof_beside_the_shipped_weights_is_of_what_is_built_today(tmp_path: Path) -> None:
+    manifest = build_bundle(tmp_path / "bundle", Progress(sys.stderr))
+    checks = {**manifest.targets["onnx"].checks, **manifest.writer.checks}
+    assert {name: check["status"] for name, check in checks.items()} == dict.fromkeys(
+        ("parity", "tau", "perplexity"), "passed"
+    )
