@@ -6,15 +6,14 @@ Exit status 0 only if the answers equal the target's own decoding and the device
 from __future__ import annotations
 
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from moa_bench.link import with_round_trip
 from moa_bench.link.proxy import BackgroundLink, background_link
 from moa_bench.verifier import Verifier, open_verifier
+from moa_chat.local_verifier import ensure_bundle
 from moa_runtime import (
     AnswerFinished,
     AnswerUpdate,
@@ -27,6 +26,7 @@ from moa_runtime import (
     Origin,
     SyncChat,
 )
+from moa_runtime.paths import default_bundle
 
 ROUND_TRIP_MS = 60
 FIRST = "Name three primary colours and say in one sentence what happens when they are mixed."
@@ -58,20 +58,17 @@ class Screen:
 
 def main() -> int:
     try:
-        with tempfile.TemporaryDirectory(prefix="moa-demo-") as scratch:
-            return _demo(Path(scratch))
+        return _demo()
     except MoaError as error:
         print(f"demo: error: {error}", file=sys.stderr)
         return 1
 
 
-def _demo(scratch: Path) -> int:
-    _title("1. Export the device half of the drafter")
-    from moa_export.cli import main as export
-
-    if export(["--target", "onnx", "--out", str(scratch / "bundle")]):
-        raise MoaError("the export failed; its message is above", code="export_failed")
-    bundle = Bundle.open(scratch / "bundle")
+def _demo() -> int:
+    _title("1. The model for this device: made once, then from the cache")
+    ensure_bundle()
+    bundle = Bundle.open(default_bundle())
+    print(f"{bundle.folder}: {sum(file.bytes for file in bundle.manifest.files.values()) / 1e6:.0f} MB")
 
     _title("2. Start the verifier on this machine")
     with open_verifier() as server, background_link(with_round_trip(ROUND_TRIP_MS), *server.host_and_port) as link:

@@ -11,10 +11,12 @@ from typing import Any
 
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.address import split_link
+from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.checked_file import read_checked
 from moa_runtime.datastore import Datastore
+from moa_runtime.drafters.factory import backend_for
 from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.manifest import RecommendedSampling
@@ -43,7 +45,7 @@ class ChatConfig:
     endpoint: Endpoint
     system: str | None = None
     drafter: DrafterName | None = None  # None for the bundle's own
-    backend: str | None = None
+    backend: str | Backend | None = None  # its name, or one that several chats share
     threads: int = 2
     draft_length: DraftLength = "auto"
     ngrams: bool = True
@@ -99,6 +101,12 @@ class ChatConfig:
             await chat.close()
             raise
         return chat
+
+    def loaded(self) -> ChatConfig:
+        """Load the device half that the name says; return the configuration of chats that share it."""
+        assert self.backend is None or isinstance(self.backend, str)
+        backend = backend_for(self.bundle, self.drafter, self.backend, threads=self.threads)
+        return self if backend is None else replace(self, backend=backend)
 
     def sampling(self) -> Sampling:
         """Return the sampling of the next answer."""

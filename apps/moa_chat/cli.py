@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.atomic_file import remove_private
@@ -18,9 +18,6 @@ from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import drafter_option
 from moa_runtime.paths import data_dir
-
-if TYPE_CHECKING:
-    from moa_runtime.bundle import Bundle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,13 +35,6 @@ def _run(options: argparse.Namespace) -> int:
     _delete_datastore_of_chats()
     if options.once is None and options.serve is None and not options.terminal:
         return _open_window(options)
-    # Imported late, so that --help and refused options answer at once.
-    from moa_chat.chat_config import chat_config_for, endpoint_for, open_datastore
-    from moa_chat.local_verifier import local_verifier
-    from moa_chat.oneshot import run_once
-    from moa_chat.server_bundle import bundle_for_server, shown_progress
-    from moa_chat.terminal.app import run_terminal
-
     if options.serve is not None:
         require_extra("gateway", "--serve")
         from moa_chat.gateway.serve import address_for, run_gateway
@@ -53,15 +43,30 @@ def _run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         verifier = None
         if options.local:
+            # Late, so that --help and refused options answer at once.
+            from moa_chat.local_verifier import local_verifier
+
             # A closed terminal window or `kill` must stop the verifier too.
             for name in ("SIGTERM", "SIGHUP"):
                 if hasattr(signal, name):
                     signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
             # With the same drafter, so that the same one drafts if the verifier does.
-            bundle, served = _local_bundle(options)
-            open_datastore(options.datastore, bundle)  # refuse it before a verifier is started
-            verifier = stack.enter_context(local_verifier(served, restarts=True))
-            endpoint = verifier.endpoint
+            served = _options_of_verifier(options)
+            verifier = stack.enter_context(local_verifier(served, restarts=True, waits=False))
+        # While the verifier starts, so does this program.
+        from moa_chat.chat_config import chat_config_for, endpoint_for, open_bundle, open_datastore
+        from moa_chat.oneshot import run_once
+        from moa_chat.server_bundle import bundle_for_server, shown_progress
+        from moa_chat.terminal.app import run_terminal
+        from moa_runtime.transport import Endpoint
+
+        if verifier is not None:
+            bundle = open_bundle(options.bundle, options.drafter)
+            open_datastore(options.datastore, bundle)  # refused before the verifier is waited for
+            config = chat_config_for(options, bundle, Endpoint(""))
+            if options.serve is None:
+                config = config.loaded()
+            config = replace(config, endpoint=verifier.wait())
         else:
             endpoint = endpoint_for(
                 options.server or os.environ.get("MOA_SERVER") or DEFAULT_SERVER,
@@ -71,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
             writer = (options.offline or ("writer" if options.serve is None else "off")) == "writer"
             with shown_progress(endpoint.address) as progress:
                 bundle = bundle_for_server(endpoint, options.bundle, options.drafter, writer=writer, progress=progress)
-        config = chat_config_for(options, bundle, endpoint)
+            config = chat_config_for(options, bundle, endpoint)
         if options.once is not None:
             return run_once(config, options.once, as_json=options.json)
         if options.serve is not None:
@@ -79,23 +84,25 @@ def _run(options: argparse.Namespace) -> int:
         return run_terminal(config)
 
 
-def _local_bundle(options: argparse.Namespace) -> tuple[Bundle, tuple[str, ...]]:
-    """Open the bundle of ``--local``, made if necessary; return it with the options of its verifier."""
-    from moa_chat.chat_config import open_bundle
+def _options_of_verifier(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the options of ``moa-serve`` for ``--local``. ``bundle`` and ``drafter`` become those of the client, whose
+    bundle is made if necessary."""
     from moa_chat.local_verifier import ensure_bundle, serve_options
 
     if options.bundle is None and options.model is None:
         ensure_bundle(options.drafter)
-        return open_bundle(None, options.drafter), drafter_option(options.drafter)
-    folder, own = options.bundle, None
-    if folder is None:
+        return drafter_option(options.drafter)
+    own = None
+    if options.bundle is None:
         from moa_export.plain_bundle import cached_plain_bundle
 
-        folder = cached_plain_bundle(options.model)
+        options.bundle = cached_plain_bundle(options.model)
     if isinstance(options.drafter, Path):
         own, options.drafter = str(options.drafter), None
-    bundle = open_bundle(folder, options.drafter)
-    return bundle, serve_options(bundle.manifest, options.model, own)
+    from moa_chat.chat_config import open_bundle
+
+    manifest = open_bundle(options.bundle, options.drafter).manifest  # refused before a verifier is started
+    return serve_options(manifest, options.model, own)
 
 
 def _delete_datastore_of_chats() -> None:

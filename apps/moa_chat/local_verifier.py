@@ -39,7 +39,7 @@ _LEAST_SECONDS = 20.0
 
 
 class LocalVerifier:
-    """A verifier on a free port of this machine.
+    """A verifier on a free port of this machine, which is being started: :meth:`wait` has to be called once.
 
     Args:
         options: of ``moa-serve``.
@@ -48,12 +48,14 @@ class LocalVerifier:
         restarts: whether it is started again if it ends by itself.
 
     Attributes:
-        endpoint: where it listens, also after another start.
+        endpoint: where it listens, also after another start; set by :meth:`wait`.
         problem: the error with which it ended for good; None while it runs, and while it is started again.
 
     Raises:
-        MoaError: it does not start, as when the server's packages are not installed.
+        OSError: no program can be started.
     """
+
+    endpoint: Endpoint
 
     def __init__(self, options: Sequence[str], cpus: set[int] | None, token: str, restarts: bool) -> None:
         self._options, self._cpus, self._token, self._restarts = options, cpus, token, restarts
@@ -62,12 +64,13 @@ class LocalVerifier:
         self.problem: MoaError | None = None
         print(strings.STARTING_LOCAL, file=sys.stderr, flush=True)
         self._process, self._log = self._begun(SERVE_HERE)
-        try:
-            self.endpoint = Endpoint(_ready_url(self._process, self._log), token)
-        except BaseException:
-            _stop(self._process)
-            raise
+
+    def wait(self) -> Endpoint:
+        """Wait until it serves; return where. Raises MoaError if it does not start, as without the server's
+        packages."""
+        self.endpoint = Endpoint(_ready_url(self._process, self._log), self._token)
         threading.Thread(target=self._keep, daemon=True).start()
+        return self.endpoint
 
     @property
     def pid(self) -> int:
@@ -158,13 +161,24 @@ def serve_options(manifest: Manifest, model: str | None = None, drafter: str | N
 
 @contextlib.contextmanager
 def local_verifier(
-    options: Sequence[str] = (), *, cpus: set[int] | None = None, token: str | None = None, restarts: bool = False
+    options: Sequence[str] = (),
+    *,
+    cpus: set[int] | None = None,
+    token: str | None = None,
+    restarts: bool = False,
+    waits: bool = True,
 ) -> Iterator[LocalVerifier]:
-    """Run a :class:`LocalVerifier` while the context is open, with a token of its own unless one is given."""
+    """Run a :class:`LocalVerifier` while the context is open, with a token of its own unless one is given.
+
+    Args:
+        waits: whether it serves already; else the caller does something else before :meth:`LocalVerifier.wait`.
+    """
     require_extra("server", "--local (moa-serve)")
     # With a token, because other users of this machine reach its port too.
     verifier = LocalVerifier(options, cpus, token or secrets.token_urlsafe(24), restarts)
     try:
+        if waits:
+            verifier.wait()
         yield verifier
     finally:
         verifier.stop()

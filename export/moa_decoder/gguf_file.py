@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import re
 import struct
@@ -275,13 +276,27 @@ def parts_of(file: Path) -> list[Path]:
     return parts
 
 
+def _opened(path: Path) -> GgufFile:
+    """Open a file, or return what was read of it before if it is the same still: a start reads a header five times."""
+    try:
+        state = path.stat()
+    except OSError:
+        return GgufFile(path)  # whose error names it
+    return _read_once(path, state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _read_once(path: Path, *identity: int) -> GgufFile:
+    return GgufFile(path)
+
+
 def read_parts(parts: Sequence[Path]) -> list[GgufFile]:
     """Open the parts of a GGUF file. Raises TargetError: see :class:`GgufFile`; ``part_misplaced`` if a name and its
     file disagree; ``damaged`` if two parts have the same tensor."""
     files: list[GgufFile] = []
     names: set[str] = set()
     for number, part in enumerate(parts):
-        file = GgufFile(part)
+        file = _opened(part)
         # A file that was not split has neither field.
         found = (file.metadata.get("split.no", 0), file.metadata.get("split.count", 1))
         if not all(type(field) is int for field in found):

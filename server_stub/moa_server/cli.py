@@ -140,6 +140,7 @@ def _run(
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_server.app import SESSION_PATH, Verifier
     from moa_server.process import VerifierServer
+    from moa_server.scheduling.kept_cost import place_of
 
     prints, (host, port) = engine.fingerprints, listening.getsockname()[:2]
     url = url_of("wss" if tls else "ws", listening, SESSION_PATH)
@@ -169,5 +170,6 @@ def _run(
         tls=tls,
         renew_tls=web.renew if web and web.tls else None,
         warm=True,
+        kept=place_of(engine, options.threads) if options.until_stdin_ends else None,
     )
     server.run(listening)

@@ -20,6 +20,7 @@ from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.server import EdgeServer, freeze_loaded_objects
 from moa_server.engine.load import warm_up
 from moa_server.logging import handle_loop_error
+from moa_server.scheduling.kept_cost import keep, restore
 from moa_server.settings import ServeError
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class VerifierServer(EdgeServer):
         tls: certificate and key files.
         renew_tls: called from time to time, in a thread; rewrites these files if necessary.
         warm: run some steps before clients may connect, see :func:`moa_server.engine.load.warm_up`.
+        kept: file of :mod:`moa_server.scheduling.kept_cost`: with what it holds no steps are run; None for none.
     """
 
     def __init__(
@@ -50,13 +52,14 @@ class VerifierServer(EdgeServer):
         tls: tuple[Path, Path] | None = None,
         renew_tls: Callable[[], object] | None = None,
         warm: bool = False,
+        kept: Path | None = None,
     ) -> None:
         limits = limits or EdgeLimits()
         # The app answers a frame that is too large with a fault; far larger ones never reach it.
         most = max(limits.unused_bytes, 2 * verifier.settings.max_frame_bytes)
         super().__init__(verifier.app, replace(limits, unused_bytes=most), tls)
         self.verifier = verifier
-        self._warm, self._renew_tls = warm, renew_tls
+        self._warm, self._kept, self._renew_tls = warm, kept, renew_tls
         self._renewing: asyncio.Future[None] | None = None
         self._on_ready, self._drain_seconds = on_ready, drain_seconds
         self._draining: asyncio.Future[None] | None = None
@@ -69,7 +72,7 @@ class VerifierServer(EdgeServer):
             with contextlib.suppress(ValueError):  # in a thread
                 signal.signal(number, self.handle_exit)
         if self._warm:
-            await warm_up(self.verifier.engine, self.verifier.worker.cost)
+            await self._measure_steps()
             freeze_loaded_objects()
         await super().startup()
         slots, metrics, website = self.slots, self.verifier.metrics, self.verifier.website
@@ -84,6 +87,14 @@ class VerifierServer(EdgeServer):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while the model was loaded
         if not self.should_exit:
             self._on_ready()
+
+    async def _measure_steps(self) -> None:
+        cost = self.verifier.worker.cost
+        if self._kept is not None and restore(self._kept, cost):
+            return
+        await warm_up(self.verifier.engine, cost)
+        if self._kept is not None:
+            keep(self._kept, cost)
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Handle a signal."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,8 +87,11 @@ class StepCost:
             self._seen[tokens] = min(self._seen[tokens] + 1, _LAST)
             self._ratios[tokens] += (min(2.0, max(0.5, seconds / exact)) - self._ratios[tokens]) / self._seen[tokens]
         if often:
-            weights = _KERNEL @ self._seen + _NONE
-            self._corrections = (_KERNEL @ (self._seen * self._ratios) + _NONE) / weights
+            self._correct()
+
+    def _correct(self) -> None:
+        weights = _KERNEL @ self._seen + _NONE
+        self._corrections = (_KERNEL @ (self._seen * self._ratios) + _NONE) / weights
 
     def _solve(self, scale: float) -> None:
         ridge = np.eye(5) * 0.02 * max(float(np.trace(self._square)), 1e-12)
@@ -104,6 +107,24 @@ class StepCost:
         """Make what is known the guess for later steps: those of a crowd are all alike, and keep its proportions."""
         self._guess, self._scale, self._steps = self._weights, 1.0, 0
         self._square, self._cross = np.zeros((5, 5)), np.zeros(5)
+
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`restore` takes up, in plain values; to be called after :meth:`settle`."""
+        learnt = {"weights": self._weights, "ratios": self._ratios, "seen": self._seen}
+        return {name: array.tolist() for name, array in learnt.items()} | {"memory_s": list(self.memory_s)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what another process has learnt. Raises KeyError, TypeError or ValueError if it is no state."""
+        weights, ratios, seen = (np.array(state[name], np.float64) for name in ("weights", "ratios", "seen"))
+        some, each = map(float, state["memory_s"])
+        known = np.concatenate((weights, ratios, seen, [some, each]))
+        if (weights.shape, ratios.shape, seen.shape) != ((5,), (_CORRECTED + 1,), (_CORRECTED + 1,)):
+            raise ValueError("it has other sizes")
+        if not (np.isfinite(known).all() and (known >= 0).all() and weights.sum() > 0):
+            raise ValueError("it has numbers that are no durations")
+        self._weights, self._ratios, self._seen, self.memory_s = weights, ratios, seen, (some, each)
+        self._correct()
+        self.settle()
 
     def curve(
         self,

@@ -104,10 +104,10 @@ def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, si
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.symlink_to(bundles["moa" if drafter == "sssd" else drafter])
 
-    def serve(options: tuple[str, ...], *, restarts: bool):
+    def serve(options: tuple[str, ...], *, restarts: bool, waits: bool):
         served.append(options)
         folder = tiny_shipped / (options[1] if options else "moa")
-        return real(("--model", str(tiny_target), "--drafter", str(folder), "--threads", "1"))
+        return real(("--model", str(tiny_target), "--drafter", str(folder), "--threads", "1"), waits=waits)
 
     monkeypatch.setattr(local, "make_bundle", export)
     monkeypatch.setattr(local, "local_verifier", serve)
