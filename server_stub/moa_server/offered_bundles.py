@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moa_drafter.target_source import DEFAULT_TARGET
+from moa_runtime.bundle import make_bundle
 from moa_runtime.bundle_download import BUNDLES_PATH, Offer
 from moa_runtime.checked_file import open_checked, read_checked
 from moa_runtime.errors import MoaError, reason_of
@@ -81,7 +82,8 @@ def bundles_to_offer(
 ) -> OfferedBundles:
     """Return the bundles that ``moa-export`` and ``moa-serve --web`` have left in the cache folder, and the named one.
 
-    If none of them fits, one without a graph is made, in a second, so that any client can chat.
+    If none of them fits, one is made: with the device half of a shipped drafter of the built-in target, in seconds,
+    else without a graph, in a second, so that any client can chat.
 
     Args:
         served: the verifier's fingerprints.
@@ -96,6 +98,13 @@ def bundles_to_offer(
     found = OfferedBundles.of(folders, served, named)
     if found.offers:
         return found
+    place = bundle_of_drafter(own)
+    if served.drafter and own == drafter and model in (None, DEFAULT_TARGET) and not (place / MANIFEST_FILE).exists():
+        try:
+            make_bundle(place, "onnx", "moa-serve", own)
+            return OfferedBundles.of([place], served)
+        except MoaError as error:
+            _log.info("no device half is offered: %s", error)
     from moa_export.plain_bundle import cached_plain_bundle  # late: most verifiers have a bundle
 
     try:

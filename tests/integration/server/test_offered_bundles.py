@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shutil
 import socket
 import threading
 import time
@@ -20,7 +21,8 @@ from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.bundle_download import BUNDLES_PATH, DownloadError, best_offer, fetch_bundle, kept_bundle, offers
 from moa_runtime.manifest import read_manifest
 from moa_runtime.transport import Endpoint
-from moa_server.offered_bundles import OfferedBundles
+from moa_server import offered_bundles
+from moa_server.offered_bundles import OfferedBundles, bundles_to_offer
 from moa_server.settings import Settings
 from support.refusals import refused
 from support.server.running import Verifier, serving
@@ -251,3 +253,16 @@ def test_a_file_that_always_begins_anew_is_given_up(folder: Path, monkeypatch: p
 
     with hostile(answer) as address, refused("unreachable", DownloadError):
         Bundle.fetch(address)
+
+
+def test_that_of_the_built_in_target_is_made_at_the_first_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, made = read_manifest(folder).fingerprints, []
+
+    def make(place: Path, target: str, *_: object) -> None:
+        made.append((place.name, target))
+        shutil.copytree(folder, place)
+
+    monkeypatch.setattr(offered_bundles, "make_bundle", make)
+    for _ in range(2):
+        assert [one.fingerprints for one in bundles_to_offer(served, None, None, None).offers] == [served]
+    assert made == [("made", "onnx")]
