@@ -201,10 +201,10 @@ def test_the_rejected_name_is_replaced_only_if_it_is_a_bundle(tmp_path: Path) ->
     assert (kept / "notes.txt").read_text() == "mine"
 
 
-def shown(stages: list[tuple[str, int]], **options: int) -> list[str]:
+def shown(titles: list[tuple[str, int]], **options: int) -> list[str]:
     out = io.StringIO()
     drawn = Progress(out, **{"quiet": False, **options})
-    for title, steps in stages:
+    for title, steps in titles:
         with drawn.stage(title, steps) as advance:
             for _ in range(steps):
                 advance()
@@ -289,8 +289,9 @@ def test_verify_proves_the_graphs_again(bundle, made_from, capsys):
 def test_verify_finds_a_graph_that_computes_something_else(copy, made_from, capsys):
     path = copy / "device_half.onnx"
     model = onnx.load(path)
-    *_, scales = (tensor for tensor in model.graph.initializer if tensor.name.endswith("_scales"))
-    scales.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scales)[::-1].copy(), scales.name))
+    *_, head = (node.input[1] for node in model.graph.node if node.op_type == "MatMulNBits")
+    (codes,) = (tensor for tensor in model.graph.initializer if tensor.name == head)
+    codes.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(codes)[::-1].copy(), head))
     onnx.save(model, path)
     refuse(capsys, None, "verify", copy, "--files-only")  # the runtime's own error
     write_manifest(copy, read_manifest(copy))  # digests that fit the changed graph
