@@ -1,7 +1,7 @@
 /** From an address and a token to a chat of the runtime. */
 
 import { Chat, StoreError, type Bundle, type ChatStore, type Drafting } from "@moa-edge/runtime";
-import { followPage, IndexedDbChatStore } from "@moa-edge/runtime/browser";
+import { browserHost, followPage, IndexedDbChatStore } from "@moa-edge/runtime/browser";
 
 import type { Place } from "./access.js";
 import type { Talk } from "./conversations.js";
@@ -99,7 +99,7 @@ export class Connection {
     const chat = await Chat.connect(
       bundle,
       { url: place.verifier, token },
-      { ...drafters, policy: "ask", overflow: "trim", settings: { drafting }, ...storeOf(), wait: false },
+      { ...drafters, host: browserHost(), policy: "ask", overflow: "trim", settings: { drafting }, ...storeOf(), wait: false },
     );
     this.chat = chat;
     this.follow();

@@ -62,14 +62,14 @@ export class Device {
 
   /** Return loaded drafters if the models are here; else none, and the state tells why. */
   async load(url: string, bundle: Bundle): Promise<Partial<Drafters>> {
-    const { architecture, web } = bundle.manifest;
+    const { architecture, targets } = bundle.manifest;
     if (!hasGraph(architecture)) {
       this.become({ kind: "copying" });
       return { drafter: copyingDrafter(bundle.manifest) };
     }
     if (!isSecureContext) this.become({ kind: "unable", why: INSECURE });
     else if (this.full) this.become({ kind: "unable", why: FULL });
-    else if (web === undefined) this.become({ kind: "unable", why: "This server's bundle has no drafter for browsers: export it with --target web." });
+    else if (!targets.has("web")) this.become({ kind: "unable", why: "This server's bundle has no drafter for browsers: export it with --target web." });
     else if (!(await this.holds(url, bundle))) this.become({ kind: "absent", ...this.needs(bundle) });
     else await this.start(bundle);
     if (this.models === null) return {};
@@ -145,8 +145,8 @@ export class Device {
 
   /** Return the bytes to download, and whether the writer is among them. */
   private needs({ manifest }: Bundle): { bytes: number; writes: boolean } {
-    const writes = this.wantsWriter && manifest.webWriter !== undefined;
-    const files = [manifest.web?.file, writes ? manifest.webWriter?.file : undefined].filter((file) => file !== undefined);
+    const writes = this.wantsWriter && manifest.writers.has("web");
+    const files = [manifest.targets.get("web")?.file, writes ? manifest.writers.get("web")?.file : undefined].filter((file) => file !== undefined);
     return { bytes: files.reduce((sum, file) => sum + manifest.files.get(file)!.bytes, 0), writes };
   }
 

@@ -2,15 +2,15 @@
 //
 // node embed.mjs BUNDLE ws://HOST:8765 "Why is the sky blue?"      BUNDLE is of moa-export --target web
 
-import { Chat, MoaError, loadModels, ownHost } from "@moa-edge/runtime";
-import { openBundle } from "@moa-edge/runtime/node";
+import { Chat, MoaError, loadModels } from "@moa-edge/runtime";
+import { nodeHost, openBundle } from "@moa-edge/runtime/node";
 import { WebSocket } from "ws"; // pages, and Node from 22 on, have their own
 
 async function main(folder, url, question) {
   const bundle = await openBundle(folder);
   const models = await loadModels(bundle, { ort: await import(process.env.ORT ?? "onnxruntime-web") });
   const endpoint = { url, token: process.env.MOA_TOKEN };
-  const chat = await Chat.connect(bundle, endpoint, { ...models.forConversation(), host: ownHost(WebSocket) });
+  const chat = await Chat.connect(bundle, endpoint, { ...models.forConversation(), host: nodeHost(WebSocket) });
   let printed = 0;
   for await (const event of chat.send(question, { maxNewTokens: 200 })) {
     if (event.event === "LinkChanged") {

@@ -42,7 +42,7 @@ import { Endpoint, newSessionId } from "./endpoint.js";
 import { ChatError, ConnectError, ContextFullError, MoaError } from "./errors.js";
 import { EventQueue } from "./event_queue.js";
 import type { AnswerUpdate, ChatEvent, LinkChanged } from "./events.js";
-import { ownHost, type Host } from "./host.js";
+import type { Host } from "./host.js";
 import { ClientSession } from "./session/client.js";
 import type { Origin, Policy, RolledBack } from "./session/events.js";
 import type { SnapshotJson } from "./session/snapshot.js";
@@ -73,7 +73,7 @@ interface Opening {
  * One conversation. It keeps its history over turns and survives lost connections. Use {@link Chat.connect}:
  *
  * ```ts
- * const chat = await Chat.connect(bundle, { url: "wss://host" }, { drafter });
+ * const chat = await Chat.connect(bundle, { url: "wss://host" }, { drafter, host: browserHost() });
  * for await (const event of chat.send("Name three primary colours.")) console.log(event);
  * ```
  */
@@ -120,11 +120,10 @@ export class Chat {
    * @throws ConnectError the address is invalid.
    * @throws StoreError the store is in use, or its content can be neither used nor set aside.
    */
-  static async create(bundle: ChatBundle, { token, url }: Where, options: ChatOptions = {}): Promise<Chat> {
-    const { controller, drafter, overflow = "error", policy = "rollback", store, system = "", writer } = options;
+  static async create(bundle: ChatBundle, { token, url }: Where, options: ChatOptions): Promise<Chat> {
+    const { controller, drafter, host, overflow = "error", policy = "rollback", store, system = "", writer } = options;
     const { architecture, fingerprints, maxContext, stopTokens, vocabSize } = bundle.manifest;
     const tokenizer = await bundle.tokenizer();
-    const host = options.host ?? ownHost();
     const endpoint = new Endpoint(url, token);
     // Memory rows are most of a verdict's bytes, and without a drafter they are not used.
     const rowEncoding = drafter && hasGraph(architecture ?? "moa") ? RowEncoding.INT8 : RowEncoding.UNSPECIFIED;
@@ -154,7 +153,7 @@ export class Chat {
    * @throws StoreError see {@link create}.
    * @throws MoaError the verifier serves another target, tokenizer or drafter than the bundle's.
    */
-  static async connect(bundle: ChatBundle, where: Where, options: ConnectOptions = {}): Promise<Chat> {
+  static async connect(bundle: ChatBundle, where: Where, options: ConnectOptions): Promise<Chat> {
     const chat = await Chat.create(bundle, where, options);
     try {
       await chat.open(options.wait);

@@ -38,6 +38,8 @@ export interface Where {
 }
 
 export interface ChatOptions {
+  /** Clock, timers and sockets: `browserHost()` in a page or worker, `nodeHost()` in Node. */
+  readonly host: Host;
   /** For this chat alone. If undefined, the server always drafts, or each round asks it for one token. */
   readonly drafter?: Drafter | undefined;
   /** Writes in place of the drafter during an outage; for this chat alone. */
@@ -62,8 +64,6 @@ export interface ChatOptions {
    * be, it is set aside, and `storeProblem` tells why.
    */
   readonly store?: ChatStore;
-  /** Clock, timers and sockets; the browser's or Node's own when omitted. */
-  readonly host?: Host;
 }
 
 export interface ConnectOptions extends ChatOptions {

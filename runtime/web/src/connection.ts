@@ -120,7 +120,7 @@ export async function openSocket(
   const { openTimeout } = timing;
   let socket: Socket;
   try {
-    socket = new host.WebSocket(withSessionId(endpoint.address, sessionId), endpoint.protocols);
+    socket = host.connect(withSessionId(endpoint.address, sessionId), endpoint.protocols);
   } catch {
     throw await connectError(endpoint, host, openTimeout); // for example in a page that came over https
   }

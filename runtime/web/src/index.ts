@@ -1,8 +1,10 @@
 /** The device's end of moa-edge. */
 
+import "./text_encoding.js";
+
 export { AnswerStream } from "./answer_stream.js";
-export { EngineError, type Backend, type KvShape, type StepInputs, type StepResult } from "./backends/base.js";
-export { OnnxBackend, type Ort } from "./backends/onnx.js";
+export { EngineError, type Graph, type GraphCache, type KvShape, type StepInputs, type StepResult } from "./backends/base.js";
+export { OnnxGraph, type Ort } from "./backends/onnx.js";
 export { Bundle, type OpenOptions, type ReadOptions } from "./bundle/bundle.js";
 export type { Fetch } from "./bundle/download.js";
 export { BundleError, hasGraph, type Manifest, type RecommendedSampling } from "./bundle/manifest.js";
@@ -29,7 +31,7 @@ export { Endpoint } from "./endpoint.js";
 export { ChatError, ConnectError, ContextFullError, MoaError, StoreError } from "./errors.js";
 export type * from "./events.js";
 export { gumbel } from "./gumbel.js";
-export { ownHost, type Answered, type Host, type Socket, type SocketClass } from "./host.js";
+export type { Answered, Host, Socket } from "./host.js";
 export { loadModels } from "./models/models.js";
 export { serveModels } from "./models/serve.js";
 export type { Drafters, InThisThread, InWorker, LoadOptions, Models } from "./models/types.js";
@@ -45,4 +47,5 @@ export { likeliestPath, type Branches, type DraftTree } from "./session/tree.js"
 export { tau, tokensPerSecond, wasted, type Statistics } from "./statistics.js";
 export { TextStream } from "./text_stream.js";
 export { TokenizerError } from "./tokenizer.js";
+export { webHost, type Platform, type SocketClass } from "./web_host.js";
 export * as wire from "./wire/moa/v1/session_pb.js";

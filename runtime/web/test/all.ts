@@ -15,6 +15,7 @@ import "./package.test.js";
 import "./session_traces.test.js";
 import "./client_table.test.js";
 import "./texts.test.js";
+import "./utf8.test.js";
 
 test("no code is made from texts", () => {
   assert.throws(() => new Function("return 1"), EvalError);

@@ -333,7 +333,7 @@ test("bundle: in a folder", async () => {
 
 test("bundle: what a manifest may not say", () => {
   const good = new Served().manifest;
-  assert.equal(readManifest(JSON.stringify(good)).web?.file, "half.onnx");
+  assert.equal(readManifest(JSON.stringify(good)).targets.get("web")?.file, "half.onnx");
   const files = good["files"] as object;
   const entry = { sha256: "0".repeat(64), bytes: 1 };
   const wrong: [object, RegExp][] = [

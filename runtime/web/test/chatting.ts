@@ -68,9 +68,9 @@ export class ChatWorld {
   chat!: Chat;
 
   /** Another program with the same chat; the one before was killed, if it was not closed. */
-  async begin(options: ChatOptions = {}): Promise<Chat> {
+  async begin(options: Partial<ChatOptions> = {}): Promise<Chat> {
     const settings = { drafting: "device", ...options.settings } as const;
-    const all = { drafter: new NgramDrafter([2]), host: this.host, ...options, settings };
+    const all = { drafter: new NgramDrafter([2]), ...options, host: this.host, settings };
     this.chat = await Chat.create(bundle, { url: "ws://toy" }, all);
     const opening = this.chat.open(false);
     await this.host.pass(0.5);

@@ -1,8 +1,8 @@
 /** In onnxruntime's place: a graph is a text, and what it computes is a sum. */
 
 import type { OrtSession, OrtTensor } from "../src/backends/onnx.js";
-import type { KvArray, Ort } from "../src/index.js";
-import { CountingBackend } from "./counting_backend.js";
+import type { Ort } from "../src/index.js";
+import { count } from "./counting_graph.js";
 
 class Tensor implements OrtTensor {
   constructor(
@@ -21,8 +21,8 @@ export class CountingOrt implements Ort {
   /** Why the next step fails. */
   fails: string | undefined;
   readonly InferenceSession = {
-    create: async (bytes: Uint8Array, options: object = {}): Promise<OrtSession> => {
-      const graph = new TextDecoder().decode(bytes);
+    create: async (bytes: Uint8Array | string, options: object = {}): Promise<OrtSession> => {
+      const graph = new TextDecoder().decode(bytes as Uint8Array);
       if (!/^(drafter|writer)/.test(graph)) throw new Error("no\n  graph");
       this.loaded.push({ graph, options });
       return this.session(graph.startsWith("drafter"));
@@ -30,7 +30,6 @@ export class CountingOrt implements Ort {
   };
 
   private session(needsRow: boolean): OrtSession {
-    const backend = new CountingBackend(needsRow);
     let running = false;
     return {
       inputNames: needsRow ? ["tokens", "memory_keys", "memory_values"] : ["tokens"],
@@ -39,39 +38,34 @@ export class CountingOrt implements Ort {
         if (running) throw new Error("a session runs one step at a time");
         if (this.fails) throw new Error(this.fails);
         running = true;
-        const made = await backend.step({
+        const inputs = {
           tokens: whole(given["tokens"]!),
           positions: whole(given["positions"]!),
           queries: whole(given["queries"]!),
-          selfKeys: numbers(given["self_keys"]!),
-          selfValues: numbers(given["self_values"]!),
-          selfMask: given["self_mask"]!.data as Uint8Array,
-          memoryKeys: numbers(given["memory_keys"]),
-          memoryValues: numbers(given["memory_values"]),
-        });
+          mask: given["self_mask"]!.data as Uint8Array,
+          rows: given["memory_keys"]?.dims[0] ?? 0,
+        };
+        const [keys, values] = [floats(given["self_keys"]), floats(given["self_values"])];
+        const [memoryKeys, memoryValues] = [floats(given["memory_keys"]), floats(given["memory_values"])];
+        const made = count(inputs, { keys, values, memoryKeys, memoryValues });
+        await undefined;
         running = false;
-        const dims = [made.topTokens.length, made.topTokens[0]!.length];
+        const dims = [inputs.queries.length, made.tokens.length / inputs.queries.length];
         return {
-          top_tokens: new Tensor("int64", BigInt64Array.from(made.topTokens.flat(), BigInt), dims),
-          top_logprobs: new Tensor("float32", Float32Array.from(made.topLogprobs.flat()), dims),
-          keys: tensor(made.keys),
-          values: tensor(made.values),
+          top_tokens: new Tensor("int64", BigInt64Array.from([...made.tokens], BigInt), dims),
+          top_logprobs: new Tensor("float32", made.logprobs, dims),
+          keys: new Tensor("float32", made.keys, [inputs.tokens.length, 1, 2]),
+          values: new Tensor("float32", made.values, [inputs.tokens.length, 1, 2]),
         };
       },
     };
   }
 }
 
-function whole({ data, dims }: OrtTensor): number[] {
-  return Array.from(data as BigInt64Array, Number).slice(0, dims[0]);
+function whole({ data, dims }: OrtTensor): Int32Array {
+  return Int32Array.from(data as BigInt64Array, Number).slice(0, dims[0]);
 }
 
-function numbers(tensor: OrtTensor | undefined): KvArray {
-  if (!tensor) return { count: 0, kvHeads: 1, headDim: 2, data: new Float32Array() };
-  const [count, kvHeads, headDim] = tensor.dims as [number, number, number];
-  return { count, kvHeads, headDim, data: tensor.data as Float32Array };
-}
-
-function tensor({ count, kvHeads, headDim, data }: KvArray): Tensor {
-  return new Tensor("float32", data, [count, kvHeads, headDim]);
+function floats(tensor: OrtTensor | undefined): Float32Array {
+  return (tensor?.data as Float32Array | undefined) ?? new Float32Array();
 }

@@ -1,10 +1,10 @@
-/** The drafter does with a backend what Python's does: alone, and behind a worker's messages. */
+/** The drafter does with a graph what Python's does: alone, and behind a worker's messages. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, type Drafter, type KvArray, type StepInputs } from "../src/index.js";
-import { CountingBackend } from "./counting_backend.js";
+import { MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, type Drafter, type KvArray } from "../src/index.js";
+import { CountingGraph } from "./counting_graph.js";
 import { budgetFrom, samplingOf, type Fields } from "./figure_inputs.js";
 import { alike, plain, read, type Value } from "./vectors.js";
 
@@ -17,13 +17,13 @@ interface Case {
 
 test("drafts: what is told, step by step", async () => {
   for (const [number, given] of read<Case>("figures/moa_drafts").entries()) {
-    const backend = new CountingBackend(given.needs_a_row);
+    const graph = new CountingGraph(given.needs_a_row);
     const mixture = given.ngrams ? new NgramMixture([0]) : undefined;
-    const drafter = new MoaDrafter(backend, { maxContext: given.max_context, stopTokens: [0], mixture });
+    const drafter = new MoaDrafter(graph, { maxContext: given.max_context, stopTokens: [0], mixture });
     assert.equal(drafter.needsRows, given.needs_a_row);
     for (const [at, told] of given.told.entries()) {
-      const came = { ...(await tell(drafter, told)), steps: backend.steps, rows: drafter.rows };
-      backend.steps = [];
+      const came = { ...(await tell(drafter, told)), steps: graph.steps, rows: drafter.rows };
+      graph.steps = [];
       const expected = Object.fromEntries(Object.keys(came).map((key) => [key, told[key]!]));
       if (!alike(came, expected)) assert.deepEqual(came, expected, `case ${number}, call ${at}`);
       assert.equal("raises" in told, "raises" in came);
@@ -59,22 +59,20 @@ function numbers(said: Value): KvArray {
 }
 
 test("drafts: rows of other heads are refused, and one of zeros stands for none", async () => {
-  const backend = new CountingBackend(true);
-  const given: StepInputs[] = [];
-  const step = backend.step.bind(backend);
-  backend.step = (inputs) => (given.push(inputs), step(inputs));
-  const drafter = new MoaDrafter(backend, { maxContext: 10 });
+  const graph = new CountingGraph(true);
+  const drafter = new MoaDrafter(graph, { maxContext: 10 });
   const draft = () => drafter.propose([3, 4], budgetOf(1, 1));
   await draft();
   const other = { kvHeads: 2, headDim: 2, count: 1, data: new Float32Array(4) };
   assert.throws(() => drafter.addRows(0, other, other), RowsMismatchError);
   drafter.addRows(0, numbers([[1, 2]]), numbers([[1, 2]]));
   await draft();
-  const seen = given.map(({ memoryKeys: { data, count, kvHeads } }) => [count, kvHeads, ...data]);
-  assert.deepEqual(seen, [[1, 1, 0, 0], [1, 1, 1, 2]]);
+  drafter.truncateRows(0);
+  await draft();
+  assert.deepEqual(graph.memory, [[0, 0], [1, 2], [0, 0]]);
 });
 
 test("drafts: an empty prefix is a mistake", async () => {
-  const drafter = new MoaDrafter(new CountingBackend(true), { maxContext: 10 });
+  const drafter = new MoaDrafter(new CountingGraph(true), { maxContext: 10 });
   await assert.rejects(drafter.propose([], budgetFrom({ nodes: 1, levels: 1, prices: {} })), /empty prefix/);
 });

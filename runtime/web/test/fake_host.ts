@@ -1,6 +1,6 @@
 /** A host whose clock jumps when nothing is left to do, and sockets whose other end is the test. */
 
-import type { Answered, Host, Socket, SocketClass } from "../src/index.js";
+import type { Answered, Host, Socket } from "../src/index.js";
 
 interface Timer {
   readonly at: number;
@@ -57,22 +57,17 @@ export class FakeHost implements Host {
   answer: (url: string, token: string, readable: boolean) => Answered | undefined = () => undefined;
   /** Told of each new socket, one turn later. */
   onsocket: ((socket: FakeSocket) => void) | undefined;
-  readonly WebSocket: SocketClass;
   private time = 1000;
   private timers: Timer[] = [];
   private turns: (() => void)[] = [];
 
-  constructor(readonly origin: string | undefined = undefined) {
-    const made = (socket: FakeSocket): void => {
-      this.sockets.push(socket);
-      this.later(0, () => this.onsocket?.(socket));
-    };
-    this.WebSocket = class extends FakeSocket {
-      constructor(address: string, protocols: string[]) {
-        super(address, protocols);
-        made(this);
-      }
-    };
+  constructor(readonly origin: string | undefined = undefined) {}
+
+  connect(address: string, protocols: string[]): Socket {
+    const socket = new FakeSocket(address, protocols);
+    this.sockets.push(socket);
+    this.later(0, () => this.onsocket?.(socket));
+    return socket;
   }
 
   /** The newest. */

@@ -8,7 +8,8 @@ import { createInterface } from "node:readline";
 import { WebSocket } from "ws";
 
 import { GrowingRows } from "../src/drafters/kv_buffer.js";
-import { Chat, ChatTokenizer, FixedShape, MoaError, budgetOf, ownHost, type ChatBundle, type DraftTree, type Drafter } from "../src/index.js";
+import { Chat, ChatTokenizer, FixedShape, MoaError, budgetOf, type ChatBundle, type DraftTree, type Drafter } from "../src/index.js";
+import { nodeHost } from "../src/node/index.js";
 import type { KvArray } from "../src/session/memory_rows.js";
 import { readJson } from "./vectors.js";
 
@@ -61,7 +62,7 @@ async function asked(port: number): Promise<string> {
       controller: new FixedShape(budgetOf(2, 2)),
       settings: { offline: "off", drafting: "device", lateAfterS: 60, prefillLateAfterS: 60 },
       timing: TIMING,
-      host: ownHost(WebSocket),
+      host: nodeHost(WebSocket),
     },
   );
   try {

@@ -11,8 +11,9 @@ import { WebSocket } from "ws";
 
 import { connectError } from "../src/connection.js";
 import { Driver } from "../src/driver.js";
-import { Address, ClientSession, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, ownHost, wire } from "../src/index.js";
+import { Address, ClientSession, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, wire } from "../src/index.js";
 import type { Answered, Conditions, ConnectError, LinkChanged, Timing } from "../src/index.js";
+import { nodeHost } from "../src/node/index.js";
 import { FakeHost } from "./fake_host.js";
 import { ToyVerifier, send } from "./toy_verifier.js";
 import { read } from "./vectors.js";
@@ -401,10 +402,10 @@ test("link: what is said where no token is given", async () => {
 
 test("link: a program without anything else to do waits for an answer that never comes", () => {
   const program = `
-    import { ownHost } from ${JSON.stringify(new URL("../src/index.js", import.meta.url).href)};
+    import { nodeHost } from ${JSON.stringify(new URL("../src/node/index.js", import.meta.url).href)};
     // As Node's, where a connection breaks before it is looked at.
     globalThis.fetch = (_, { signal }) => new Promise((_, refuse) => signal.addEventListener("abort", refuse));
-    console.log(await ownHost(class {}).ask("http://v", "", true, 0.1));
+    console.log(await nodeHost(class {}).ask("http://v", "", true, 0.1));
   `;
   assert.equal(execFileSync(process.execPath, ["--input-type=module", "-e", program], { encoding: "utf-8" }), "undefined\n");
 });
@@ -435,7 +436,7 @@ test("link: a token that no header takes is refused as any other", async () => {
   const server = createServer((request, response) => response.writeHead(request.headers.authorization ? 200 : 401).end());
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   const url = `ws://127.0.0.1:${(server.address() as AddressInfo).port}`;
-  const host = { ...ownHost(WebSocket), origin: "http://127.0.0.1" };
+  const host = { ...nodeHost(WebSocket), origin: "http://127.0.0.1" };
   for (const token of ["a\nb", "\u{1f600}", "\u0000"]) {
     const { message } = await connectError(new Endpoint(url, token), host, 5);
     assert.equal(message, `the verifier at ${url}/v1/session refused the token; check it`);

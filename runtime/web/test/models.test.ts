@@ -6,10 +6,10 @@ import { test } from "node:test";
 import { Bundle, EngineError, MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, loadModels, serveModels } from "../src/index.js";
 import type { Drafters, Manifest, KvArray, Ort } from "../src/index.js";
 import type { WorkerLike } from "../src/models/types.js";
-import { CountingBackend } from "./counting_backend.js";
+import { CountingGraph } from "./counting_graph.js";
 import { CountingOrt } from "./counting_ort.js";
 
-const ENTRY = { inputs: [{ name: "self_keys", dtype: "float32", shape: ["S", 1, 2] }], outputs: [], session: { extra: 1 } };
+const ENTRY = { inputs: [{ name: "self_keys", dtype: "float32", shape: ["S", 1, 2] }], outputs: [], states: [], session: { extra: 1 } };
 const MANIFEST: Manifest = {
   fingerprints: { target: "a", tokenizer: "b", drafter: "c" },
   target: "tiny",
@@ -18,8 +18,8 @@ const MANIFEST: Manifest = {
   maxContext: 1000,
   stopTokens: [0],
   specialTokens: {},
-  web: { file: "drafter.onnx", ...ENTRY },
-  webWriter: { file: "writer.onnx", ...ENTRY, maxContext: 20 },
+  targets: new Map([["web", { file: "drafter.onnx", ...ENTRY }]]),
+  writers: new Map([["web", { file: "writer.onnx", ...ENTRY, maxContext: 20 }]]),
   manners: null,
   sampling: null,
   files: new Map([["drafter.onnx", { sha256: "", bytes: 7 }], ["writer.onnx", { sha256: "", bytes: 6 }]]),
@@ -27,7 +27,7 @@ const MANIFEST: Manifest = {
 
 test("models: a graph of an older version that begins with layers of the target is refused", async () => {
   const inputs = [...ENTRY.inputs, { name: "memory_keys", dtype: "float32", shape: ["M", 2, 2] }];
-  const bundle = bundleOf([], { ...MANIFEST, web: { file: "drafter.onnx", ...ENTRY, inputs } });
+  const bundle = bundleOf([], { ...MANIFEST, targets: new Map([["web", { file: "drafter.onnx", ...ENTRY, inputs }]]) });
   const line = /^EngineError: drafter\.onnx begins with layers of the target, which is no longer supported$/;
   await assert.rejects(loadModels(bundle, { ort: new CountingOrt() }), line);
 });
@@ -93,8 +93,8 @@ async function drafted({ drafter: made, writer }: Drafters): Promise<unknown[]> 
 async function expected(): Promise<unknown[]> {
   const mixture = new NgramMixture([0]);
   const stoppingRule = { leastProbability: 0.4, repeated: 12, longest: 8 };
-  const drafter = new MoaDrafter(new CountingBackend(true), { maxContext: 1000, stopTokens: [0], mixture, stoppingRule });
-  const writer = new MoaDrafter(new CountingBackend(false), { maxContext: 20, stopTokens: [0] });
+  const drafter = new MoaDrafter(new CountingGraph(true), { maxContext: 1000, stopTokens: [0], mixture, stoppingRule });
+  const writer = new MoaDrafter(new CountingGraph(false), { maxContext: 20, stopTokens: [0] });
   return drafted({ drafter, writer, close: () => undefined });
 }
 
@@ -134,7 +134,7 @@ test("models: the writer is read and loaded when it is needed, and again where t
     assert.equal((await writer!.propose(TEXT, budgetOf(2, 2))).tokens.length, 2);
     await writer!.propose(TEXT, budgetOf(2, 2));
     assert.deepEqual(read, ["drafter.onnx", "writer.onnx"]);
-    const without = await loadModels(bundleOf([], { ...MANIFEST, webWriter: undefined }), { ort });
+    const without = await loadModels(bundleOf([], { ...MANIFEST, writers: new Map() }), { ort });
     assert.equal(without.forConversation().writer, undefined);
   }
 });
@@ -149,7 +149,7 @@ test("models: rows that do not fit are refused at once", async () => {
 });
 
 test("models: a bundle without a graph copies, and writes nothing offline, or leaves drafting to the server", async () => {
-  const plain = (architecture: string): Bundle => bundleOf([], { ...MANIFEST, architecture, web: undefined, webWriter: undefined });
+  const plain = (architecture: string): Bundle => bundleOf([], { ...MANIFEST, architecture, targets: new Map(), writers: new Map() });
   for (const how of [{ ort: new CountingOrt() }, { worker: new Worker(new CountingOrt()) }]) {
     const { drafter } = (await loadModels(plain("sssd"), how)).forConversation();
     assert.deepEqual((await drafter!.propose(TEXT.slice(0, 5), budgetOf(1, 1))).tokens, [5]);
@@ -171,7 +171,7 @@ test("models: what fails is one sentence", async () => {
   await assert.rejects(loadModels(bad, { worker: new Worker(new CountingOrt()) }), line);
   const missing = async (): Promise<Ort> => Promise.reject(new Error("404"));
   await assert.rejects(loadModels(bundleOf(), { worker: new Worker(missing), ort: "/ort.mjs" }), /cannot be loaded from \/ort\.mjs: 404$/);
-  await assert.rejects(loadModels(bundleOf([], { ...MANIFEST, web: undefined }), { ort: new CountingOrt() }), /no graph for onnxruntime-web/);
+  await assert.rejects(loadModels(bundleOf([], { ...MANIFEST, targets: new Map() }), { ort: new CountingOrt() }), /no graph for onnxruntime-web/);
   const head = bundleOf([], { ...MANIFEST, architecture: "eagle3" });
   await assert.rejects(loadModels(head, { ort: new CountingOrt() }), /^BundleError: .*EAGLE-3/);
   const ort = new CountingOrt();

@@ -10,8 +10,8 @@ import { createInterface } from "node:readline";
 
 import { WebSocket } from "ws";
 
-import { Chat, NgramDrafter, ownHost, type Conditions, type Drafting } from "../src/index.js";
-import { FileChatStore, openBundle } from "../src/node/index.js";
+import { Chat, NgramDrafter, type Conditions, type Drafting } from "../src/index.js";
+import { FileChatStore, nodeHost, openBundle } from "../src/node/index.js";
 
 interface Given {
   readonly bundle: string;
@@ -43,7 +43,7 @@ async function main(): Promise<void> {
       settings: { drafting: given.drafting, lateAfterS: 0.3, outageAfterS: 0.1 },
       timing: { pingInterval: 0.5, pingTimeout: 0.5, firstBackoff: 0.05, longestBackoff: 0.2 },
       store: new FileChatStore(given.store),
-      host: ownHost(WebSocket),
+      host: nodeHost(WebSocket),
       wait: false,
     },
   );

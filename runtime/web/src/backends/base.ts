@@ -1,61 +1,65 @@
-/** The contract of every backend: one stateless step of the device half. */
+/** The contract of every engine: a loaded graph, and the caches of a conversation, which stay with the engine. */
 
 import { MoaError } from "../errors.js";
 import type { KvArray } from "../session/memory_rows.js";
 
-/**
- * Inputs of one step of the graph. `T` new tokens, `Q` queries among them, `S` cached tokens, `M` memory rows; keys and values
- * are float32 of shape `[count, kvHeads, headDim]`.
- */
+/** Inputs of one step of a graph: `T` new tokens after `S` cached ones, `Q` queries among them. */
 export interface StepInputs {
   /** `[T]`, ids of the target's vocabulary. */
-  readonly tokens: readonly number[];
+  readonly tokens: Int32Array;
   /** `[T]`, absolute. */
-  readonly positions: readonly number[];
+  readonly positions: Int32Array;
   /** `[Q]`, indices of the new tokens whose next token is predicted. */
-  readonly queries: readonly number[];
-  /** `S` cache entries of earlier tokens, from position 0 on. */
-  readonly selfKeys: KvArray;
-  readonly selfValues: KvArray;
+  readonly queries: Int32Array;
   /** `[T, S + T]` row by row, 1 if the token attends: cached tokens first, then the new ones, itself included. */
-  readonly selfMask: Uint8Array;
-  /** Of positions `0..M-1`; every query sees all. With {@link Backend.needsRow} `M >= 1`: without rows, one of zeros. */
-  readonly memoryKeys: KvArray;
-  readonly memoryValues: KvArray;
+  readonly mask: Uint8Array;
+  /** Number of leading memory rows that every query sees; at least 1 if the graph has {@link Graph.rowShape}, else 0. */
+  readonly rows: number;
 }
 
-/** Outputs of one step of the graph. */
+/** Outputs of one step of a graph: the `K` most probable next tokens of each query, best first. */
 export interface StepResult {
-  /** The most probable next tokens of each query, best first. */
-  readonly topTokens: readonly (readonly number[])[];
-  /** Their log-probabilities over the draft vocabulary (nats). */
-  readonly topLogprobs: readonly (readonly number[])[];
-  /** Cache entries of the new tokens. */
-  readonly keys: KvArray;
-  readonly values: KvArray;
+  /** `[Q, K]`. */
+  readonly tokens: Int32Array;
+  /** `[Q, K]`, log-probabilities over the draft vocabulary (nats). */
+  readonly logprobs: Float32Array;
 }
 
-/** Heads of a cache entry and of a memory row, and numbers of each head. */
+/** Heads of a memory row, and numbers of each head. */
 export interface KvShape {
   readonly kvHeads: number;
   readonly headDim: number;
 }
 
-/** The device half, compiled, or a writer. Caches stay with the caller. */
-export interface Backend {
-  readonly kvShape: KvShape;
-  /** Whether a step needs a memory row, one of zeros if there is none; false for a writer, which takes no rows. */
-  readonly needsRow: boolean;
+/** A loaded graph: a device half, or a writer. Several conversations may share it. */
+export interface Graph {
+  /** The shape of a memory row; undefined for a writer, which takes none. */
+  readonly rowShape: KvShape | undefined;
 
-  /**
-   * Run one step; `inputs` are not changed.
-   *
-   * @throws EngineError the engine fails, or the graph cannot be loaded.
-   */
-  step(inputs: StepInputs): Promise<StepResult>;
+  /** Return empty caches for one conversation. */
+  open(): GraphCache;
 
   /** Free its memory. No step may follow. */
   release(): Promise<void>;
+}
+
+/** The caches of one conversation: keys and values of its tokens, and its memory rows. */
+export interface GraphCache {
+  /** Put memory rows at position `start`, at most the number of rows held, in place of those held from there on. */
+  putRows(start: number, keys: KvArray, values: KvArray): void;
+
+  /** Forget the keys and values of tokens from `length` on. Memory rows stay. */
+  truncate(length: number): void;
+
+  /**
+   * Run one step, and append the keys and values of the new tokens. Steps of one cache do not overlap; `inputs` are not changed.
+   *
+   * @throws EngineError the engine fails, or the graph cannot be loaded. The cache may have changed after `S` entries.
+   */
+  step(inputs: StepInputs): Promise<StepResult>;
+
+  /** Free their memory. */
+  close(): void;
 }
 
 /** An engine cannot load or run a graph. */
@@ -72,28 +76,18 @@ export function saidBy(error: unknown): string {
 /**
  * Return the inputs of a chain of tokens after the cached ones, with a query at the last.
  *
- * @param cache of the tokens before.
- * @param memory rows.
+ * @param cached number of tokens in the cache.
+ * @param rows see {@link StepInputs}.
  */
-export function chainInputs(
-  tokens: readonly number[],
-  cache: readonly [KvArray, KvArray],
-  memory: readonly [KvArray, KvArray],
-): StepInputs {
-  const held = cache[0].count;
-  const selfMask = new Uint8Array(tokens.length * (held + tokens.length));
-  tokens.forEach((_, at) => {
-    const start = at * (held + tokens.length);
-    selfMask.fill(1, start, start + held + at + 1);
-  });
+export function chainInputs(tokens: readonly number[], cached: number, rows: number): StepInputs {
+  const width = cached + tokens.length;
+  const mask = new Uint8Array(tokens.length * width);
+  tokens.forEach((_, at) => mask.fill(1, at * width, at * width + cached + at + 1));
   return {
-    tokens,
-    positions: tokens.map((_, at) => held + at),
-    queries: [tokens.length - 1],
-    selfKeys: cache[0],
-    selfValues: cache[1],
-    selfMask,
-    memoryKeys: memory[0],
-    memoryValues: memory[1],
+    tokens: Int32Array.from(tokens),
+    positions: Int32Array.from(tokens, (_, at) => cached + at),
+    queries: Int32Array.of(tokens.length - 1),
+    mask,
+    rows,
   };
 }

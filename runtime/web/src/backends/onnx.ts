@@ -1,45 +1,43 @@
 /** A graph on onnxruntime. */
 
-import type { TargetEntry } from "../bundle/manifest.js";
+import { specOf, type TargetEntry } from "../bundle/manifest.js";
+import { GrowingRows } from "../drafters/kv_buffer.js";
 import type { KvArray } from "../session/memory_rows.js";
-import { EngineError, saidBy, type Backend, type KvShape, type StepInputs, type StepResult } from "./base.js";
+import { EngineError, saidBy, type Graph, type GraphCache, type KvShape, type StepInputs, type StepResult } from "./base.js";
 
-/** Run a graph written by `moa-export --target web`: a device half, or a writer, which has no inputs for memory rows. */
-export class OnnxBackend implements Backend {
-  readonly needsRow: boolean;
+/** Run a graph written by `moa-export --target web` or `onnx`: a device half, or a writer, which has no inputs for memory rows. */
+export class OnnxGraph implements Graph {
+  readonly rowShape: KvShape | undefined;
   private last: Promise<unknown> = Promise.resolve();
 
   private constructor(
     private readonly ort: Ort,
     private readonly session: OrtSession,
-    readonly kvShape: KvShape,
+    private readonly kvShape: KvShape,
   ) {
-    this.needsRow = session.inputNames.includes("memory_keys");
+    this.rowShape = session.inputNames.includes("memory_keys") ? kvShape : undefined;
   }
 
   /**
    * Load a graph.
    *
-   * @param graph the `.onnx` file, which may be dropped afterwards.
+   * @param graph the `.onnx` file, which may be dropped afterwards, or its path, where onnxruntime can read files.
    * @param entry the graph's entry in the bundle's manifest; its `details.session` has matrices widened at load.
    * @param providers execution providers of the app's onnxruntime, in the order in which they are tried.
    * @throws EngineError onnxruntime cannot load it, or it is no graph of a device half.
    */
-  static async load(ort: Ort, graph: Uint8Array, entry: TargetEntry, providers: readonly string[] = ["wasm"]): Promise<OnnxBackend> {
+  static async load(ort: Ort, graph: Uint8Array | string, entry: TargetEntry, providers: readonly string[] = ["wasm"]): Promise<OnnxGraph> {
     const kvShape = kvShapeOf(entry);
     const options = { executionProviders: providers, logSeverityLevel: 3, ...entry.session };
     try {
-      return new OnnxBackend(ort, await ort.InferenceSession.create(graph, options), kvShape);
+      return new OnnxGraph(ort, await ort.InferenceSession.create(graph, options), kvShape);
     } catch (error) {
       throw new EngineError(`onnxruntime cannot load ${entry.file}: ${saidBy(error)}`, { cause: error });
     }
   }
 
-  /** See {@link Backend.step}. Steps of several drafters are queued: a session runs one at a time. */
-  step(inputs: StepInputs): Promise<StepResult> {
-    const made = this.last.then(() => this.run(inputs));
-    this.last = made.catch(() => undefined); // reported to the caller of that step
-    return made;
+  open(): GraphCache {
+    return new OnnxCache(this.ort, this.kvShape, this.rowShape, (inputs) => this.run(inputs));
   }
 
   async release(): Promise<void> {
@@ -47,36 +45,74 @@ export class OnnxBackend implements Backend {
     await this.session.release();
   }
 
-  private async run(inputs: StepInputs): Promise<StepResult> {
+  /** Run the session. Runs for several conversations are queued: a session runs one at a time. */
+  private run(inputs: Tensors): Promise<Tensors> {
+    const made = this.last.then(() => this.session.run(inputs));
+    this.last = made.catch(() => undefined); // reported to the caller of that step
+    return made;
+  }
+}
+
+type Tensors = { readonly [name: string]: OrtTensor };
+
+class OnnxCache implements GraphCache {
+  private readonly tokens: GrowingRows;
+  private readonly memory: GrowingRows;
+
+  /** @param run runs the session. */
+  constructor(
+    private readonly ort: Ort,
+    private readonly kvShape: KvShape,
+    private readonly rowShape: KvShape | undefined,
+    private readonly run: (inputs: Tensors) => Promise<Tensors>,
+  ) {
+    this.tokens = new GrowingRows(kvShape);
+    this.memory = new GrowingRows(kvShape);
+  }
+
+  putRows(start: number, keys: KvArray, values: KvArray): void {
+    this.memory.write(start, keys, values);
+  }
+
+  truncate(length: number): void {
+    this.tokens.truncate(length);
+  }
+
+  async step(inputs: StepInputs): Promise<StepResult> {
     try {
-      const made = await this.session.run(this.tensors(inputs));
-      return {
-        topTokens: rowsOf(made["top_tokens"]!, Number),
-        topLogprobs: rowsOf(made["top_logprobs"]!, Number),
-        keys: this.entries(made["keys"]!),
-        values: this.entries(made["values"]!),
-      };
+      const { length } = this.tokens;
+      const made = await this.run(this.tensors(inputs));
+      this.tokens.write(length, this.entries(made["keys"]!), this.entries(made["values"]!));
+      const tokens = Int32Array.from(made["top_tokens"]!.data as ArrayLike<number | bigint>, Number);
+      return { tokens, logprobs: Float32Array.from(made["top_logprobs"]!.data as ArrayLike<number>) };
     } catch (error) {
       throw new EngineError(`onnxruntime cannot run the graph: ${saidBy(error)}`, { cause: error });
     }
   }
 
-  private tensors(inputs: StepInputs): { [name: string]: OrtTensor } {
+  close(): void {
+    this.tokens.release();
+    this.memory.release();
+  }
+
+  private tensors({ tokens, positions, queries, mask, rows }: StepInputs): Tensors {
     const { ort } = this;
-    const whole = (numbers: readonly number[]): OrtTensor =>
-      new ort.Tensor("int64", BigInt64Array.from(numbers, BigInt), [numbers.length]);
+    const whole = (numbers: Int32Array): OrtTensor =>
+      new ort.Tensor("int64", BigInt64Array.from(numbers as unknown as number[], BigInt), [numbers.length]);
     const floats = ({ data, count, kvHeads, headDim }: KvArray): OrtTensor =>
       new ort.Tensor("float32", data, [count, kvHeads, headDim]);
-    const given: { [name: string]: OrtTensor } = {
-      tokens: whole(inputs.tokens),
-      positions: whole(inputs.positions),
-      queries: whole(inputs.queries),
-      self_keys: floats(inputs.selfKeys),
-      self_values: floats(inputs.selfValues),
-      self_mask: new ort.Tensor("bool", inputs.selfMask, [inputs.tokens.length, inputs.selfKeys.count + inputs.tokens.length]),
+    const [selfKeys, selfValues] = this.tokens.first(this.tokens.length);
+    const given = {
+      tokens: whole(tokens),
+      positions: whole(positions),
+      queries: whole(queries),
+      self_keys: floats(selfKeys),
+      self_values: floats(selfValues),
+      self_mask: new ort.Tensor("bool", mask, [tokens.length, selfKeys.count + tokens.length]),
     };
-    if (!this.needsRow) return given;
-    return { ...given, memory_keys: floats(inputs.memoryKeys), memory_values: floats(inputs.memoryValues) };
+    if (!this.rowShape) return given;
+    const [memoryKeys, memoryValues] = this.memory.first(rows);
+    return { ...given, memory_keys: floats(memoryKeys), memory_values: floats(memoryValues) };
   }
 
   private entries({ data, dims }: OrtTensor): KvArray {
@@ -89,8 +125,9 @@ export class OnnxBackend implements Backend {
  *
  * @throws EngineError it is no graph of a device half, or begins with layers of the target, whose rows have fewer heads.
  */
-export function kvShapeOf({ file, inputs }: TargetEntry): KvShape {
-  const sizesOf = (input: string) => inputs.find(({ name }) => name === input)?.shape.slice(1);
+export function kvShapeOf(entry: TargetEntry): KvShape {
+  const { file } = entry;
+  const sizesOf = (input: string) => specOf(entry, input)?.shape.slice(1);
   const [kvHeads, headDim] = sizesOf("self_keys") ?? [];
   if (typeof kvHeads !== "number" || typeof headDim !== "number") {
     throw new EngineError(`${file} is no graph of a device half: the manifest names no self_keys of a fixed size`);
@@ -99,13 +136,6 @@ export function kvShapeOf({ file, inputs }: TargetEntry): KvShape {
     throw new EngineError(`${file} begins with layers of the target, which is no longer supported`);
   }
   return { kvHeads, headDim };
-}
-
-/** Return a matrix as a list of its rows. */
-function rowsOf<T extends number | bigint>({ data, dims }: OrtTensor, number: (value: T) => number): number[][] {
-  const [rows, columns] = dims as [number, number];
-  const all = Array.from(data as ArrayLike<T>, number);
-  return Array.from({ length: rows }, (_, row) => all.slice(row * columns, (row + 1) * columns));
 }
 
 export interface OrtTensor {
@@ -126,11 +156,12 @@ export interface OrtSession {
 }
 
 /**
- * The parts of onnxruntime that are used; an app hands in the module of onnxruntime-web or onnxruntime-node. Settings of its
+ * The parts of onnxruntime that are used; an app hands in the module of onnxruntime-web, onnxruntime-node or
+ * onnxruntime-react-native. Settings of its
  * `env`, such as threads and the address of the `.wasm`, are made before the first graph is loaded.
  */
 export interface Ort {
   readonly env: { readonly wasm: { numThreads?: number } };
   readonly Tensor: OrtTensorConstructor;
-  readonly InferenceSession: { create(graph: Uint8Array, options?: object): Promise<OrtSession> };
+  readonly InferenceSession: { create(graph: Uint8Array | string, options?: object): Promise<OrtSession> };
 }

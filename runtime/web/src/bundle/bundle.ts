@@ -130,17 +130,16 @@ export class Bundle {
     return true;
   }
 
-  /** Return the drafter's graph. Throws BundleError if the bundle has none, or it cannot be downloaded. */
+  /** Return the drafter's graph for onnxruntime-web. Throws BundleError if the bundle has none, or it cannot be downloaded. */
   async graph(options: ReadOptions = {}): Promise<{ entry: TargetEntry; bytes: Uint8Array }> {
     const entry = graphOf(this.manifest);
     return { entry, bytes: await this.read(entry.file, options) };
   }
 
-  /** Return the writer; download it if necessary. Throws BundleError if the bundle has none, or it cannot be downloaded. */
+  /** Return the writer for onnxruntime-web; download it if necessary. Throws BundleError if the bundle has none, or it cannot be downloaded. */
   async writer(options: ReadOptions = {}): Promise<{ entry: WriterEntry; bytes: Uint8Array }> {
-    const { webWriter } = this.manifest;
-    if (!webWriter) throw lacking("no writer for onnxruntime-web");
-    return { entry: webWriter, bytes: await this.read(webWriter.file, options) };
+    const entry = writerOf(this.manifest);
+    return { entry, bytes: await this.read(entry.file, options) };
   }
 
   /** Return tokenizer and chat template. Throws BundleError, TokenizerError or ChatTemplateError if they cannot be read. */
@@ -196,20 +195,24 @@ function wantedOf(manifest: Manifest, { drafter = true, writer = false }: OpenOp
   const names = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE];
   for (const name of manifest.files.keys()) if (name.startsWith(LICENCES)) names.push(name);
   if (drafter && hasGraph(manifest.architecture)) names.push(graphOf(manifest).file);
-  if (writer) {
-    if (!manifest.webWriter) throw lacking("no writer for onnxruntime-web");
-    names.push(manifest.webWriter.file);
-  }
+  if (writer) names.push(writerOf(manifest).file);
   return names.map((name) => [name, manifest.files.get(name)!]);
 }
 
+function writerOf({ writers }: Manifest): WriterEntry {
+  const writer = writers.get("web");
+  if (!writer) throw lacking("no writer for onnxruntime-web");
+  return writer;
+}
+
 /** Return the drafter's graph. Throws BundleError if the bundle has none that this client computes. */
-function graphOf({ architecture, web }: Manifest): TargetEntry {
+function graphOf({ architecture, targets }: Manifest): TargetEntry {
   if (architecture === "eagle3") {
     throw new BundleError(
       "the bundle drafts with an EAGLE-3 head, which this client does not compute: use the Python client, or export another drafter",
     );
   }
+  const web = targets.get("web");
   if (!web) throw lacking("no graph for onnxruntime-web");
   return web;
 }

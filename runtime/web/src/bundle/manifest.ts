@@ -27,6 +27,8 @@ export interface TargetEntry {
   readonly file: string;
   readonly inputs: readonly TensorSpec[];
   readonly outputs: readonly TensorSpec[];
+  /** Caches that the engine keeps, which Core ML has. */
+  readonly states: readonly TensorSpec[];
   /** Session options of onnxruntime-web: `details.session`. */
   readonly session: { readonly [option: string]: unknown };
 }
@@ -60,9 +62,10 @@ export interface Manifest {
   readonly maxContext: number;
   readonly stopTokens: readonly number[];
   readonly specialTokens: { readonly [name: string]: string };
-  /** The graph for onnxruntime-web; undefined if the bundle was exported without `--target web`. */
-  readonly web: TargetEntry | undefined;
-  readonly webWriter: WriterEntry | undefined;
+  /** The drafter's graphs, by target: `web` for onnxruntime-web, `onnx`, `coreml`, `executorch`. */
+  readonly targets: ReadonlyMap<string, TargetEntry>;
+  /** The writer's graphs, by target. */
+  readonly writers: ReadonlyMap<string, WriterEntry>;
   /** The drafter's stopping rule offline; null if none was fitted. */
   readonly manners: StoppingRule | null;
   readonly sampling: RecommendedSampling | null;
@@ -103,8 +106,8 @@ export function readManifest(said: string): Manifest {
     maxContext: part(raw, "max_context", count),
     stopTokens: part(raw, "stop_tokens", listOf(count)),
     specialTokens: part(raw, "special_tokens", (value) => Object.fromEntries(mapOf(text)(value))),
-    web: part(raw, "targets", (value) => mapOf(target)(value).get("web")),
-    webWriter: part(raw, "web_writer", optional(writer)) ?? undefined,
+    targets: part(raw, "targets", mapOf(target)),
+    writers: writersOf(raw),
     manners: part(raw, "manners", optional(manners)),
     sampling: part(raw, "sampling", optional(sampling)),
     files: part(raw, "files", mapOf(file)),
@@ -113,10 +116,26 @@ export function readManifest(said: string): Manifest {
     if (!staysInside(name)) throw malformed(`file name ${JSON.stringify(name)} leaves the bundle`);
   }
   // Files that are opened must be listed, because only listed files are checked.
-  for (const name of [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, manifest.web?.file, manifest.webWriter?.file]) {
-    if (name !== undefined && !manifest.files.has(name)) throw malformed(`files does not list ${JSON.stringify(name)}`);
+  const graphs = [...manifest.targets.values(), ...manifest.writers.values()].map(({ file }) => file);
+  for (const name of [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, ...graphs]) {
+    if (!isListed(name, manifest.files)) throw malformed(`files does not list ${JSON.stringify(name)}`);
   }
   return manifest;
+}
+
+/** Return whether files are listed: a Core ML package is a folder. */
+function isListed(name: string, files: Manifest["files"]): boolean {
+  return files.has(name) || [...files.keys()].some((file) => file.startsWith(`${name}/`));
+}
+
+/** Read the writers: `writer` is that for onnxruntime, `web_writer` that for onnxruntime-web, and so on. */
+function writersOf(raw: Fields): Map<string, WriterEntry> {
+  const writers = new Map<string, WriterEntry>();
+  for (const field of Object.keys(raw)) {
+    const found = field === "writer" || field.endsWith("_writer") ? part(raw, field, optional(writer)) : null;
+    if (found) writers.set(field === "writer" ? "onnx" : field.slice(0, -"_writer".length), found);
+  }
+  return writers;
 }
 
 type Fields = { readonly [key: string]: unknown };
@@ -126,7 +145,7 @@ type JsonReader<T> = (value: unknown) => T;
 class FormError extends Error {}
 
 function part<T>(raw: Fields, name: string, read: JsonReader<T>): T {
-  if (!(name in raw) && !["architecture", "web_writer", "manners", "sampling"].includes(name)) throw malformed(`it lacks ${JSON.stringify(name)}`);
+  if (!(name in raw) && !["architecture", "manners", "sampling"].includes(name)) throw malformed(`it lacks ${JSON.stringify(name)}`);
   try {
     return read(raw[name]);
   } catch (error) {
@@ -184,6 +203,11 @@ function fingerprints(value: unknown): Fingerprints {
   return { target: text(raw["target"]), tokenizer: text(raw["tokenizer"]), drafter: text(raw["drafter"] ?? "") };
 }
 
+/** Return the specifications of a state or an input; undefined if there is none of this name. */
+export function specOf({ inputs, states }: TargetEntry, name: string): TensorSpec | undefined {
+  return [...inputs, ...states].find((spec) => spec.name === name);
+}
+
 function tensor(value: unknown): TensorSpec {
   const { name, dtype, shape } = fields(value);
   const size = (one: unknown): number | string => (typeof one === "string" ? one : count(one));
@@ -193,7 +217,7 @@ function tensor(value: unknown): TensorSpec {
 function target(value: unknown): TargetEntry {
   const raw = fields(value);
   const session = fields(fields(raw["details"])["session"] ?? {});
-  return { file: text(raw["file"]), inputs: listOf(tensor)(raw["inputs"]), outputs: listOf(tensor)(raw["outputs"]), session };
+  return { file: text(raw["file"]), inputs: listOf(tensor)(raw["inputs"]), outputs: listOf(tensor)(raw["outputs"]), states: listOf(tensor)(raw["states"] ?? []), session };
 }
 
 function writer(value: unknown): WriterEntry {

@@ -44,7 +44,8 @@ function padded(rest: Uint8Array, length: number): DataView {
   blocks.set(rest);
   blocks[rest.length] = 0x80;
   const view = new DataView(blocks.buffer);
-  view.setBigUint64(blocks.length - 8, 8n * BigInt(length));
+  view.setUint32(blocks.length - 8, Math.floor(length / 2 ** 29));
+  view.setUint32(blocks.length - 4, (8 * length) >>> 0);
   return view;
 }
 

@@ -1,7 +1,7 @@
 /** Drafters for a bundle. */
 
-import type { Backend } from "../backends/base.js";
-import type { Manifest } from "../bundle/manifest.js";
+import type { Graph } from "../backends/base.js";
+import type { Manifest, WriterEntry } from "../bundle/manifest.js";
 import { USUAL_STOPPING_RULE, type StoppingRule } from "../offline_stopping.js";
 import { MoaDrafter } from "./moa.js";
 import { NgramDrafter, NgramMixture } from "./ngram.js";
@@ -26,13 +26,13 @@ export function drafterPlan({ maxContext, stopTokens, manners }: Manifest): Draf
   return { maxContext, stopTokens, ngrams: true, stoppingRule: manners ?? USUAL_STOPPING_RULE };
 }
 
-/** Return the plan of the writer, whose cache follows the conversation only while it writes. */
-export function writerPlan({ maxContext, stopTokens, webWriter }: Manifest): DrafterPlan {
-  return { maxContext: Math.min(maxContext, webWriter!.maxContext), stopTokens, ngrams: false, stoppingRule: null };
+/** Return the plan of a writer, whose cache follows the conversation only while it writes. */
+export function writerPlan({ maxContext, stopTokens }: Manifest, writer: WriterEntry): DrafterPlan {
+  return { maxContext: Math.min(maxContext, writer.maxContext), stopTokens, ngrams: false, stoppingRule: null };
 }
 
-/** Return a drafter for one conversation; several may share `backend`, a bundle's graph. */
-export function drafterOf({ maxContext, stopTokens, ngrams, stoppingRule }: DrafterPlan, backend: Backend): MoaDrafter {
+/** Return a drafter for one conversation; several may share a graph. */
+export function drafterOf({ maxContext, stopTokens, ngrams, stoppingRule }: DrafterPlan, graph: Graph): MoaDrafter {
   const mixture = ngrams ? new NgramMixture(stopTokens) : undefined;
-  return new MoaDrafter(backend, { maxContext, stopTokens, mixture, stoppingRule });
+  return new MoaDrafter(graph, { maxContext, stopTokens, mixture, stoppingRule });
 }

@@ -41,6 +41,12 @@ export class GrowingRows {
     this.length = Math.max(0, Math.min(this.length, length));
   }
 
+  /** Forget all, and free the arrays. */
+  release(): void {
+    this.length = 0;
+    this.keys = this.values = new Float32Array();
+  }
+
   /** Return views of the first `count` keys and values. */
   first(count: number): readonly [KvArray, KvArray] {
     const end = count * this.kvShape.kvHeads * this.kvShape.headDim;

@@ -1,6 +1,6 @@
-/** The Mixture of Attentions drafter on a device: a backend and its caches. */
+/** The Mixture of Attentions drafter on a device: a graph and its caches. */
 
-import { chainInputs, type Backend, type StepResult } from "../backends/base.js";
+import { chainInputs, type Graph, type GraphCache, type StepResult } from "../backends/base.js";
 import type { StoppingRule } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
@@ -8,15 +8,13 @@ import { NOTHING, prependChain, type DraftTree } from "../session/tree.js";
 import { append, commonLength } from "../tokens.js";
 import { continued, type Budget, type DraftToken, type Drafter } from "./base.js";
 import { GumbelCoupling, NO_COUPLING } from "./gumbel_coupling.js";
-import { GrowingRows } from "./kv_buffer.js";
+import { checkRows } from "./kv_buffer.js";
 import { LONGEST_SUFFIX, worthCopying, type NgramMixture } from "./ngram.js";
 import { GrowingTree } from "./tree_growth.js";
 
 const CATCH_UP_TOKENS = 512;
 const MORE_LIKELY_THAN_NOT = Math.log(0.5);
 const SURE = Math.log(0.9);
-
-type Rows = readonly [KvArray, KvArray];
 
 export interface MoaOptions {
   /** Positions the target can hold; no token is drafted beyond. */
@@ -26,7 +24,7 @@ export interface MoaOptions {
    * and online it is no worse than another token.
    */
   readonly stopTokens?: Iterable<number>;
-  /** Mixes the backend's candidates with copies; undefined to take them as they are. */
+  /** Mixes the graph's candidates with copies; undefined to take them as they are. */
   readonly mixture?: NgramMixture | undefined;
   /** When it stops if it writes offline; null for never. */
   readonly stoppingRule?: StoppingRule | null;
@@ -45,40 +43,52 @@ export class MoaDrafter implements Drafter {
   private readonly mixture: NgramMixture | undefined;
   private coupling = NO_COUPLING;
   private readonly cached: number[] = [];
-  private readonly cache: GrowingRows;
-  private readonly memory: GrowingRows;
+  private readonly cache: GraphCache;
+  private held = 0; // memory rows
+  private hasZeroRow = false; // in the place of the first row
   private rowsOfCache = 0; // rows with which the cache was computed
   private rowsKept = 0; // leading ones of these that are unchanged
 
-  /** @param backend the device half, which may serve several drafters. */
+  /** @param graph the device half or the writer, which may serve several drafters. */
   constructor(
-    private readonly backend: Backend,
+    private readonly graph: Graph,
     { maxContext, stopTokens = [], mixture, stoppingRule = null }: MoaOptions,
   ) {
     this.maxContext = maxContext;
     this.stopTokens = new Set(stopTokens);
     this.mixture = mixture;
     this.stoppingRule = stoppingRule;
-    this.cache = new GrowingRows(backend.kvShape);
-    this.memory = new GrowingRows(backend.kvShape);
+    this.cache = graph.open();
   }
 
   get rows(): number {
-    return this.memory.length;
+    return this.held;
   }
 
   get needsRows(): boolean {
-    return this.backend.needsRow;
+    return this.graph.rowShape !== undefined;
   }
 
   addRows(start: number, keys: KvArray, values: KvArray): void {
-    this.memory.write(start, keys, values);
+    const { rowShape } = this.graph;
+    if (rowShape) {
+      checkRows(start, keys, values, this.held, rowShape);
+      this.cache.putRows(start, keys, values);
+    }
+    this.held = start + keys.count;
+    this.hasZeroRow = false;
     this.rowsKept = Math.min(this.rowsKept, start);
   }
 
   truncateRows(length: number): void {
-    this.memory.truncate(length);
-    this.rowsKept = Math.min(this.rowsKept, this.rows);
+    this.held = Math.max(0, Math.min(this.held, length));
+    if (!this.held) this.hasZeroRow = false;
+    this.rowsKept = Math.min(this.rowsKept, this.held);
+  }
+
+  /** Free its caches. It cannot draft afterwards. */
+  close(): void {
+    this.cache.close();
   }
 
   /**
@@ -87,7 +97,7 @@ export class MoaDrafter implements Drafter {
    * See {@link Drafter.propose}.
    *
    * @throws RangeError an empty prefix.
-   * @throws EngineError the backend fails; the drafter may be asked again.
+   * @throws EngineError the engine fails; the drafter may be asked again.
    */
   async propose(prefix: readonly number[], budget: Budget, sampling: Sampling = GREEDY): Promise<DraftTree> {
     if (!prefix.length) throw new RangeError("cannot draft from an empty prefix");
@@ -101,7 +111,7 @@ export class MoaDrafter implements Drafter {
 
   private async chain(text: number[], budget: Budget): Promise<DraftTree> {
     const start = text.length;
-    const memory = this.memoryOf(start);
+    const rows = this.rowsFor(start);
     const logprobs: number[] = [];
     const steps: number[] = [];
     const levels = Math.min(budget.levels, budget.nodes);
@@ -110,7 +120,7 @@ export class MoaDrafter implements Drafter {
     while (logprobs.length < levels && !ended && (!logprobs.length || continued(budget, [logprob]))) {
       let token = this.surelyCopied(text);
       if (!token) {
-        token = this.best(await this.catchUp(text, memory), text);
+        token = this.best(await this.catchUp(text, rows), text);
         steps.push(1);
       }
       text.push(token.token);
@@ -133,25 +143,19 @@ export class MoaDrafter implements Drafter {
   private async tree(text: number[], budget: Budget): Promise<DraftTree> {
     const tree = new GrowingTree(budget, this.stopTokens);
     const { length } = text;
-    const memory = this.memoryOf(length);
-    tree.addLevel(this.candidates(await this.catchUp(text, memory), text, [[]]));
+    const rows = this.rowsFor(length);
+    tree.addLevel(this.candidates(await this.catchUp(text, rows), text, [[]]));
     while (tree.depth < budget.levels) {
       const { paths, mask } = tree.expand();
       if (!paths.length) break;
       // While the tree grows, its cache entries follow those of the prefix.
-      const earlier = mask[0]!.length - paths.length;
-      const [selfKeys, selfValues] = this.cache.first(length + earlier);
-      const result = await this.backend.step({
-        tokens: paths.map((path) => path.at(-1)!),
-        positions: paths.map(() => length + tree.depth - 1),
-        queries: [...paths.keys()],
-        selfKeys,
-        selfValues,
-        selfMask: maskAfter(length, mask),
-        memoryKeys: memory[0],
-        memoryValues: memory[1],
+      const result = await this.cache.step({
+        tokens: Int32Array.from(paths, (path) => path.at(-1)!),
+        positions: new Int32Array(paths.length).fill(length + tree.depth - 1),
+        queries: Int32Array.from(paths.keys()),
+        mask: maskAfter(length, mask),
+        rows,
       });
-      this.cache.write(length + earlier, result.keys, result.values);
       tree.addLevel(this.candidates(result, text, paths));
     }
     this.cache.truncate(length);
@@ -165,39 +169,44 @@ export class MoaDrafter implements Drafter {
   }
 
   /** Feed the tokens of `prefix` that the cache lacks; return the candidates after the last one. */
-  private async catchUp(prefix: readonly number[], memory: Rows): Promise<StepResult> {
+  private async catchUp(prefix: readonly number[], rows: number): Promise<StepResult> {
     // The last token is fed again even if cached: its query predicts the next one.
     const keep = Math.min(commonLength(this.cached, prefix), prefix.length - 1);
     this.forgetFrom(keep);
     for (let start = keep; ; start += CATCH_UP_TOKENS) {
-      const result = await this.feed(prefix.slice(start, start + CATCH_UP_TOKENS), memory);
+      const result = await this.feed(prefix.slice(start, start + CATCH_UP_TOKENS), rows);
       if (start + CATCH_UP_TOKENS >= prefix.length) return result;
     }
   }
 
   /** Run one step over tokens that follow the cached ones, with a query at the last; extend the cache. */
-  private async feed(tokens: readonly number[], memory: Rows): Promise<StepResult> {
+  private async feed(tokens: readonly number[], rows: number): Promise<StepResult> {
     const held = this.cached.length;
-    const result = await this.backend.step(chainInputs(tokens, this.cache.first(held), memory));
-    this.cache.write(held, result.keys, result.values);
+    const result = await this.cache.step(chainInputs(tokens, held, rows));
     append(this.cached, tokens);
     return result;
   }
 
-  private memoryOf(positions: number): Rows {
+  /** Return how many memory rows a draft after so many tokens reads; the cache has no entries that were computed with others. */
+  private rowsFor(positions: number): number {
     // Rows after the prefix belong to tokens that the draft has to predict.
-    const held = Math.min(this.memory.length, positions);
+    const held = Math.min(this.held, positions);
     const kept = Math.min(this.rowsKept, held);
     if (kept !== held || held !== this.rowsOfCache) {
       this.forgetFrom(held);
       this.rowsOfCache = this.rowsKept = held;
     }
-    if (held > 0 || !this.backend.needsRow) return this.memory.first(held);
+    const { rowShape } = this.graph;
+    if (!rowShape || held > 0) return rowShape ? held : 0;
     // A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual. The target's own layers
     // recognise it by its zeros, because there it would take attention from the tokens.
-    const { kvHeads, headDim } = this.backend.kvShape;
-    const zero = { kvHeads, headDim, count: 1, data: new Float32Array(kvHeads * headDim) };
-    return [zero, zero];
+    if (!this.hasZeroRow) {
+      const { kvHeads, headDim } = rowShape;
+      const zero = { kvHeads, headDim, count: 1, data: new Float32Array(kvHeads * headDim) };
+      this.cache.putRows(0, zero, zero);
+      this.hasZeroRow = true;
+    }
+    return 1;
   }
 
   private forgetFrom(length: number): void {
@@ -224,9 +233,12 @@ export class MoaDrafter implements Drafter {
     paths: readonly (readonly number[])[],
   ): (readonly DraftToken[])[] {
     const { length } = text;
+    const width = result.tokens.length / paths.length;
     return paths.map((path, query) => {
-      const logprobs = result.topLogprobs[query]!;
-      const ranked = result.topTokens[query]!.map((token, at) => ({ token, logprob: logprobs[at]! }));
+      const ranked: DraftToken[] = [];
+      for (let at = query * width; at < (query + 1) * width; at++) {
+        ranked.push({ token: result.tokens[at]!, logprob: result.logprobs[at]! });
+      }
       append(text, path); // in place: the text may be long
       const mixed = this.mixture?.mix(ranked, text) ?? ranked;
       text.length = length;

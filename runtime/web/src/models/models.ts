@@ -1,7 +1,7 @@
 /** Loading a bundle's models, in this thread or in a worker. */
 
-import { DeferredBackend } from "../backends/deferred.js";
-import { OnnxBackend, kvShapeOf } from "../backends/onnx.js";
+import { DeferredGraph } from "../backends/deferred.js";
+import { OnnxGraph } from "../backends/onnx.js";
 import type { Bundle } from "../bundle/bundle.js";
 import { hasGraph } from "../bundle/manifest.js";
 import { copyingDrafter, drafterOf, drafterPlan, writerPlan } from "../drafters/factory.js";
@@ -21,30 +21,30 @@ export async function loadModels(bundle: Bundle, options: (InThisThread | InWork
 class LocalModels implements Models {
   private constructor(
     private readonly bundle: Bundle,
-    private readonly half: OnnxBackend | undefined,
-    private readonly whole: DeferredBackend | undefined,
+    private readonly half: OnnxGraph | undefined,
+    private readonly whole: DeferredGraph | undefined,
   ) {}
 
   static async load(bundle: Bundle, { ort, providers }: InThisThread & LoadOptions): Promise<LocalModels> {
-    const { architecture, webWriter } = bundle.manifest;
-    let half: OnnxBackend | undefined;
+    const { architecture, writers } = bundle.manifest;
+    let half: OnnxGraph | undefined;
     if (hasGraph(architecture)) {
       const { entry, bytes } = await bundle.graph();
-      half = await OnnxBackend.load(ort, bytes, entry, providers);
+      half = await OnnxGraph.load(ort, bytes, entry, providers);
     }
-    const load = async (): Promise<OnnxBackend> => {
+    const load = async (): Promise<OnnxGraph> => {
       const writer = await bundle.writer();
-      return OnnxBackend.load(ort, writer.bytes, writer.entry, providers);
+      return OnnxGraph.load(ort, writer.bytes, writer.entry, providers);
     };
-    return new LocalModels(bundle, half, webWriter && new DeferredBackend(load, kvShapeOf(webWriter)));
+    return new LocalModels(bundle, half, writers.has("web") ? new DeferredGraph(load) : undefined);
   }
 
   forConversation(): Drafters {
     const { manifest } = this.bundle;
-    const writer = this.whole && drafterOf(writerPlan(manifest), this.whole);
-    const close = (): void => undefined; // caches are garbage-collected with their drafters
-    const drafter = this.half ? drafterOf(drafterPlan(manifest), this.half) : copyingDrafter(manifest);
-    return { drafter, writer, close };
+    const writer = this.whole && drafterOf(writerPlan(manifest, manifest.writers.get("web")!), this.whole);
+    const drafter = this.half && drafterOf(drafterPlan(manifest), this.half);
+    const close = (): void => [drafter, writer].forEach((each) => each?.close());
+    return { drafter: drafter ?? copyingDrafter(manifest), writer, close };
   }
 
   async close(): Promise<void> {

@@ -1,8 +1,8 @@
 /** The worker's side: loading graphs, and drafting with them. */
 
-import { EngineError, saidBy, type Backend } from "../backends/base.js";
-import { DeferredBackend } from "../backends/deferred.js";
-import { OnnxBackend, type Ort } from "../backends/onnx.js";
+import { EngineError, saidBy, type Graph } from "../backends/base.js";
+import { DeferredGraph } from "../backends/deferred.js";
+import { OnnxGraph, type Ort } from "../backends/onnx.js";
 import { drafterOf } from "../drafters/factory.js";
 import type { MoaDrafter } from "../drafters/moa.js";
 import { MoaError } from "../errors.js";
@@ -27,7 +27,7 @@ export function serveModels(self: PageLike, engine: Ort | ((address: string | un
 }
 
 class ServedModels {
-  private readonly models = new Map<ModelName, Backend>();
+  private readonly models = new Map<ModelName, Graph>();
   private readonly drafters = new Map<number, MoaDrafter>();
   private problem: string | undefined; // of a request without an answer; reported with the next answer
 
@@ -52,10 +52,10 @@ class ServedModels {
         await this.load(request);
         return { call: request.call };
       case "make": {
-        const { drafter, model, kvShape, plan } = request;
+        const { drafter, model, plan } = request;
         // A writer's graph is loaded with its first step.
-        const backend = this.models.get(model) ?? new DeferredBackend(async () => this.models.get(model)!, kvShape);
-        this.drafters.set(drafter, drafterOf(plan, backend));
+        const graph = this.models.get(model) ?? new DeferredGraph(async () => this.models.get(model)!);
+        this.drafters.set(drafter, drafterOf(plan, graph));
         return undefined;
       }
       case "addRows":
@@ -65,6 +65,7 @@ class ServedModels {
         this.drafters.get(request.drafter)?.truncateRows(request.length);
         return undefined;
       case "drop":
+        this.drafters.get(request.drafter)?.close();
         this.drafters.delete(request.drafter);
         return undefined;
       case "propose": {
@@ -83,6 +84,6 @@ class ServedModels {
     } catch (error) {
       throw new EngineError(`onnxruntime-web cannot be loaded from ${ort}: ${saidBy(error)}`, { cause: error });
     }
-    this.models.set(model, await OnnxBackend.load(engine, graph, entry, providers));
+    this.models.set(model, await OnnxGraph.load(engine, graph, entry, providers));
   }
 }

@@ -1,6 +1,5 @@
 /** Interfaces of a bundle's models, and the messages between a page and the worker that has them. */
 
-import type { KvShape } from "../backends/base.js";
 import type { Ort } from "../backends/onnx.js";
 import type { TargetEntry } from "../bundle/manifest.js";
 import type { Budget, Drafter } from "../drafters/base.js";
@@ -62,7 +61,7 @@ export type Request =
       readonly ort: string | undefined;
       readonly providers: readonly string[] | undefined;
     }
-  | { readonly do: "make"; readonly drafter: number; readonly model: ModelName; readonly kvShape: KvShape; readonly plan: DrafterPlan }
+  | { readonly do: "make"; readonly drafter: number; readonly model: ModelName; readonly plan: DrafterPlan }
   | { readonly do: "addRows"; readonly drafter: number; readonly start: number; readonly keys: KvArray; readonly values: KvArray }
   | { readonly do: "truncateRows"; readonly drafter: number; readonly length: number }
   | { readonly do: "drop"; readonly drafter: number }

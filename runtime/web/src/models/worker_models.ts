@@ -41,9 +41,9 @@ export class WorkerModels implements Models {
   forConversation(): Drafters {
     const { manifest } = this.bundle;
     const graph = hasGraph(manifest.architecture);
-    const made = graph ? this.make("drafter", manifest.web!, drafterPlan(manifest), async () => undefined) : undefined;
-    const { webWriter } = manifest;
-    const writer = webWriter && this.make("writer", webWriter, writerPlan(manifest), () => this.loadWriter());
+    const made = graph ? this.make("drafter", manifest.targets.get("web")!, drafterPlan(manifest), async () => undefined) : undefined;
+    const entry = manifest.writers.get("web");
+    const writer = entry && this.make("writer", entry, writerPlan(manifest, entry), () => this.loadWriter());
     const close = (): void => [made, writer].forEach((each) => each?.close());
     return { drafter: made ?? copyingDrafter(manifest), writer, close };
   }
@@ -55,7 +55,7 @@ export class WorkerModels implements Models {
   private make(model: ModelName, entry: TargetEntry, plan: DrafterPlan, ready: () => Promise<void>): WorkerDrafter {
     const drafter = this.made++;
     const kvShape = kvShapeOf(entry);
-    this.link.tell({ do: "make", drafter, model, kvShape, plan });
+    this.link.tell({ do: "make", drafter, model, plan });
     const served = { drafter, kvShape, needsRows: model === "drafter", stoppingRule: plan.stoppingRule };
     return new WorkerDrafter(this.link, served, ready);
   }

@@ -2,3 +2,4 @@
 
 export { FileChatStore } from "./chat_store.js";
 export { FolderStore, openBundle } from "./folder_store.js";
+export { nodeHost } from "./host.js";

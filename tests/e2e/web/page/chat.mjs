@@ -1,6 +1,6 @@
 // Chats with a verifier, keeps them in IndexedDB, and listens to the page.
 import { Bundle, Chat, MemoryStore, NgramDrafter } from "/dist/src/index.js";
-import { IndexedDbChatStore, followPage } from "/dist/src/browser/index.js";
+import { IndexedDbChatStore, browserHost, followPage } from "/dist/src/browser/index.js";
 import { follow } from "./deeds.mjs";
 
 let open; // a store that stays so
@@ -9,7 +9,7 @@ const deeds = {
   /** A question to its end, or up to so many tokens; goes on with what is stored. */
   async talk({ url, token, question, length, seed, leaveAt = Infinity }) {
     const bundle = await Bundle.open(new URL("/bundle/", location.href).href, { store: new MemoryStore(), drafter: false });
-    const options = { drafter: new NgramDrafter(bundle.manifest.stopTokens), store: new IndexedDbChatStore("a") };
+    const options = { drafter: new NgramDrafter(bundle.manifest.stopTokens), store: new IndexedDbChatStore("a"), host: browserHost() };
     const chat = await Chat.connect(bundle, { url, token }, options);
     const pending = chat.pending();
     const sampling = { temperature: 0.8, topP: 0.9, seed: BigInt(seed) };
