@@ -78,6 +78,8 @@ interface Opening {
  * ```
  */
 export class Chat {
+  /** Called when the link has changed, between answers, too. */
+  onLink: ((link: LinkChanged) => void) | undefined;
   private readonly events = new EventQueue();
   private readonly driver: Driver;
   private readonly loopEnd = new Ending(); // the loop has ended: the chat is closed, or there was a defect
@@ -731,6 +733,7 @@ export class Chat {
     else if (event.event === "PauseBegan") this.events.put({ event: "Paused", reason: event.reason });
     else if (event.event === "LinkChanged" && this.following) this.events.put(event);
     // Text kept by the user's policy is stored at once: the target would not write it again.
+    if (event.event === "LinkChanged") this.onLink?.(event);
     const kept = event.event === "Committed" && event.origins.includes("kept");
     if (kept || event.event === "Finished" || event.event === "Welcomed") void this.saver.save();
     else this.saver.touch();

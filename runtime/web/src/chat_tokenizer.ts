@@ -4,12 +4,16 @@ import { Template } from "@huggingface/jinja";
 
 import { MoaError } from "./errors.js";
 import { ControlTokens, ENABLE_THINKING, OPEN, splitReasoning } from "./reasoning.js";
+import { strftime } from "./strftime.js";
 import { Tokenizer, escaped } from "./tokenizer.js";
 import { append } from "./tokens.js";
 
 /** Delimiters around the number of a special token that a user has typed. Unicode reserves them for internal use. */
 const GUARD_OPEN = "\ufdd0";
 const GUARD_CLOSE = "\ufdd1";
+
+/** The function of transformers' `strftime_now`; that of the template engine writes months in the user's language. */
+const DATE = "moa_strftime_now";
 
 export interface Message {
   readonly role: string;
@@ -56,7 +60,7 @@ export class ChatTokenizer {
     this.stopTokens = new Set(stopTokens);
     this.knowsThinking = template.includes(ENABLE_THINKING);
     try {
-      this.template = new Template(template);
+      this.template = new Template(template.replace(/\bstrftime_now\b/g, DATE));
     } catch (error) {
       throw new ChatTemplateError(`the chat template cannot be read: ${(error as Error).message}`);
     }
@@ -104,6 +108,7 @@ export class ChatTokenizer {
         messages: copies,
         tools: null, // as transformers passes it
         add_generation_prompt: addGenerationPrompt,
+        [DATE]: (format: string) => strftime(new Date(), format),
         ...this.specialTokens,
         ...(thinking === undefined ? {} : { [ENABLE_THINKING]: thinking }),
       });

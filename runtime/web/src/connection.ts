@@ -99,7 +99,8 @@ export class Connection {
 
   private take(data: unknown): void {
     this.pinger.heard();
-    const frame = data instanceof ArrayBuffer ? new Uint8Array(data) : encodeUtf8(String(data));
+    const bytes = data instanceof ArrayBuffer ? new Uint8Array(data) : data;
+    const frame = bytes instanceof Uint8Array ? bytes : encodeUtf8(String(bytes));
     if (frame.length > MOST_FRAME_BYTES) this.fail(`the verifier sent a frame of ${frame.length} bytes`);
     else this.received(frame);
   }

@@ -13,7 +13,7 @@ import { WebSocket } from "ws";
 import { Chat, NgramDrafter, type Conditions, type Drafting } from "../src/index.js";
 import { FileChatStore, nodeHost, openBundle } from "../src/node/index.js";
 
-interface Given {
+export interface Given {
   readonly bundle: string;
   readonly url: string;
   readonly token: string;

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { ChatTemplateError, ChatTokenizer, TextStream, splitReasoning, type Message } from "../src/index.js";
+import { strftime } from "../src/strftime.js";
 import { read, readJson } from "./vectors.js";
 
 interface Case {
@@ -127,4 +128,12 @@ part("controls", (given, where) => {
 test("texts: a word of a text that is pasted may be very long", () => {
   const words = ["abc".repeat(70_000), " ".repeat(200_000), "\u4e2d\u6587".repeat(50_000)];
   for (const word of words) assert.equal(PLAIN.decode(PLAIN.encode(word)), word); // pair by pair it would take hours
+});
+
+test("texts: a date that a template asks for is in English", () => {
+  const template = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}";
+  const date = new ChatTokenizer(readJson("texts/tokenizer.json"), template, {}, [2]).renderChat([]);
+  assert.match(date, /^\d\d (Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) \d{4}$/);
+  const written = strftime(new Date(2026, 10, 8, 0, 5, 9), "%A %a %B %b %d %m %y %I:%M:%S %p %H %% %Q");
+  assert.equal(written, "Sunday Sun November Nov 08 11 26 12:05:09 AM 00 % %Q");
 });

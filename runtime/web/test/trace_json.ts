@@ -1,13 +1,14 @@
 /** Frames and events in the JSON of the vectors. */
 
 import { fromBinary, fromJson, toBinary, toJson, type JsonValue } from "@bufbuild/protobuf";
+import { base64Decode } from "@bufbuild/protobuf/wire";
 
 import { wire, type LoopEvent, type KvArray, type SessionEvent } from "../src/index.js";
 import { plain, type Value } from "./vectors.js";
 
 /** Serialise a frame from the server. */
 export function bytesOf(frame: { bytes?: string }): Uint8Array {
-  if (frame.bytes !== undefined) return Uint8Array.from(Buffer.from(frame.bytes, "base64"));
+  if (frame.bytes !== undefined) return base64Decode(frame.bytes);
   return toBinary(wire.ServerMessageSchema, fromJson(wire.ServerMessageSchema, frame as JsonValue));
 }
 

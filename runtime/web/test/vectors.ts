@@ -1,17 +1,13 @@
 /** Reads the vectors that the Python runtime recorded, and converts values to and from their JSON. */
 
-import { readFileSync } from "node:fs";
-import { gunzipSync } from "node:zlib";
-
-const FOLDER = new URL("../../../../tests/vectors/data/", import.meta.url);
+import { textOf, unpacked } from "./vector_files.js";
 
 type Fields = { [key: string]: Value };
 export type Value = null | boolean | number | string | Value[] | { [key: string]: Value };
 
 /** Read the values of a file, such as `session/walks`. */
 export function read<T>(name: string): T[] {
-  const text = gunzipSync(readFileSync(new URL(`${name}.jsonl.gz`, FOLDER))).toString("utf-8");
-  return text
+  return unpacked(`${name}.jsonl.gz`)
     .split("\n")
     .filter((line) => line)
     .map((line) => JSON.parse(line) as T);
@@ -19,7 +15,7 @@ export function read<T>(name: string): T[] {
 
 /** Read a file that is not a list of values. */
 export function readJson(name: string): unknown {
-  return JSON.parse(readFileSync(new URL(name, FOLDER), "utf-8"));
+  return JSON.parse(textOf(name));
 }
 
 /** Convert a name from snake_case to camelCase. */

@@ -38,8 +38,10 @@ class Client:
         happened: how often what did before the conversation's end.
     """
 
-    def __init__(self, web: Path, program: VerifierProgram, link: BackgroundLink, number: int, seed: int) -> None:
-        self._program, self._link, self._number = program, link, number
+    def __init__(
+        self, web: Path, program: VerifierProgram, link: BackgroundLink, number: int, seed: int, engine: dict[str, str]
+    ) -> None:
+        self._program, self._link, self._number, self._engine = program, link, number, engine
         self._web, self._rng = web, random.Random(seed)
         self.happened: Counter[str] = Counter()
         self._process = self._start()
@@ -119,6 +121,7 @@ class Client:
             questions=QUESTIONS,
             drafting=self._rng.choice(["auto", "device", "server"]),
             length=setting.length,
+            **self._engine,
         )
         with self._log.open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
@@ -130,14 +133,20 @@ def tiny(tiny_target: Path, tiny_drafter: Path, web_bundle: Path, tmp_path: Path
     return Setting(tmp_path, web_bundle, unused_port, options, 0.0, 64)
 
 
-def converse(compiled: Path, setting: Setting, conversations: int, seed: int) -> Counter[str]:
-    """Have a number of conversations, one after the other, and check their results; return the happenings."""
+def converse(
+    compiled: Path, setting: Setting, conversations: int, seed: int, engine: dict[str, str] | None = None
+) -> Counter[str]:
+    """Have a number of conversations, one after the other, and check their results; return the happenings.
+
+    Args:
+        engine: ``engine`` and ``ort`` of :func:`support.web.typescript.client_command`; None for Node.
+    """
     rng, happened, program = random.Random(seed), Counter[str](), VerifierProgram(setting)
     try:
         with background_link(with_round_trip(_ROUND_TRIP_MS), "127.0.0.1", setting.port) as link:
             for number in range(conversations):
                 try:
-                    client = Client(compiled, program, link, number, rng.randrange(2**32))
+                    client = Client(compiled, program, link, number, rng.randrange(2**32), engine or {})
                     client.live(rng.randint(1, _HAPPENINGS))
                     check(program, number)
                 except Exception as error:

@@ -24,12 +24,14 @@ def client_command(
     Args:
         file: path of ``chat`` (the store), ``seen`` and ``done``, see ``runtime/web/test/system_client.ts``.
         samplings: of each question.
-        given: ``token``, ``questions``, ``drafting``, ``length``.
+        given: ``token``, ``questions``, ``drafting``, ``length``; for ``moa-core.js``, ``engine`` and ``ort``, the module
+            of onnxruntime-web.
     """
     given |= {"bundle": str(bundle), "url": f"ws://127.0.0.1:{port}"}
     given |= {"store": str(file("chat")), "seen": str(file("seen")), "done": str(file("done"))}
     given["samplings"] = [{"temperature": s.temperature, "top_p": s.top_p, "seed": str(s.seed)} for s in samplings]
-    return ["node", str(web / "dist" / "test" / "system_client.js"), json.dumps(given)]
+    program = "engines/client.js" if "engine" in given else "system_client.js"
+    return ["node", str(web / "dist" / "test" / program), json.dumps(given)]
 
 
 def target_writes(bundle: Path, verifier: Verifier, length: int, sampling: Sampling) -> str:

@@ -105,7 +105,8 @@ export interface NativeCore {
    * Do something for the program, see `requests.ts`.
    *
    * The outcome is reported as `{"request": number, "result": ...}` or `{"request": number, "error": {"name", "message"}}`, and
-   * events of chats before it as `{"request": number, "event": {"event": "AnswerUpdate", ...}}`.
+   * events of its answer before it as `{"request": number, "event": {"event": "AnswerUpdate", ...}}`.
+   * Changes of a link come at any time: `{"chat": number, "event": {"event": "LinkChanged", ...}}`.
    *
    * @param request a number that the program chooses.
    * @param name of what to do, such as `send`.
