@@ -13,13 +13,14 @@ APP := .venv-app
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 WEB := runtime/web
 PAGE := apps/web
+MOBILE := apps/mobile/react-native
 # Other people's clients of the endpoint, for its tests; most of them in an environment of their own.
 CLIENTS := tests/e2e/chat/clients
 CLIENTS_VENV := .venv-clients
 LIBRARIES := chromium haproxy libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help app demo chat serve vllm web test test-unit test-integration test-e2e test-web clients clients-slow node engine screenshots soak test-slow libraries lint format vectors proto clean
+.PHONY: help app demo chat serve vllm web test test-unit test-integration test-e2e test-web clients clients-slow mobile node engine screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -73,7 +74,8 @@ test-unit: $(STAMP) ## pure tests: no process, socket, browser or Qt
 test-integration: $(STAMP) libraries ## a verifier in the test's process, the window offscreen, the gateway
 	$(PYTEST) tests/integration
 
-test-e2e: $(STAMP) libraries test-web engine clients ## processes, the wheel, browsers, Node, HAProxy
+test-e2e: LIBRARIES += libjavascriptcoregtk-4.0-bin
+test-e2e: $(STAMP) libraries test-web engine clients mobile ## processes, the wheel, browsers, Node, HAProxy
 	$(PYTEST) tests/e2e
 
 test-web: web ## the tests of the TypeScript runtime and of the page
@@ -81,6 +83,13 @@ test-web: web ## the tests of the TypeScript runtime and of the page
 	cd $(PAGE) && npm test --silent
 
 clients: $(CLIENTS)/node_modules/.installed
+
+mobile: $(MOBILE)/node_modules/.installed
+
+# Without scripts: onnxruntime-node's would download libraries for CUDA.
+$(MOBILE)/node_modules/.installed: $(MOBILE)/package.json $(MOBILE)/package-lock.json | node
+	cd $(MOBILE) && npm ci --silent --ignore-scripts
+	touch $@
 
 clients-slow: $(CLIENTS_VENV)/.installed
 
@@ -120,7 +129,7 @@ $(RAY): $(STAMP)
 	touch $@
 
 test-slow: LIBRARIES += prometheus binutils $(APP_LIBRARIES)
-test-slow: $(RAY) libraries vllm clients-slow app ## the tests that take minutes
+test-slow: $(RAY) libraries vllm clients-slow mobile app ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/integration/vllm_engine
 	$(BIN)/python -m pytest --timeout 0 tools/protocol_model tools/soak
 	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/integration/vllm_engine
@@ -149,4 +158,4 @@ proto: | node ## generate the wire code from runtime/proto
 	  --es_out=$(WEB)/src/wire --es_opt=target=ts runtime/proto/moa/v1/session.proto
 
 clean: ## remove what make created
-	rm -rf $(VENV) $(VLLM) $(APP) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist $(CLIENTS_VENV) $(CLIENTS)/node_modules apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VLLM) $(APP) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist $(CLIENTS_VENV) $(CLIENTS)/node_modules $(MOBILE)/node_modules $(MOBILE)/dist apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -2,6 +2,9 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
@@ -11,6 +14,7 @@ import { build } from "esbuild";
 const FOLDER = fileURLToPath(new URL("../../", import.meta.url));
 /** Of JavaScript, compressed, without the engine. */
 const MOST_BYTES = 100 * 1024;
+const MOST_CORE_BYTES = 110_000;
 
 test("package: it has what its exports name, and no tests", () => {
   const how = { cwd: FOLDER, encoding: "utf-8", stdio: "pipe" } as const;
@@ -20,7 +24,7 @@ test("package: it has what its exports name, and no tests", () => {
   for (const part of ["index", "browser/index", "node/index", "browser/worker"]) {
     assert.ok(paths.includes(`dist/src/${part}.js`) && paths.includes(`dist/src/${part}.d.ts`), part);
   }
-  const others = paths.filter((path) => !/^dist\/src\/.*\.(js|d\.ts)$/.test(path));
+  const others = paths.filter((path) => !/^dist\/(src\/.*\.(js|d\.ts)|moa-core(\.hermes)?\.js)$/.test(path));
   assert.deepEqual(others.filter((path) => path !== "LICENSE").sort(), ["README.md", "example/embed.mjs", "package.json"]);
 });
 
@@ -36,4 +40,21 @@ test("package: a page loads at most 100 KiB of it", async () => {
   });
   const size = gzipSync(bundled.outputFiles[0]!.contents).length;
   assert.ok(size > 10_000 && size <= MOST_BYTES, `${size} bytes`);
+});
+
+test("package: a core for any engine has at most 110 kB, and Hermes compiles the lowered one", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "moa-core-"));
+  try {
+    execFileSync(process.execPath, [join(FOLDER, "core.mjs"), folder]);
+    for (const name of ["moa-core.js", "moa-core.hermes.js"]) {
+      const size = gzipSync(readFileSync(join(folder, name))).length;
+      assert.ok(size > 10_000 && size <= MOST_CORE_BYTES, `${name}: ${size} bytes`);
+    }
+    const system = { linux: "linux64-bin", darwin: "osx-bin", win32: "win64-bin" }[process.platform as string]!;
+    const hermes = join(FOLDER, "node_modules/hermes-compiler/hermesc", system, "hermesc");
+    const words = ["-w", "-O", "-emit-binary", "-out", join(folder, "core.hbc")];
+    execFileSync(hermes, [...words, join(folder, "moa-core.hermes.js")]);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });

@@ -24,8 +24,8 @@ def client_command(
     Args:
         file: path of ``chat`` (the store), ``seen`` and ``done``, see ``runtime/web/test/system_client.ts``.
         samplings: of each question.
-        given: ``token``, ``questions``, ``drafting``, ``length``; for ``moa-core.js``, ``engine`` and ``ort``, the module
-            of onnxruntime-web.
+        given: ``token``, ``questions``, ``drafting``, ``length``; for ``moa-core.js``, ``engine`` and ``ort``, the
+            module of onnxruntime-web.
     """
     given |= {"bundle": str(bundle), "url": f"ws://127.0.0.1:{port}"}
     given |= {"store": str(file("chat")), "seen": str(file("seen")), "done": str(file("done"))}

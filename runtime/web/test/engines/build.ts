@@ -41,6 +41,11 @@ export async function coreScript(hermes = false): Promise<string> {
   return bundled({ ...(await optionsOf(hermes)), entryPoints: [join(WEB, "src/native/core.ts")], minify: true });
 }
 
+/** Return the script that measures steps. */
+export async function stepsScript(): Promise<string> {
+  return bundled({ ...(await optionsOf(false)), entryPoints: [join(HERE, "steps.ts")] });
+}
+
 async function bundled(options: BuildOptions): Promise<string> {
   const { outputFiles } = await build({ ...options, write: false });
   return outputFiles[0]!.text;
