@@ -59,7 +59,7 @@ def test_a_chat_with_a_cut_in_the_middle_is_that_of_python(
     bundle = {"onnx": onnx_bundle, "web": web_bundle}[graphs]
 
     async def in_python() -> str:
-        async with chatting(Bundle.open(bundle), endpoint(verifier)) as chat:
+        async with chatting(Bundle.open(onnx_bundle), endpoint(verifier)) as chat:
             return (await ask(chat, count=_LENGTH, sampling=_SAMPLING)).text
 
     expected = asyncio.run(in_python())

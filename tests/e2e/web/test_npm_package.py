@@ -16,15 +16,15 @@ from support.web.typescript import target_writes
 
 #: A program with the package alone, the engine and a WebSocket for old Nodes.
 _NODE_CHAT = """\
-import { Bundle, Chat, loadModels, ownHost } from "@moa-edge/runtime";
-import { FolderStore } from "@moa-edge/runtime/node";
+import { Bundle, Chat, loadModels } from "@moa-edge/runtime";
+import { FolderStore, nodeHost } from "@moa-edge/runtime/node";
 
 const { WebSocket } = await import(process.env.WS);
 const [url, question] = process.argv.slice(2);
 const verifier = { url, token: "secret" };
 const bundle = await Bundle.fetch(verifier, { store: new FolderStore("kept") });
 const models = await loadModels(bundle, { ort: await import(process.env.ORT) });
-const chat = await Chat.connect(bundle, verifier, { ...models.forConversation(), host: ownHost(WebSocket) });
+const chat = await Chat.connect(bundle, verifier, { ...models.forConversation(), host: nodeHost(WebSocket) });
 for await (const event of chat.send(question, { maxNewTokens: 24 })) {
   if (event.event === "AnswerFinished") console.log(event.text);
 }
