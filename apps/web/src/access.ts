@@ -53,7 +53,7 @@ export function placeOf(page: string, address: string): Place {
   const parsed = Address.parse(given === "" ? page.replace(/[?#].*$/u, "").replace(/[^/]*$/u, "") : given, "https");
   if (parsed === undefined) {
     throw new AddressError(
-      given === "" ? "Enter the verifier's address in Settings, as https://host:8765" : `“${given}” is no address of a verifier: it begins with https://, http://, wss:// or ws://`,
+      given === "" ? "Enter the server's address in Settings, as https://host:8765" : `“${given}” is no address of a server: it begins with https://, http://, wss:// or ws://`,
     );
   }
   return { verifier: parsed.session, bundle: parsed.at("/bundle/") };

@@ -100,9 +100,12 @@ export function linkWords(link: LinkChanged, retryInS: number | null, wantedOffl
   return retryInS ? `reconnecting in ${Math.max(1, Math.round(retryInS))} s` : "no connection";
 }
 
-/** Return a message of the runtime with a capital letter and a full stop. */
+/** The word by itself, not as a part of an address. */
+const VERIFIER = /(?<![\w/.-])[Vv]erifier(?![\w/-])/gu;
+
+/** Return a message of the runtime with a capital letter, a full stop, and "server" for "verifier". */
 export function asSentence(text: string): string {
-  const trimmed = text.trim();
+  const trimmed = text.trim().replace(VERIFIER, (word) => (word === "Verifier" ? "Server" : "server"));
   return trimmed.slice(0, 1).toUpperCase() + trimmed.slice(1) + (/[.!?…]$/u.test(trimmed) ? "" : ".");
 }
 

@@ -37,5 +37,5 @@ test("an address may be written as people write it", () => {
 test("what is no address is said in a sentence", () => {
   assert.throws(() => placeOf("https://host/", "http://"), AddressError);
   assert.throws(() => placeOf("https://host/", "ftp://host"), /begins with https/u);
-  assert.throws(() => placeOf("capacitor://localhost/", ""), /Enter the verifier's address/u);
+  assert.throws(() => placeOf("capacitor://localhost/", ""), /Enter the server's address/u);
 });

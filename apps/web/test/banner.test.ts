@@ -23,7 +23,7 @@ function said(problem: string, link: LinkChanged | null, device: DeviceState, po
 test("what keeps the page from working comes first", () => {
   const refused = { ...ONLINE, status: "offline", detail: "the verifier refused the token; check it" } as const;
   assert.equal(said("No network.", null, READY), "No network. [Try again] [Settings]");
-  assert.equal(said("", refused, READY), "The verifier refused the token; check it. [Settings] [Try again]");
+  assert.equal(said("", refused, READY), "The server refused the token; check it. [Settings] [Try again]");
   assert.equal(said("", { ...refused, retryInS: 3 }, READY), null); // it tries again by itself
   assert.equal(said("", ONLINE, READY), null);
 });

@@ -74,7 +74,7 @@ test("a refused question goes back to where it was written, and leaves nothing",
   world.talk.script = [new Error("the verifier refused the token; check it")];
   await world.conversations.send("one");
   assert.deepEqual(world.host.returned, ["one"]);
-  assert.equal(world.sentence, "The verifier refused the token; check it.");
+  assert.equal(world.sentence, "The server refused the token; check it.");
   assert.equal(world.chats.stored.size, 0);
 });
 

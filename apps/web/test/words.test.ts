@@ -28,7 +28,8 @@ test("numbers in sentences", () => {
 });
 
 test("a message of the runtime is a sentence", () => {
-  assert.equal(asSentence(" no verifier answers; start one "), "No verifier answers; start one.");
+  assert.equal(asSentence(" no verifier answers; start one "), "No server answers; start one.");
+  assert.equal(asSentence("Verifier at wss://verifier.example/verifier."), "Server at wss://verifier.example/verifier.");
   assert.equal(asSentence("Why?"), "Why?");
 });
 
