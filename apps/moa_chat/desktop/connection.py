@@ -239,7 +239,7 @@ class Connector(QObject):
     """Connects the runtime as the settings say; starts the verifier of this machine if they ask for one."""
 
     connecting = Signal(str)  # the name of the verifier
-    preparing = Signal(str)  # what is done to make the bundle of this machine; :meth:`cancel` ends that
+    preparing = Signal(str, float)  # what is done to make the bundle, and how much of it; :meth:`cancel` ends that
     starting = Signal(bool)  # whether the verifier of this machine is being started; :meth:`cancel` ends that
     fetching = Signal(float, float)  # bytes of the verifier's bundle that are here, and all; :meth:`cancel` ends that
     connected = Signal(str)  # the name of the verifier, which may still be away; there is a chat now
@@ -253,7 +253,7 @@ class Connector(QObject):
         self._verifier.ready.connect(self._started)
         self._verifier.failed.connect(self.failed)
         self.export = BundleExport(options.drafter, self)  # of the bundle that is used if the settings name none
-        self.export.progressed.connect(lambda stage, _: self.preparing.emit(stage))
+        self.export.progressed.connect(self.preparing)
         self.export.ended.connect(lambda error: self.failed.emit(error) if error else self._start())
 
     def connect_as(self, settings: Settings) -> None:
@@ -266,7 +266,7 @@ class Connector(QObject):
                     self._start()
                 else:
                     self.export.start()
-                    self.preparing.emit(strings.FIRST_STAGE)
+                    self.preparing.emit(strings.FIRST_STAGE, 0.0)
             except MoaError as error:
                 self.failed.emit(error)
             return

@@ -318,9 +318,9 @@ class Window(QWidget):
         self.page.pill.set_server(where)
         self.first_run.show_progress(strings.CONNECTING)
 
-    def _preparing(self, stage: str) -> None:
-        """Show what is done to make the bundle of this device."""
-        self._show_progress(strings.PREPARING.format(stage))
+    def _preparing(self, stage: str, part: float) -> None:
+        """Show what is done to make the bundle of this device; ``part`` is 0 if it is not known."""
+        self._show_progress(strings.PREPARING.format(stage), part or None)
 
     def _starting(self, starts: bool) -> None:
         """Show whether the verifier of this machine is being started."""

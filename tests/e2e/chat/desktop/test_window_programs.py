@@ -191,6 +191,7 @@ def test_a_bundle_that_is_missing_is_made_before_the_verifier_starts(
         welcome.start.click()
     progress = welcome.progress if first else page.progress
     until(lambda: progress.text.startswith(strings.PREPARING.format("comparing")))
+    assert progress.bar.value() == 25
     progress.button.click()
     assert not window.connector.export.running and not progress.isVisible()
     (welcome.start if first else page.notice.button).click()
