@@ -2,12 +2,13 @@
 
     moa-serve & python tools/measure_grammar.py schemas --server ws://127.0.0.1:8765 --temperature 0,1
     PYTHONPATH=tests python tools/measure_grammar.py identity --engine onnx --count 1000
-    python tools/measure_grammar.py cost --model HuggingFaceTB/SmolLM2-135M-Instruct
+    python tools/measure_grammar.py cost
     moa-serve & python tools/measure_grammar.py hostile --server ws://127.0.0.1:8765
 
-``schemas`` asks for an answer to each of 200 schemas, without drafts, with the device's, and with drafts of a device
-that does not know the grammar; the answers must conform, and be the same three times. ``identity`` compares answers
-with drafts of a tiny target, over links that go away, with its own choices token by token. ``cost`` times the engine's
+``schemas`` asks for an answer to each of 200 schemas, without drafts, with the device's, with drafts of a device that
+does not know the grammar, and with the side that is faster; the answers must conform, and be the same each time.
+``identity`` compares answers with drafts of a tiny target, over links that go away, with its own choices token by
+token. ``cost`` times the engine's
 steps for eight sessions with and without grammars. ``hostile`` times an answer beside another client, which asks for
 answers without a grammar, then with one that was made to take long.
 """
@@ -35,7 +36,7 @@ from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for, drafter_for
 from moa_runtime.events import AnswerFinished, FinishReason
 from moa_runtime.grammar.compiler import GrammarCompiler
-from moa_runtime.options import LoopSettings
+from moa_runtime.options import Drafting, LoopSettings
 from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import AnswerSampling, Grammar, Sampling
 from moa_runtime.transport import Endpoint
@@ -61,10 +62,12 @@ async def answer_of(chat: Chat, question: str, count: int, sampling: Sampling) -
 
 
 @contextlib.asynccontextmanager
-async def chatting(options: argparse.Namespace, *, drafts: bool, knows: bool = True) -> AsyncIterator[Chat]:
+async def chatting(
+    options: argparse.Namespace, *, drafts: bool, knows: bool = True, drafting: Drafting = "device"
+) -> AsyncIterator[Chat]:
     """Open a chat whose device drafts or not, and knows grammars or not."""
     bundle, where = Bundle.open(options.bundle), Endpoint(options.server)
-    settings = LoopSettings(drafting="device", late_after_s=60.0)
+    settings = LoopSettings(drafting=drafting, late_after_s=60.0)
     with contextlib.nullcontext() if knows else mock.patch("moa_runtime.grammar.compiler.has_llguidance", bool):
         drafter = drafter_for(bundle.manifest, backend_for(bundle, threads=options.threads)) if drafts else None
         async with Chat(bundle, where, drafter=drafter, settings=settings) as chat:
@@ -79,20 +82,20 @@ async def measure_schemas(options: argparse.Namespace) -> None:
     maker = SchemaMaker(SEED)
     asked = [(schema, maker.question(schema)) for schema in (maker.schema() for _ in range(200))]
     asked = asked[:: max(1, 200 // options.count)][: options.count]
-    kinds = {
-        "without drafts": (False, True),
-        "with drafts": (True, True),
-        "unmasked": (True, False),
+    kinds: dict[str, dict[str, Any]] = {
+        "without drafts": {"drafts": False},
+        "with drafts": {"drafts": True},
+        "unmasked": {"drafts": True, "knows": False},
+        "auto": {"drafts": True, "drafting": "auto"},
     }
     print("| temperature | drafts | answers | valid | cut | tokens | passes a token | ms a token | keys' share |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for temperature in options.temperature:
         texts: dict[int, str] = {}
         for kind in options.kinds or kinds:
-            drafts, knows = kinds[kind]
             tokens = passes = valid = cut = 0
             seconds, keys = 0.0, []
-            async with chatting(options, drafts=drafts, knows=knows) as chat:
+            async with chatting(options, **kinds[kind]) as chat:
                 await answer_of(chat, "Hello", 8, Sampling())
                 for number, (schema, question) in enumerate(asked):
                     grammar = Grammar("json_schema", json.dumps(schema))
@@ -126,7 +129,7 @@ def _share_of_keys(chat: Chat, text: str) -> float:
 
 async def measure_identity(options: argparse.Namespace) -> None:
     """Compare answers; print the number of those that differ."""
-    from moa_server.engine.load import load_local
+    from moa_server.engine.load import load_local, prepare_vllm
     from moa_server.engine.torch_engine import load_torch_engine
     from moa_server.settings import Settings
     from support.server.running import serving
@@ -138,10 +141,15 @@ async def measure_identity(options: argparse.Namespace) -> None:
     rng, differ, forced, offline, ended = random.Random(options.seed), 0, 0, 0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        target = make_tiny_target(folder / "target")
+        target = make_tiny_target(folder / "target", head_dim=32)  # which vLLM takes
         drafter = make_tiny_drafter(target, folder / "drafter")
         bundle = Bundle.open(make_tiny_bundle(folder / "bundle", target, drafter, "none", questions=()))
         load: Callable[..., Any] = load_local if options.engine == "onnx" else load_torch_engine
+        if options.engine == "vllm":
+            prepare_vllm(1)
+            from moa_server.engine.vllm.engine import VllmEngine
+
+            load = VllmEngine.load
         maker = SchemaMaker(options.seed)
         with serving(load(str(target), drafter), Settings(token="secret")) as verifier, contextlib.ExitStack():
             where = Endpoint(f"ws://127.0.0.1:{verifier.port}", "secret")
@@ -266,8 +274,8 @@ def main() -> int:
     parser.add_argument("measure", choices=MEASURES)
     parser.add_argument("--server", default="ws://127.0.0.1:8765")
     parser.add_argument("--bundle", type=Path, default=default_bundle())
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
-    parser.add_argument("--engine", choices=("onnx", "torch"), default="onnx")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--engine", choices=("onnx", "torch", "vllm"), default="onnx")
     parser.add_argument("--count", type=int, default=200, help="schemas, triples or steps")
     parser.add_argument("--tokens", type=int, default=160, help="of an answer, at most")
     parser.add_argument("--temperature", type=lambda text: [float(one) for one in text.split(",")], default=[0.0, 1.0])
