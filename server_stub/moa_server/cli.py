@@ -12,12 +12,14 @@ import ssl
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moa_drafter.catalogue import CATALOGUE, COLUMNS, catalogue_rows, drafter_advice
 from moa_runtime.checked_file import open_checked
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.manifest import read_manifest
+from moa_runtime.optional_deps import require_extra
 from moa_runtime.paths import expanded
 from moa_runtime.sockets import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
@@ -26,9 +28,10 @@ from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.engine.base import Engine
 from moa_server.engine.load import load_engine, server_drafts
 from moa_server.logging import complain, configure
-from moa_server.offered_bundles import bundles_to_offer
 from moa_server.settings import ServeError, Settings, parser, settings_of
-from moa_server.web.setup import WebSetup, check_web_options
+
+if TYPE_CHECKING:
+    from moa_server.web.setup import WebSetup
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,9 +49,11 @@ def _serve(options: argparse.Namespace) -> int:
     if options.list_models:
         print(_models(as_json=options.json))
         return 0
+    require_extra("server", "moa-serve")
     # Imported late, so that --help needs no web server; before torch, see ProcessExit.
     from moa_server.edge.process_exit import ProcessExit
     from moa_server.process import end_with_stdin
+    from moa_server.web.setup import WebSetup, check_web_options
 
     if options.until_stdin_ends:
         end_with_stdin()
@@ -159,6 +164,8 @@ def _run(
         print(line, flush=True)
         if not (prints.drafter or options.json):
             print(f"moa-serve: note: {drafter_advice(options.model or DEFAULT_TARGET)}", file=sys.stderr, flush=True)
+
+    from moa_server.offered_bundles import bundles_to_offer
 
     files = web.files(prints) if web else None
     bundles = bundles_to_offer(prints, options.model, options.drafter, web.bundle if web else options.bundle)

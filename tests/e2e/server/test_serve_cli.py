@@ -79,6 +79,18 @@ def test_where_torch_is_needed_and_missing_a_sentence_says_so(capsys, monkeypatc
         assert "[missing_package]" in error and extras.install_command("torch") in error and value in error
 
 
+def test_an_installation_for_devices_says_what_a_verifier_needs():
+    """It has the script, too, and its --help."""
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('granian', 'onnx', 'prometheus_client', 'starlette')))\n"
+        "from moa_server.cli import main; sys.exit(main())"
+    )
+    for option, status in (("--help", 0), ("--json", 2)):
+        done = subprocess.run([sys.executable, "-c", program, option], capture_output=True, text=True, timeout=120)
+        assert done.returncode == status, done.stderr
+    assert "granian" in done.stderr and "[missing_package]" in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     folder = write_page(tmp_path / "page")
