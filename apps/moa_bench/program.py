@@ -1,0 +1,20 @@
+"""The entry of ``moa-bench``, which installations without the extra have, too."""
+
+from __future__ import annotations
+
+from moa_runtime.cli_main import run_program
+from moa_runtime.optional_deps import require_extra
+
+
+def main() -> int:
+    """Run the program; return its exit status, 2 with a sentence if packages are missing."""
+
+    def check() -> int:
+        require_extra("bench", "moa-bench")
+        return 0
+
+    if status := run_program("moa-bench", check):
+        return status
+    from moa_bench.cli import main as run  # late: it imports the packages
+
+    return run()
