@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import deque
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -30,38 +29,7 @@ _FREE_PIECES = 64
 # granian also sends files by their paths, all at once, which would pass by the limits of downloads.
 _EXTENSIONS: dict[str, Any] = {"websocket.http.response": {}}
 
-# Requests and WebSockets that begin in one turn of the event loop.
-_A_TURN = 4
-
 _DISCONNECT: Message = {"type": "http.disconnect"}
-
-
-class Turnstile:
-    """Lets few requests begin in a turn of the event loop, so that of a burst the rest waits, and not the sessions."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._entered = 0  # in this turn
-
-    async def enter(self) -> None:
-        """Wait for one's turn."""
-        loop = asyncio.get_running_loop()
-        if self._entered >= _A_TURN:
-            self._waiting.append(loop.create_future())
-            await self._waiting[-1]
-            return
-        self._entered += 1
-        if self._entered == 1:
-            loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._entered = 0
-        while self._waiting and self._entered < _A_TURN:
-            if not (waiting := self._waiting.popleft()).done():
-                waiting.set_result(None)
-                self._entered += 1
-        if self._entered:
-            asyncio.get_running_loop().call_soon(self._next_turn)
 
 
 class EdgeGuard:
@@ -74,7 +42,7 @@ class EdgeGuard:
     """
 
     def __init__(self, app: ASGIApp, slots: ConnectionSlots, sockets: PortSockets) -> None:
-        self._app, self._slots, self._sockets, self._turnstile = app, slots, sockets, Turnstile()
+        self._app, self._slots, self._sockets = app, slots, sockets
         self.tasks: set[asyncio.Task[None]] = set()  # requests, WebSockets and closing connections
         self.lingering: set[asyncio.Task[None]] = set()  # the last of these
 
@@ -85,7 +53,6 @@ class EdgeGuard:
         peer = scope["client"]
         begun = self._slots.begin(peer, scope["type"] == "websocket")
         try:
-            await self._turnstile.enter()
             if not begun:
                 refusal = JSONResponse({"error": ALL_BUSY}, 503, headers={"Retry-After": "5", "Connection": "close"})
                 await (_denial(refusal, send) if scope["type"] == "websocket" else refusal(scope, receive, send))

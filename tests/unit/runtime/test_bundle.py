@@ -218,7 +218,10 @@ def schema_errors(folder: Path) -> list[str]:
         ({"manners": {"least_probability": 0.4, "repeated": 12}}, "$.manners"),
         ({"sampling": {"temperature": 0.2, "top_p": 0}}, "$.sampling"),
         ({"sampling": {"temperature": 0.2}}, "$.sampling"),
-        ({"files": {"../outside": {"sha256": "0" * 64, "bytes": 0}}}, "$.files"),
+        *(
+            ({"files": {name: {"sha256": "0" * 64, "bytes": 0}}}, "$.files")
+            for name in ("../outside", "a/..", "/a", "./a", ".", "a//b", "a/", "a\\b", "c:a", "\x1b[2J")
+        ),
         ({"files": {"a": {"sha256": "xyz", "bytes": 0}}}, "$.files.a.sha256"),
     ],
 )
