@@ -131,10 +131,14 @@ class Eagle3Drafter(Drafter):
 
     def features(self, inner: Tensor) -> Tensor:
         """Compute features ``[T, hidden]`` from the target's hidden states ``[T, inputs, hidden]``."""
+        return self.fc(self._joined(inner))
+
+    def _joined(self, inner: Tensor) -> Tensor:
+        """Compute what ``fc`` reads, ``[T, inputs * hidden]``."""
         if self.config.fc_norm:
             inner = torch.stack([norm(inner[:, n]) for n, norm in enumerate(self.fc_norm)], dim=1)
         joined = inner.flatten(1)
-        return self.fc(self.input_norm(joined) if self.config.norm_before_fc else joined)
+        return self.input_norm(joined) if self.config.norm_before_fc else joined
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See :meth:`Drafter.logits`; bound for training, by the matrix that is trained."""
@@ -201,7 +205,7 @@ class Eagle3Drafter(Drafter):
         self.layer.mlp.down_proj.weight.zero_()
         start_norm(self.norm, target.model.model)
         self.lm_head.weight.copy_(target.head[self.draft_to_target.to(target.head.device)])
-        parts = [(states.inner[:-1].flatten(1), states.last[1:]) for _, states in samples]
+        parts = [(self._joined(states.inner[:-1]), states.last[1:]) for _, states in samples]
         inputs, outputs = (torch.cat(each).double().cpu() for each in zip(*parts, strict=True))
         self.fc.weight.copy_(regress(inputs, outputs / self.norm.weight.double(), ridge=1e-2).T)
 

@@ -101,7 +101,8 @@ def new_drafter(
     if architecture == "eagle3":
         count = moa.target_num_layers
         read = tuple(min(max(1, layer), count - 1) for layer in Eagle3Config.usual_aux_layers(count))
-        own = {"rope": {"rope_theta": moa.rope_theta}, "aux_layers": read}
+        # Some targets' states of the first token are a thousand times as large as the others'.
+        own = {"rope": {"rope_theta": moa.rope_theta}, "aux_layers": read, "fc_norm": True}
     return drafter_of(moa if architecture == "moa" else CONFIGS[architecture].like(moa, **own))  # type: ignore[union-attr]
 
 

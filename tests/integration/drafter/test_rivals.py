@@ -132,6 +132,8 @@ def started(architecture: str, target: Target) -> tuple[Drafter, Known]:
     drafter = new_drafter(architecture, target, draft_vocab_size=384)
     drafter.bind_target(target.embedding, target.head, target.layers)
     known = Known(target, drafter)
+    for states in known.states:
+        states.inner[0] *= 1000  # as in SmolLM2 and others
     tokens = (torch.tensor(conversation.tokens) for conversation in known.conversations)
     initialise(drafter, target, list(zip(tokens, known.states, strict=True)))
     return drafter, known
