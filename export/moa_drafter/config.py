@@ -393,8 +393,8 @@ def check_architecture(name: object) -> None:
             "heads of the architecture eagle are no longer supported: train one with moa-train --arch eagle3",
             code="unsupported",
         )
-    if name not in CONFIGS:
-        raise ConfigError(f"unknown architecture {name!r}: known are {', '.join(CONFIGS)}", code="unknown_arch")
+    if not isinstance(name, str) or name not in CONFIGS:
+        raise ConfigError(f"unknown architecture {name!r:.60}: known are {', '.join(CONFIGS)}", code="unknown_arch")
 
 
 def config_of(raw: Mapping[str, Any]) -> DrafterConfig | RivalConfig:

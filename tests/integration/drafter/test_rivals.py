@@ -176,8 +176,9 @@ def test_an_exit_needs_the_targets_layers(target):
 
 
 def test_impossible_drafters_are_refused(target, tmp_path):
-    with refused("unknown_arch", ConfigError):
-        new_drafter("hydra", target, draft_vocab_size=384)
+    for name in ("hydra", ["moa"]):  # what config.json says may be anything
+        with refused("unknown_arch", ConfigError):
+            new_drafter(name, target, draft_vocab_size=384)
     with refused("wrong_architecture", ConfigError):
         new_drafter("eagle3", target, draft_vocab_size=384, target_layers=1)
     with refused("out_of_range", ConfigError):
