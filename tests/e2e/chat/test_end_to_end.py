@@ -143,7 +143,7 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
 def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[TerminalProgram]:
     """A chat whose verifier hung in the middle of an answer, and that knows that this is an outage."""
     # An answer that the device has written to its end would be over: it may write no more than this.
-    options = ("--max-new-tokens", "200", "--offline-limit", "60", *arguments)
+    options = ("--max-new-tokens", "400", "--offline-limit", "60", *arguments)
     command = chat(onnx_bundle, hanging.url, "--terminal", *options)
     with in_terminal(command, columns=300, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
@@ -152,8 +152,8 @@ def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[Termi
         hanging.process.send_signal(signal.SIGSTOP)
         terminal.wait(r"slow \| ")
         # The user is not asked about a few words, nor after a second: wait for more, and for an attempt that failed.
-        terminal.wait(r"(?m)^reconnecting\b.*tau .* [2-9]\d tentative")
-        terminal.wait(r"(?m)^offline\b.*tau .* [2-9]\d tentative")
+        terminal.wait(r"(?m)^reconnecting \|.*tau .* [2-9]\d tentative")
+        terminal.wait(r"(?m)^reconnecting in \d+ s\b.*tau .* [2-9]\d tentative")
         yield terminal
 
 

@@ -14,7 +14,7 @@ async function drafts({ store: kind, worker, ort = ORT, providers, rows = 0, pre
     : { ort: await import(ort) };
   const models = await loadModels(bundle, { ...engine, providers });
   const { drafter, writer } = models.forConversation();
-  const [, kvHeads, headDim] = bundle.manifest.web.inputs.find(({ name }) => name === "self_keys").shape;
+  const [, kvHeads, headDim] = bundle.manifest.targets.get("web").inputs.find(({ name }) => name === "self_keys").shape;
   const numbers = { count: rows, kvHeads, headDim, data: Float32Array.from({ length: rows * kvHeads * headDim }, (_, at) => Math.sin(at)) };
   if (rows) drafter.addRows(0, numbers, numbers);
   const draft = await drafter.propose(prefix, budgetOf(1024, levels));
