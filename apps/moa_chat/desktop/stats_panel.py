@@ -84,7 +84,7 @@ def summary(statistics: Statistics, reason: FinishReason | None, spans: Iterable
     parts = [strings.STOPPED if reason is None else strings.FINISH[reason]]
     if kept:
         parts.append(strings.AS_WRITTEN if kept == statistics.tokens else strings.PARTLY_AS_WRITTEN)
-    if any(span.origin is Origin.OFFLINE for span in spans):
+    if any(span.origin is Origin.OFFLINE and span.text.strip() for span in spans):
         parts.append(strings.PARTLY_OFFLINE)
     if statistics.dropped_turns:
         parts.append(strings.WITHOUT_OLDEST.format(statistics.dropped_turns))

@@ -154,14 +154,14 @@ export function figuresOf(statistics: Statistics, wordsAToken: number): string[]
 
 /**
  * Return the line beneath an answer; `reason` is null if it was stopped. Tokens without text, such as half a character that the
- * server completed, are in the statistics, but on no screen: `spans` tell whether any of the text was written offline.
+ * server completed, and white space are on no screen: `spans` tell whether any visible text was written offline.
  */
 export function remarksOf(statistics: Statistics, reason: FinishReason | null, spans: readonly TextSpan[]): string {
   const { kept, offline } = statistics;
   const parts = [
     reason === null ? "stopped" : FINISH[reason],
     kept > 0 ? (kept === statistics.tokens ? "" : "partly ") + AS_WRITTEN : "",
-    spans.some(({ origin }) => origin === "offline") ? "partly written offline" : "",
+    spans.some(({ origin, text }) => origin === "offline" && text.trim() !== "") ? "partly written offline" : "",
     statistics.droppedTurns > 0 ? `without the oldest messages (${statistics.droppedTurns}), which do not fit` : "",
     offline > 0 && statistics.rolledBack > 0 && kept === 0 ? "corrected by the server" : "",
   ];

@@ -83,4 +83,5 @@ test("a remark tells of text that was written offline, not of tokens without any
   const blue = { text: "blue", origin: "offline", committed: true } as const;
   assert.equal(remarksOf(statistics, "length", [red, blue]).includes("partly written offline"), true);
   assert.equal(remarksOf(statistics, "length", [red]).includes("offline"), false);
+  assert.equal(remarksOf(statistics, "length", [red, { ...blue, text: "\n" }]).includes("offline"), false);
 });

@@ -88,6 +88,7 @@ def test_kept_text_is_not_called_corrected(kept, offline, says):
     spans = [TextSpan("red", KEPT, True)] * kept + [TextSpan("blue", OFFLINE, True)] * (offline - kept)
     assert summary(statistics, FinishReason.STOP, spans) == " · ".join(says)
     assert strings.PARTLY_OFFLINE not in summary(statistics, FinishReason.STOP, [TextSpan("blue", CORRECTED, True)])
+    assert strings.PARTLY_OFFLINE not in summary(statistics, FinishReason.STOP, [TextSpan("\n", Origin.OFFLINE, True)])
     assert summary(Statistics(dropped_turns=4), FinishReason.STOP, []) == strings.WITHOUT_OLDEST.format(4)
 
 
