@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -11,7 +11,6 @@ from onnx import TensorProto, helper
 
 from moa_decoder.graph_builder import GraphBuilder, Port
 from moa_decoder.matrix import ZERO, Matrix
-from moa_decoder.spec import LayerSpec
 
 
 class WebBuilder(GraphBuilder):
@@ -54,14 +53,6 @@ class WebBuilder(GraphBuilder):
         model = super().model(inputs, outputs)
         model.graph.initializer.extend(self._packed)
         return model
-
-    def attention(self, queries: str, spec: LayerSpec, seen: Sequence[tuple[str, str]], mask: str | None = None) -> str:
-        """See :meth:`moa_decoder.graph_builder.GraphBuilder.attention`. Keys and values become one part: the engine's
-        products take no empty one."""
-        if len(seen) > 1:
-            keys, values = (self.op("Concat", *half, axis=0) for half in zip(*seen, strict=True))
-            seen = [(keys, values)]
-        return super().attention(queries, spec, seen, mask)
 
     def heads_product(self, x: str, others: str, *, transposed: bool = False) -> str:
         """See :meth:`moa_decoder.graph_builder.GraphBuilder.heads_product`."""

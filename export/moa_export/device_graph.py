@@ -82,10 +82,10 @@ class DeviceGraph:
                 mixed = build.attention(q, spec, [(rows[0][0], rows[1][0])])
             else:
                 at = len(new) - 1
-                seen = [(cached[0][at], cached[1][at]), new[at]]
-                if crosses and number:
-                    seen = [self._behind_rows((rows[0][at], rows[1][at]), seen)]
-                mixed = build.attention(q, spec, seen, mask)
+                own = (cached[0][at], cached[1][at]), new[at]
+                behind = crosses and number
+                seen = self._behind_rows((rows[0][at], rows[1][at]), own) if behind else self._joined(*own)
+                mixed = build.attention(q, spec, [seen], mask)
             residual = build.after_attention(mixed, residual, spec, weights, index)
         for name, halves in zip(("keys", "values"), zip(*new, strict=True), strict=True):
             build.output(name, halves[0] if len(halves) == 1 else build.op("Concat", *halves, axis=1))
@@ -109,7 +109,7 @@ class DeviceGraph:
             q = build.heads_norm(q, spec, spec.heads, norms[0] * np.float32(spec.attention_scale))
         q = build.rotary(q, spec.heads, spec.head_dim, config.rotary, places)
         mask = build.op("Gather", "self_mask", "queries")
-        mixed = build.attention(q, spec, [("self_keys", "self_values"), own], mask)
+        mixed = build.attention(q, spec, [self._joined(("self_keys", "self_values"), own)], mask)
         before = build.op("Gather", features if config.norm_before_residual else "features", "queries")
         residual = build.after_attention(mixed, Residual(before), spec, weights, index)
         for name, value in zip(("keys", "values"), own, strict=True):
@@ -161,6 +161,11 @@ class DeviceGraph:
         build = self._build
         sizes = build.integers(*[self._layers[0].spec.kv_heads] * count)
         return build.ops("Split", name, sizes, outputs=count, axis=1)
+
+    def _joined(self, *parts: tuple[str, str]) -> tuple[str, str]:
+        """Join keys and values: a product with an empty cache ends the process in onnxruntime before 1.32."""
+        keys, values = (self._build.op("Concat", *half, axis=0) for half in zip(*parts, strict=True))
+        return keys, values
 
     def _behind_rows(self, rows: tuple[str, str], own: Sequence[tuple[str, str]]) -> tuple[str, str]:
         """Put memory rows in place of the first tokens. Without any there is one of zeros, which is left out, because a
