@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -37,6 +38,7 @@ from moa_runtime.events import (
     AnswerUpdate,
     ChatEvent,
     EventQueue,
+    Iteration,
     LinkChanged,
     LinkStatus,
     Origin,
@@ -125,6 +127,7 @@ class Chat:
         self._closed = False
         self._record = self._new_record(Question([], 0, []))
         self._following = False
+        self._iteration: Iteration | None = None  # of the answer that is followed
         self._pending = False  # an answer of an earlier program is being written, and is not followed yet
         self._unheard = False  # the application has not received the end of the record's answer
         #: While an answer is checked: turns and marks as before, which stay until the check is done.
@@ -291,7 +294,7 @@ class Chat:
 
         Use it to regenerate an answer (all turns but the last two), to edit a question (the turns before it) or to
         open a chat of one's own store. It works offline, too. Tokens that old and new turns share are not sent again.
-        A :meth:`pending` answer is dropped.
+        A :meth:`pending` answer is dropped, and so is one whose iteration was left and that has not stopped yet.
 
         Args:
             messages: see :data:`moa_runtime.chat_template.Message`; none, a system message, or turns up to an answer,
@@ -304,7 +307,9 @@ class Chat:
         """
         self._check_idle(pending_too=True)
         self._conversation.restore(messages, unconfirmed)
-        self._record.disputed = None
+        self._record.disputed = self._checking = None
+        if self._following:
+            self._unheard = False
         if self._pending:
             self._pending = self._unheard = False
             self._driver.post(self._loop.cancel)
@@ -338,8 +343,9 @@ class Chat:
         """Ask, and yield events while the answer is written. The last one is :class:`AnswerFinished`, unless the chat
         is closed before.
 
-        Leaving the iteration early stops the answer at its last committed token. Text that the device wrote during an
-        outage stays, too, and is :attr:`unconfirmed`; with policy ``KEEP`` it counts as confirmed.
+        Leaving the iteration early stops the answer at its last committed token: soon, or before the next question.
+        ``aclose()`` of the iterator waits for that, after which :attr:`messages` has the turn. Text that the device
+        wrote during an outage stays, too, and is :attr:`unconfirmed`; with policy ``KEEP`` it counts as confirmed.
 
         Args:
             text: the user's; or a turn of the user, or with the result of a tool that the target has called.
@@ -362,7 +368,7 @@ class Chat:
             ask = partial(self._loop.ask, question.kept, question.supplied, chosen, most, while_away=while_away)
             return self._ask(question, ask)
 
-        return self._follow(begin)
+        return self._iterate(partial(self._follow, begin))
 
     def continue_answer(
         self, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
@@ -403,7 +409,7 @@ class Chat:
             ask = partial(self._loop.continue_answer, *span, chosen, most, while_away=while_away)
             return self._ask(question, ask, known)
 
-        return self._follow(begin)
+        return self._iterate(partial(self._follow, begin))
 
     def pending(self) -> AsyncGenerator[ChatEvent, None] | None:
         """Follow the answer to :attr:`question` that was being written when the last program ended.
@@ -417,7 +423,7 @@ class Chat:
             self._pending = False
             return None
 
-        return self._follow(begin) if self._pending else None
+        return self._iterate(partial(self._follow, begin)) if self._pending else None
 
     def keep_mine(self) -> AsyncGenerator[ChatEvent, None] | None:
         """Return to the last :class:`Disagreement`, if there is one, and keep the device's own text there.
@@ -428,7 +434,7 @@ class Chat:
         disputed, self._record.disputed = self._record.disputed, None
         if disputed is None:
             return None
-        if self._following or self._pending:
+        if self._pending or (self._following and not self._was_left):
             self._take_back(disputed)
             return None
 
@@ -440,24 +446,21 @@ class Chat:
             self._take_back(disputed)
             return None
 
-        return self._follow(reopen)
+        return self._iterate(partial(self._follow, reopen))
 
-    def check(self) -> AsyncGenerator[ChatEvent, None] | None:
+    def check(self) -> AsyncGenerator[ChatEvent, None]:
         """Have the target check the first :attr:`unconfirmed` answer: the device's text is its draft, and the target's
-        own choice replaces it from the first difference on.
+        own choice replaces it from the first difference on. Yields events as :meth:`send` does; none if all is
+        confirmed, or without a link.
 
         The turns after it stay. If the answer changed, their answers become unconfirmed, because they answer another
         conversation. Leaving the iteration early changes nothing. An answer that the verifier refuses stays as the
         device wrote it and is no longer unconfirmed.
 
-        Returns:
-            events as of :meth:`send`; None if all is confirmed, or if there is no verifier.
-
         Raises:
             ChatError: an answer is being written or :meth:`pending`.
         """
-        self._check_idle()
-        return self._check() if self._conversation.unconfirmed and self.status is LinkStatus.ONLINE else None
+        return self._iterate(self._check)
 
     # -- link and device ------------------------------------------------------------------------------
 
@@ -547,9 +550,14 @@ class Chat:
 
     # -- preconditions --------------------------------------------------------------------------------
 
+    @property
+    def _was_left(self) -> bool:
+        """Whether an answer is followed whose iteration was left without closing it."""
+        return self._iteration is not None and self._iteration.left
+
     def _check_idle(self, *, pending_too: bool = False) -> None:
         """Raise ChatError if an answer is being written or, unless ``pending_too``, is :meth:`pending`."""
-        if self._following:
+        if self._following and not self._was_left:
             raise ChatError("an answer is being written: stop it or wait for its end", code="busy")
         if self._pending and not pending_too:
             text = "the answer of the stored chat is not complete: follow pending(), or restore() other turns"
@@ -656,10 +664,26 @@ class Chat:
 
         self._driver.post(follow)
 
-    async def _follow(self, begin: Callable[[], Awaitable[_Asked]]) -> AsyncGenerator[ChatEvent, None]:
+    def _iterate(
+        self, events_of: Callable[[Iteration], AsyncGenerator[ChatEvent, None]]
+    ) -> AsyncGenerator[ChatEvent, None]:
+        iteration = Iteration()
+        events = events_of(iteration)
+        iteration.events = weakref.ref(events)
+        return events
+
+    async def _end_left(self) -> None:
+        """Stop an answer whose iteration was left."""
+        if self._was_left and self._iteration is not None:
+            await self._iteration.close()
+
+    async def _follow(
+        self, begin: Callable[[], Awaitable[_Asked]], iteration: Iteration
+    ) -> AsyncGenerator[ChatEvent, None]:
         """Call ``begin`` when the first event is asked for, and yield the events of the answer."""
+        await self._end_left()
         asked = await begin()
-        self._following, ended = True, False
+        self._following, self._iteration, ended, known = True, iteration, False, ""
         try:
             # The question is stored first: an application that has seen a part of the answer finds it again.
             if asked is not None and await self._done(asked):
@@ -667,9 +691,11 @@ class Chat:
             while not ended:
                 event = await self._events.get()
                 if event is None or isinstance(event, AnswerFinished):
-                    self._following, ended = False, True
+                    self._following, self._iteration, ended = False, None, True
                 if isinstance(event, AnswerFinished):
                     self._answered(event.text)
+                if isinstance(event, AnswerUpdate):
+                    event, known = event.since(known), event.text
                 if event is not None:
                     yield event
         finally:
@@ -677,7 +703,8 @@ class Chat:
                 try:
                     await self._stop_answer()
                 finally:
-                    self._following = False
+                    self._following, self._iteration = False, None
+                    iteration.closed.set()
 
     def _take_back(self, disputed: RolledBack) -> None:
         edition = self._events.ask_for_edition()
@@ -737,16 +764,17 @@ class Chat:
 
     # -- checking an answer ---------------------------------------------------------------------------
 
-    async def _check(self) -> AsyncGenerator[ChatEvent, None]:
+    async def _check(self, iteration: Iteration) -> AsyncGenerator[ChatEvent, None]:
+        await self._end_left()
         self._check_idle()
         conversation = self._conversation
         turns, marks = conversation.messages, conversation.unconfirmed
-        if not marks:
+        if not marks or self.status is not LinkStatus.ONLINE:
             return
         mark = marks[0]
         written = turns[mark.turn]["content"]
         conversation.restore(turns[: mark.turn - 1])
-        self._checking, finished = (turns, marks), False
+        self._checking = checking = turns, marks
         try:
 
             async def begin() -> _Asked:
@@ -755,11 +783,11 @@ class Chat:
                 ask = partial(self._loop.ask, question.kept, question.supplied, mark.sampling, most, draft=draft)
                 return self._ask(question, ask)
 
-            async with aclosing(self._follow(begin)) as events:
+            async with aclosing(self._follow(begin, iteration)) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         conversation.add(turns, self._left(marks, mark, turns, changed=event.text != written))
-                        self._record.disputed, self._checking, finished = None, None, True
+                        self._record.disputed = self._checking = None
                         self._saver.save()
                     yield event
         except MoaError:
@@ -768,8 +796,9 @@ class Chat:
                 marks = [each for each in marks if each is not mark]
             raise
         finally:
+            left = self._checking is checking
             self._checking = self._record.disputed = None
-            if not finished:
+            if left:
                 conversation.restore(turns, marks)
                 self._saver.touch()
 

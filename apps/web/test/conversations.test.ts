@@ -119,7 +119,7 @@ test("what the device wrote alone is kept, marked, checked, and can be had back"
   assert.deepEqual(world.stored, ["one", "red green"]);
   assert.equal(world.conversations.messages[1]!.remarks, "2 words not confirmed yet");
 
-  world.talk.chat.link = { event: "LinkChanged", status: "online", detail: "", retryInS: null };
+  world.talk.chat.link = { event: "LinkChanged", status: "online", detail: "", retryInS: null, late: false };
   await world.conversations.check();
   assert.deepEqual(world.stored, ["one", "red blue"]);
   assert.equal(world.sentence, "1 word that this device wrote was corrected.");
@@ -140,7 +140,7 @@ test("an answer behind a corrected one is to be checked too", async () => {
   await world.conversations.send("one");
   world.talk.leftAlone = null;
   await world.asked("two", "2");
-  world.talk.chat.link = { event: "LinkChanged", status: "online", detail: "", retryInS: null };
+  world.talk.chat.link = { event: "LinkChanged", status: "online", detail: "", retryInS: null, late: false };
   let checks = 0;
   const check = world.talk.chat.check.bind(world.talk.chat);
   world.talk.chat.check = () => {

@@ -8,6 +8,11 @@ export class Follower {
   left = false;
   /** Called when it leaves. */
   onLeave: (() => void) | undefined;
+  /** Number of calls that wait for an event; without any the application has left, or does something else. */
+  waiting = 0;
+
+  /** @param stop leaves, and is done when the answer has stopped. */
+  constructor(readonly stop: () => Promise<unknown>) {}
 
   leave(): void {
     this.left = true;
@@ -17,10 +22,11 @@ export class Follower {
 
 /**
  * The events of an answer, for an application to iterate. Unlike that of an async generator, `return`, which leaves the answer,
- * does not wait for the next event, so a button that stops the answer can call it at any time.
+ * does not wait for the next event, so a button that stops the answer can call it at any time. A program that calls `next` may
+ * also simply stop: the chat's next answer ends this one.
  */
 export class AnswerStream implements AsyncGenerator<ChatEvent, void, undefined> {
-  private readonly follower = new Follower();
+  private readonly follower = new Follower(() => this.return());
   private readonly events: AsyncGenerator<ChatEvent, void, undefined>;
 
   /** @param begin makes the generator, which ends soon after its follower has left. */
@@ -29,8 +35,13 @@ export class AnswerStream implements AsyncGenerator<ChatEvent, void, undefined> 
   }
 
   /** Return the next event. */
-  next(): Promise<IteratorResult<ChatEvent, void>> {
-    return this.events.next();
+  async next(): Promise<IteratorResult<ChatEvent, void>> {
+    this.follower.waiting++;
+    try {
+      return await this.events.next();
+    } finally {
+      this.follower.waiting--;
+    }
   }
 
   /** Stop following; done when the answer has stopped. */

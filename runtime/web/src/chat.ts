@@ -82,7 +82,7 @@ export class Chat {
   private readonly driver: Driver;
   private readonly loopEnd = new Ending(); // the loop has ended: the chat is closed, or there was a defect
   private record: AnswerRecord;
-  private following = false;
+  private follower: Follower | undefined; // of the answer that is followed
   private isPending = false; // an answer of another program is under way, and is not followed yet
   private unfinished = false; // the application has not received the end of the record's answer
   private checking: Turns | undefined; // during a check: turns and marks as they were before it
@@ -299,7 +299,7 @@ export class Chat {
   /** Tokens of the whole conversation that the target has confirmed. */
   get tokens(): readonly number[] {
     const { committed } = this.loop;
-    return this.following || this.isPending ? [...committed] : committed.slice(0, this.conversation.length);
+    return this.follower || this.isPending ? [...committed] : committed.slice(0, this.conversation.length);
   }
 
   /** Tokens of the conversation before the last answer. */
@@ -330,7 +330,7 @@ export class Chat {
    *
    * Use it to regenerate an answer (all turns but the last two), to edit a question (the turns before it) and to open a stored
    * chat. Works offline, too. The common beginning of new and old turns is not sent again. A `pending` answer of another
-   * program is dropped.
+   * program is dropped, and so is one whose iteration was left and that has not stopped yet.
    *
    * @param messages none, a system message, or turns up to an answer.
    * @param unconfirmed those answers among them that `check` is to have checked.
@@ -340,7 +340,8 @@ export class Chat {
   restore(messages: readonly Message[], unconfirmed: readonly Unconfirmed[] = []): void {
     this.checkIdle();
     this.conversation.restore(messages, unconfirmed);
-    this.record.disputed = undefined;
+    this.record.disputed = this.checking = undefined;
+    if (this.follower) this.unfinished = false;
     if (this.isPending) {
       this.isPending = this.unfinished = false;
       this.driver.post(() => this.loop.cancel());
@@ -405,7 +406,7 @@ export class Chat {
     const { disputed } = this.record;
     this.record.disputed = undefined;
     if (!disputed) return undefined;
-    if (!this.following && !this.isPending) return new AnswerStream((follower) => this.reopen(follower, disputed));
+    if (!this.followed && !this.isPending) return new AnswerStream((follower) => this.reopen(follower, disputed));
     this.takeBack(disputed);
     return undefined;
   }
@@ -418,13 +419,10 @@ export class Chat {
    * iteration early changes nothing. If the verifier refuses the answer, it stays as the device wrote it and is no longer
    * unconfirmed.
    *
-   * @returns the answer's events, like those of `send`; undefined if all is confirmed, or without a verifier.
-   * @throws ChatError an answer is being written, or `pending`.
+   * @returns the answer's events, like those of `send`; none if all is confirmed, or without a link. With the first it throws
+   *   ChatError if an answer is being written, or `pending`.
    */
-  check(): AnswerStream | undefined {
-    this.checkIdle();
-    this.checkComplete();
-    if (!this.conversation.unconfirmed.length || this.status !== "online") return undefined;
+  check(): AnswerStream {
     return new AnswerStream((follower) => this.checked(follower));
   }
 
@@ -433,7 +431,7 @@ export class Chat {
   private async *sent(follower: Follower, text: string, options: SendOptions): Events {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
     const sampling = samplingOf(options.sampling ?? {});
-    this.checkReady();
+    await this.checkReady();
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { loop, maxContext } = this;
     this.limitContext();
@@ -452,7 +450,7 @@ export class Chat {
 
   private async *continued(follower: Follower, options: SendOptions): Events {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
-    this.checkReady();
+    await this.checkReady();
     const { conversation, loop, maxContext, record } = this;
     const sampling = options.sampling ? samplingOf(options.sampling) : this.session.sampling;
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
@@ -481,17 +479,17 @@ export class Chat {
   }
 
   private async *checked(follower: Follower): Events {
+    await this.endLeft();
     this.checkIdle();
     this.checkComplete();
     const { conversation, loop, session } = this;
     const { messages, unconfirmed } = conversation;
     let marks = unconfirmed;
     const mark = marks[0];
-    if (!mark) return;
+    if (!mark || this.status !== "online") return;
     const written = messages[mark.turn]!.content;
     conversation.restore(messages.slice(0, mark.turn - 1));
-    this.checking = { messages, marks };
-    let finished = false;
+    const checking = (this.checking = { messages, marks });
     try {
       this.limitContext();
       const question = conversation.ask(loop.committed, messages[mark.turn - 1]!.content);
@@ -502,7 +500,6 @@ export class Chat {
         if (event.event === "AnswerFinished") {
           conversation.add(messages, this.marksAfter(marks, mark, messages, event.text !== written));
           this.record.disputed = this.checking = undefined;
-          finished = true;
           void this.saver.save();
         }
         yield event;
@@ -512,8 +509,9 @@ export class Chat {
       if (error instanceof MoaError && this.status === "online") marks = marks.slice(1);
       throw error;
     } finally {
+      const left = this.checking === checking;
       this.checking = this.record.disputed = undefined;
-      if (!finished) {
+      if (left) {
         conversation.restore(messages, marks);
         this.saver.touch();
       }
@@ -576,6 +574,7 @@ export class Chat {
   }
 
   private async *takeUp(follower: Follower): Events {
+    await this.endLeft();
     this.checkIdle();
     this.isPending = false;
     yield* this.follow(follower);
@@ -583,6 +582,7 @@ export class Chat {
 
   /** Continue an answer that has ended. */
   private async *reopen(follower: Follower, disputed: RolledBack): Events {
+    await this.endLeft();
     this.checkIdle();
     this.checkAccepted();
     this.conversation.restore(this.record.question.messages);
@@ -604,27 +604,33 @@ export class Chat {
   }
 
   private async *follow(follower: Follower, asked?: Promise<void>): Events {
-    this.following = true;
+    this.follower = follower;
     let ended = false;
+    let known = "";
     try {
       if (asked) await this.loopEnd.before(asked);
       while (!ended) {
         const event = await this.events.get(follower);
         if (event === "left") return;
         if (event === "end" || event.event === "AnswerFinished") {
-          this.following = false;
+          this.follower = undefined;
           ended = true;
         }
         if (event === "end") return;
         if (event.event === "AnswerFinished") this.answered(event.text);
-        yield event;
+        if (event.event === "AnswerUpdate") {
+          yield event.since(known);
+          known = event.committed;
+        } else {
+          yield event;
+        }
       }
     } finally {
       if (!ended) {
         try {
           await this.stopAnswer();
         } finally {
-          this.following = false;
+          this.follower = undefined;
         }
       }
     }
@@ -730,7 +736,7 @@ export class Chat {
     else if (event.event === "Drafted") this.publish();
     else if (event.event === "Finished") this.events.put(this.record.finish(event.reason));
     else if (event.event === "PauseBegan") this.events.put({ event: "Paused", reason: event.reason });
-    else if (event.event === "LinkChanged" && this.following) this.events.put(event);
+    else if (event.event === "LinkChanged" && this.follower) this.events.put(event);
     // Text kept by the user's policy is stored at once: the target would not write it again.
     const kept = event.event === "Committed" && event.origins.includes("kept");
     if (kept || event.event === "Finished" || event.event === "Welcomed") void this.saver.save();
@@ -787,14 +793,25 @@ export class Chat {
   // -- checks ------------------------------------------------------------------------------------
 
   /** @throws ChatError nothing can be asked now. */
-  private checkReady(): void {
+  private async checkReady(): Promise<void> {
+    await this.endLeft();
     this.checkIdle();
     this.checkComplete();
     this.checkAccepted();
   }
 
+  /** Whether somebody waits for events of an answer. */
+  private get followed(): boolean {
+    return this.follower !== undefined && this.follower.waiting > 0;
+  }
+
+  /** Stop an answer whose iteration was left. */
+  private async endLeft(): Promise<void> {
+    if (!this.followed) await this.follower?.stop();
+  }
+
   private checkIdle(): void {
-    if (this.following) throw new ChatError("an answer is being written: stop it or wait for its end");
+    if (this.followed) throw new ChatError("an answer is being written: stop it or wait for its end");
   }
 
   private checkComplete(): void {

@@ -27,6 +27,7 @@ export { USUAL_SETTINGS, type Conditions, type Drafting, type LoopSettings, type
 export { Address } from "./address.js";
 export { Endpoint } from "./endpoint.js";
 export { ChatError, ConnectError, ContextFullError, MoaError, StoreError } from "./errors.js";
+export { AnswerUpdate } from "./events.js";
 export type * from "./events.js";
 export { gumbel } from "./gumbel.js";
 export { ownHost, type Answered, type Host, type Socket, type SocketClass } from "./host.js";

@@ -167,10 +167,10 @@ chat("what was written in an outage stays unconfirmed until it is checked", asyn
   await world.follow(talk.send(QUESTION, { maxNewTokens: 40 }), (event) => offline(event) >= 10);
   await world.host.pass(1);
   assert.deepEqual(talk.unconfirmed.map(({ most, turn }) => [turn, most]), [[1, offlineTokens(talk)]]);
-  assert.equal(talk.check(), undefined); // without a verifier
+  assert.deepEqual(await world.follow(talk.check()), []); // without a verifier
   await talk.workOffline(false);
   await world.host.pass(1);
-  const end = finished(await world.follow(talk.check()!));
+  const end = finished(await world.follow(talk.check()));
   assert.deepEqual(ids(end), own(talk.promptTokens, end.tokens.length));
   assert.deepEqual(talk.unconfirmed, []);
   assert.equal(talk.messages[1]!.content, end.text);
@@ -419,9 +419,12 @@ chat("one answer at a time", async (world) => {
   const talk = await world.begin();
   const events = talk.send(QUESTION);
   await world.within(5, events.next());
+  await world.within(5, talk.workOffline(true));
+  const waiting = world.follow(events);
   await assert.rejects(talk.send("And?").next(), /^ChatError: an answer is being written: stop it or wait for its end$/);
   assert.throws(() => talk.restore([]), ChatError);
   await world.within(5, events.return());
+  await waiting;
 });
 
 chat("a drafter that fails ends the chat with its error", async (world) => {
@@ -455,4 +458,63 @@ test("chat: opening in the background waits for nothing", async () => {
   talk.tellConditions({});
   assert.deepEqual(ids(finished(await world.follow(talk.send(QUESTION, { maxNewTokens: 4 })))), own(talk.promptTokens, 4));
   await world.end();
+});
+
+chat("the next question ends an answer that was left", async (world) => {
+  const talk = await world.begin();
+  const events = talk.send(QUESTION, { maxNewTokens: 200 });
+  for (let count = 0; count < 3; count++) await world.within(5, events.next());
+  assert.deepEqual(ids(finished(await world.follow(talk.send("And now?", { maxNewTokens: 4 })))), own(talk.promptTokens, 4));
+  assert.deepEqual(talk.messages.map(({ content }) => content).filter((_, at) => at % 2 === 0), [QUESTION, "And now?"]);
+  assert.ok(talk.messages[1]!.content.length > 0);
+  assert.deepEqual(await world.within(5, events.next()), { done: true, value: undefined });
+});
+
+chat("other turns take the place of an answer that was left", async (world) => {
+  const talk = await world.begin();
+  const turns = [{ role: "user", content: QUESTION }, { role: "assistant", content: "None of them." }];
+  const events = talk.send(QUESTION, { maxNewTokens: 200 });
+  await world.within(5, events.next());
+  talk.restore(turns);
+  await world.within(5, events.return());
+  assert.deepEqual(talk.messages, turns);
+  talk.restore(turns, [{ turn: 1, sampling: GREEDY, most: 16 }]);
+  const checks = talk.check();
+  await world.within(5, checks.next());
+  assert.deepEqual(talk.messages, turns);
+  talk.restore([]);
+  await world.within(5, checks.return());
+  assert.deepEqual([talk.messages, talk.unconfirmed], [[], []]);
+});
+
+chat("the texts of updates are the answer, and they are all of its JSON", async (world) => {
+  const talk = await world.begin();
+  const seen = await world.follow(talk.send(QUESTION, { maxNewTokens: 300 }));
+  let written = "";
+  let json = 0;
+  for (const event of seen) {
+    if (event.event !== "AnswerUpdate") continue;
+    assert.equal(event.start, written.length);
+    written += event.text;
+    assert.equal(event.committed, written);
+    assert.equal(event.spans.map(({ text }) => text).join(""), event.committed + event.tentative);
+    json += JSON.stringify(event).length - event.tentative.length;
+  }
+  assert.equal(written, finished(seen).text);
+  assert.ok(json < 100 * seen.length + written.length);
+});
+
+chat("each change of the link has a sentence", async (world) => {
+  const talk = await world.begin();
+  const details = new Set([talk.link.detail]);
+  talk["loop"].listen((event) => event.event === "LinkChanged" && details.add(`${event.status}: ${event.detail}`));
+  await world.within(5, talk.workOffline(true));
+  await talk.workOffline(false);
+  await world.host.pass(1);
+  assert.deepEqual([...details], [
+    "connected to the server",
+    "offline: working offline",
+    "reconnecting: a connection to the server is being made",
+    "online: connected to the server",
+  ]);
 });

@@ -23,8 +23,10 @@ from moa_runtime.events import (
     Paused,
     PauseReason,
     Statistics,
+    TextSpan,
     TokenLogprobs,
     TokenOrigin,
+    WholeAnswer,
 )
 from support.chat.fake_chat import HANG, finished, origins, update
 from support.chat.pooled_chat import PooledChat, parse
@@ -34,7 +36,8 @@ from support.refusals import refused
 def kept(committed: str, tail: str) -> AnswerUpdate:
     """The verifier is back, and has not yet confirmed what is kept."""
     tokens = (*origins(committed), *(TokenOrigin(ord(char), Origin.KEPT, False) for char in tail))
-    return AnswerUpdate(committed, tail, tokens, Statistics())
+    spans = TextSpan(committed, Origin.DRAFTED, True), TextSpan(tail, Origin.KEPT, False)
+    return AnswerUpdate.of(WholeAnswer(tokens, spans))
 
 
 def write(*script, **fields) -> tuple[list[str], Ending, PooledChat]:
