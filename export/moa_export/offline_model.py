@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,13 @@ from moa_runtime.manifest import TargetEntry
 
 #: Most parameters of a target that is its own writer; a larger one needs a small sibling.
 LARGEST = 500_000_000
+#: Answers that Core ML's writer is compared on: without a Mac a token takes a second.
+_COMPUTED_WITH_NUMPY = 1
 #: Most that rounding may multiply the perplexity by.
 _MOST_RATIO = 1.1
 TARGET, NONE = "target", "none"
-#: Names of the graphs in messages: for onnxruntime, and for onnxruntime-web.
-WRITER, WEB_WRITER = "writer", "web writer"
+#: Names of the graphs in messages: for onnxruntime, onnxruntime-web, ExecuTorch, Core ML.
+WRITER, WEB_WRITER, EXECUTORCH_WRITER, COREML_WRITER = "writer", "web writer", "executorch writer", "coreml writer"
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,15 @@ def make_writer(
     folder: Path,
     progress: Progress,
     *,
-    web: bool = False,
+    engines: Collection[str] = (),
     npm: bool = False,
 ) -> tuple[dict[str, Made], str]:
     """Write the graphs into ``folder``, and compare their perplexity of the target's answers with PyTorch's.
 
     Args:
         recordings: the answers; none, and nothing is compared, and 4 bits are never found too few.
-        web: whether the model is written for onnxruntime-web too, and ``npm`` may install that.
+        engines: each that is no onnxruntime (``web``, ``executorch``, ``coreml``) gets a graph of its own besides.
+        npm: whether npm may install onnxruntime-web.
 
     Returns:
         graphs by their names in messages, and a note for the user, or the empty string. No graphs where none is wanted,
@@ -103,14 +106,13 @@ def make_writer(
     model, note = model_of(settings, target)
     if model == NONE:
         return {}, note
-    source, before = _source(model, target, recordings, progress)
+    source = _source(model, target, progress)
 
     def make(name: str, bits: int) -> Made:
         began = time.monotonic()
         with progress.stage(f"offline {name}: exporting in {bits} bits"):
-            export = export_web_writer if name == WEB_WRITER else export_writer
-            entry = export(RoundedWeights(weights, bits), folder)
-        proof = _prove(lambda: _runner(name, folder, entry, npm=npm), recordings, before, progress)
+            entry = _exporter(name)(RoundedWeights(weights, bits), folder)
+        proof = _prove(name, partial(_runner, name, folder, entry, npm=npm), source, target, recordings, progress)
         longest, _ = longest_context(source.config)
         details = {"model": shown_name(model), "bits": bits, "max_context": longest, **entry.details}
         return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
@@ -134,7 +136,14 @@ def make_writer(
     if made.proof.failures and settings.model is None and settings.bits is None:
         (folder / made.entry.file).unlink()
         return {}, missing.format(made.proof.failures[0])
-    return {WRITER: made, **({WEB_WRITER: make(WEB_WRITER, bits)} if web else {})}, note
+    own = {"web": WEB_WRITER, "executorch": EXECUTORCH_WRITER, "coreml": COREML_WRITER}
+    others: dict[str, Made] = {}
+    for name in (name for engine, name in own.items() if engine in engines):
+        try:
+            others[name] = make(name, bits)
+        except ExportError as error:
+            note = note or f"the bundle has no {name}: {error}"
+    return {WRITER: made, **others}, note
 
 
 def prove_writers(
@@ -145,13 +154,12 @@ def prove_writers(
     Raises:
         MoaError: see :func:`make_writer`.
     """
-    entries = {WRITER: bundle.manifest.writer, WEB_WRITER: bundle.manifest.web_writer}
-    found = {name: entry for name, entry in entries.items() if entry is not None}
+    found = {name.replace("_", " "): entry for name, entry in bundle.manifest.writers.items()}
     if not found:
         return {}
-    _, before = _source(model, target, recordings, progress)
+    source = _source(model, target, progress)
     return {
-        name: _prove(partial(_runner, name, bundle.folder, entry, npm=npm), recordings, before, progress)
+        name: _prove(name, partial(_runner, name, bundle.folder, entry, npm=npm), source, target, recordings, progress)
         for name, entry in found.items()
     }
 
@@ -164,12 +172,28 @@ def bits_of(weights: DecoderWeights) -> int:
     return max(weights.matrix(layer, name).bits for layer in layers for name in names)
 
 
+def _exporter(name: str) -> Callable[[RoundedWeights, Path], TargetEntry]:
+    if name == EXECUTORCH_WRITER:
+        from moa_export.targets.executorch_writer import export_executorch_writer  # its package is an extra
+
+        return export_executorch_writer
+    if name == COREML_WRITER:
+        from moa_export.targets.coreml_writer import export_coreml_writer  # the same
+
+        return export_coreml_writer
+    return export_web_writer if name == WEB_WRITER else export_writer
+
+
 def _runner(name: str, folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:
+    if name == COREML_WRITER:
+        from moa_export.targets.coreml_writer import coreml_writer_backend
+
+        return StandIn(coreml_writer_backend(folder, entry), "Core ML was not run: the package was computed with numpy")
     return web_runner(folder, entry, npm=npm) if name == WEB_WRITER else writer_backend(folder, entry)
 
 
-def _source(model: str, target: Target, recordings: Sequence[Recording], progress: Progress) -> tuple[Target, float]:
-    """Load the model; return it with its mean loss in PyTorch (nats a token). Raises MoaError."""
+def _source(model: str, target: Target, progress: Progress) -> Target:
+    """Load the model. Raises MoaError."""
     with progress.stage("offline writer: loading"):
         source = target if model == TARGET else load_target(model)
         if source is not target and source.tokenizer.get_vocab() != target.tokenizer.get_vocab():
@@ -178,19 +202,26 @@ def _source(model: str, target: Target, recordings: Sequence[Recording], progres
                 "a model of the target's family, or none",
                 code="other_tokenizer",
             )
-        if not recordings:
-            return source, 0.0
-        if source is target:
-            return source, float(np.mean([loss for recording in recordings for loss in recording.losses]))
-        return source, loss_of(source, recordings)
+        return source
 
 
 def _prove(
-    runner: Callable[[], Backend | StandIn], recordings: Sequence[Recording], before: float, progress: Progress
+    name: str,
+    runner: Callable[[], Backend | StandIn],
+    source: Target,
+    target: Target,
+    recordings: Sequence[Recording],
+    progress: Progress,
 ) -> Proof:
     if not recordings:
         return unproved(NOT_ASKED, "perplexity")
+    if name == COREML_WRITER:
+        recordings = recordings[:_COMPUTED_WITH_NUMPY]
     with progress.stage("offline writer: comparing with PyTorch", len(recordings)) as advance:
+        if source is target:
+            before = float(np.mean([loss for recording in recordings for loss in recording.losses]))
+        else:
+            before = loss_of(source, recordings)
         return proof_of(runner(), lambda backend: {"perplexity": check_of(backend, recordings, before, advance)})
 
 

@@ -82,8 +82,12 @@ def writer_backend(folder: Path, writer: TargetEntry, *, threads: int = 2) -> Ba
     """Load the graph ``writer`` of the bundle in ``folder``. Older ones have one cache for all layers.
 
     Raises:
-        MoaError: onnxruntime cannot load it.
+        MoaError: its engine cannot load it.
     """
+    if "delegate" in writer.details:
+        from moa_runtime.backends.executorch import ExecutorchWriter
+
+        return ExecutorchWriter(folder / writer.file, writer, threads=threads)
     if any(tensor.name == "self_keys" for tensor in writer.inputs):
         from moa_runtime.backends.onnx import OnnxBackend
 

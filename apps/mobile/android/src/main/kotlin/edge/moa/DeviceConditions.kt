@@ -1,0 +1,61 @@
+package edge.moa
+
+import android.content.BroadcastReceiver
+import android.content.Context
+import android.content.Intent
+import android.content.IntentFilter
+import android.net.ConnectivityManager
+import android.net.Network
+import android.net.NetworkCapabilities
+import android.os.PowerManager
+import org.json.JSONObject
+
+/** Watches the network and the battery, and tells changes as the request `conditions` takes them. */
+internal class DeviceConditions(
+    private val context: Context,
+    private val tell: (JSONObject) -> Unit,
+    private val networkChanged: () -> Unit,
+) : AutoCloseable {
+    private val power = context.getSystemService(PowerManager::class.java)
+    private val connectivity = context.getSystemService(ConnectivityManager::class.java)
+    private var metered = false
+    private var network: Network? = null
+
+    var background = false
+        set(value) {
+            field = value
+            changed()
+        }
+
+    private val receiver = object : BroadcastReceiver() {
+        override fun onReceive(context: Context, intent: Intent) = changed()
+    }
+
+    private val callback = object : ConnectivityManager.NetworkCallback() {
+        override fun onAvailable(network: Network) {
+            val before = this@DeviceConditions.network
+            this@DeviceConditions.network = network
+            if (before != null && before != network) networkChanged() // the first call reports the present network
+        }
+
+        override fun onCapabilitiesChanged(network: Network, capabilities: NetworkCapabilities) {
+            metered = !capabilities.hasCapability(NetworkCapabilities.NET_CAPABILITY_NOT_METERED)
+            changed()
+        }
+    }
+
+    init {
+        connectivity.registerDefaultNetworkCallback(callback)
+        context.registerReceiver(receiver, IntentFilter(PowerManager.ACTION_POWER_SAVE_MODE_CHANGED))
+        changed()
+    }
+
+    override fun close() {
+        connectivity.unregisterNetworkCallback(callback)
+        context.unregisterReceiver(receiver)
+    }
+
+    private fun changed() = tell(
+        JSONObject().put("background", background).put("metered", metered).put("lowPower", power.isPowerSaveMode),
+    )
+}

@@ -1,0 +1,152 @@
+import CoreML
+import Foundation
+
+/// A stateful package of a bundle (`DeviceHalf.mlpackage`, `Writer.mlpackage`): functions that share weights and states.
+final class CoreMLGraph {
+    let functions: [String: MLModel]
+    /// Positions that the caches hold.
+    let capacity: Int
+    /// Whether it reads memory rows.
+    let readsRows: Bool
+
+    init(package: URL) throws {
+        let compiled = try MLModel.compileModel(at: package)  // kept by the system for this process
+        var functions: [String: MLModel] = [:]
+        for name in ["step_1", "step_8", "extend_32", "remember_32"] {
+            let configuration = MLModelConfiguration()
+            configuration.functionName = name
+            if let model = try? MLModel(contentsOf: compiled, configuration: configuration) { functions[name] = model }
+        }
+        guard let step = functions["step_1"], let mask = step.modelDescription.inputDescriptionsByName["self_mask"] else {
+            throw MoaError(name: "EngineError", message: "Core ML cannot load \(package.lastPathComponent)")
+        }
+        self.functions = functions
+        capacity = mask.multiArrayConstraint!.shape[1].intValue
+        readsRows = step.modelDescription.inputDescriptionsByName["memory_mask"] != nil
+    }
+
+    /// Return new, empty caches.
+    func open() -> CoreMLCache { CoreMLCache(self) }
+}
+
+/// Caches of one conversation. Steps run on one queue; rows and cuts are taken into account by the next step.
+final class CoreMLCache: @unchecked Sendable {
+    private let graph: CoreMLGraph
+    private let state: MLState
+    private let lock = NSLock()
+    private var length = 0
+    private var rows: [(start: Int, keys: Data, values: Data)] = []  // not written yet
+
+    init(_ graph: CoreMLGraph) {
+        self.graph = graph
+        state = graph.functions["step_1"]!.makeState()
+    }
+
+    func truncate(_ length: Int) { lock.withLock { self.length = min(self.length, length) } }
+
+    func putRows(from start: Int, keys: Data, values: Data) { lock.withLock { rows.append((start, keys, values)) } }
+
+    /// Run a step as `NativeHost.step` describes it; return its answer.
+    func step(tokens: [Int32], positions: [Int32], queries: [Int32], mask: Data, rows used: Int) throws -> Data {
+        let (held, waiting) = lock.withLock { (length, rows) }
+        lock.withLock { rows.removeFirst(waiting.count) }
+        for each in waiting { try remember(each.start, each.keys, each.values) }
+        let count = tokens.count
+        guard held + count <= graph.capacity else {
+            throw MoaError(name: "EngineError", message: "the conversation is longer than the \(graph.capacity) positions of this model")
+        }
+        var best = [Int32](), logprobs = [Float](), candidates = 0
+        var answers = [Int32: (MLShapedArray<Int32>, MLShapedArray<Float>)]()
+        let first = Int(queries.min() ?? Int32(count))
+        var start = 0
+        while start < count {
+            let (name, size, stop) = piece(held: held, start: start, count: count, unqueried: first)
+            var inputs: [String: Any] = [
+                "tokens": integers(tokens[start..<stop], size), "positions": integers(positions[start..<stop], size),
+                "slot": integers([Int32(held + start)], 1),
+            ]
+            if name.hasPrefix("step") {
+                inputs["self_mask"] = allowed(mask, held: held, count: count, rows: start..<stop, size: size)
+                if graph.readsRows { inputs["memory_mask"] = openUntil(used) }
+            }
+            let provider = try MLDictionaryFeatureProvider(dictionary: inputs)
+            let result = try graph.functions[name]!.prediction(from: provider, using: state)
+            if name.hasPrefix("step") {
+                let top = MLShapedArray<Int32>(converting: result.featureValue(for: "top_tokens")!.multiArrayValue!)
+                let scores = MLShapedArray<Float>(converting: result.featureValue(for: "top_logprobs")!.multiArrayValue!)
+                for row in start..<stop { answers[Int32(row)] = (top[row - start], scores[row - start]) }
+            }
+            start = stop
+        }
+        for query in queries {
+            guard let (top, scores) = answers[query] else { continue }
+            candidates = top.scalars.count
+            best += top.scalars
+            logprobs += scores.scalars
+        }
+        lock.withLock { length = held + count }
+        assert(best.count == queries.count * candidates)
+        return best.withUnsafeBytes { Data($0) } + logprobs.withUnsafeBytes { Data($0) }
+    }
+
+    /// Choose the function for the next tokens: a call writes its whole size, for which there must be room.
+    private func piece(held: Int, start: Int, count: Int, unqueried: Int) -> (String, Int, Int) {
+        let room = graph.capacity - held - start
+        if start < unqueried, room >= 32 { return ("extend_32", 32, min(start + 32, unqueried)) }
+        let size = start + 1 == count || room < 8 ? 1 : 8
+        return ("step_\(size)", size, min(start + size, count))
+    }
+
+    private func remember(_ start: Int, _ keys: Data, _ values: Data) throws {
+        guard let function = graph.functions["remember_32"] else { return }
+        let shape = function.modelDescription.inputDescriptionsByName["new_keys"]!.multiArrayConstraint!.shape.map(\.intValue)
+        let (heads, size) = (shape[1], shape[3])
+        let count = keys.count / (4 * heads * size)
+        for at in stride(from: 0, to: count, by: 32) {
+            let piece = at..<min(at + 32, count)
+            let inputs: [String: Any] = [
+                "new_keys": headsFirst(keys, piece, heads, size), "new_values": headsFirst(values, piece, heads, size),
+                "slot": integers([Int32(start + at)], 1),
+            ]
+            _ = try function.prediction(from: MLDictionaryFeatureProvider(dictionary: inputs), using: state)
+        }
+    }
+
+    /// float32 `[n, heads, size]` -> float16 `[1, heads, 32, size]`, filled up with zeros.
+    private func headsFirst(_ data: Data, _ rows: Range<Int>, _ heads: Int, _ size: Int) -> MLMultiArray {
+        var scalars = [Float16](repeating: 0, count: heads * 32 * size)
+        data.withUnsafeBytes { (floats: UnsafeRawBufferPointer) in
+            for (to, row) in rows.enumerated() {
+                for head in 0..<heads {
+                    for number in 0..<size {
+                        let from = ((row * heads + head) * size + number) * 4
+                        scalars[(head * 32 + to) * size + number] = Float16(floats.loadUnaligned(fromByteOffset: from, as: Float.self))
+                    }
+                }
+            }
+        }
+        return MLMultiArray(MLShapedArray<Float16>(scalars: scalars, shape: [1, heads, 32, size]))
+    }
+
+    /// uint8 `[T, S + T]` -> the rows of one call, `[size, capacity]`, to add to scores.
+    private func allowed(_ mask: Data, held: Int, count: Int, rows: Range<Int>, size: Int) -> MLMultiArray {
+        var scalars = [Float16](repeating: -10000, count: size * graph.capacity)
+        let width = held + count
+        for (to, row) in rows.enumerated() {
+            for column in 0..<(held + rows.upperBound) where mask[mask.startIndex + row * width + column] != 0 {
+                scalars[to * graph.capacity + column] = 0
+            }
+        }
+        return MLMultiArray(MLShapedArray<Float16>(scalars: scalars, shape: [size, graph.capacity]))
+    }
+
+    private func openUntil(_ count: Int) -> MLMultiArray {
+        let scalars = (0..<graph.capacity).map { Float16($0 < count ? 0 : -10000) }
+        return MLMultiArray(MLShapedArray<Float16>(scalars: scalars, shape: [1, graph.capacity]))
+    }
+
+    private func integers(_ numbers: some Collection<Int32>, _ size: Int) -> MLMultiArray {
+        let scalars = Array(numbers) + [Int32](repeating: 0, count: size - numbers.count)
+        return MLMultiArray(MLShapedArray<Int32>(scalars: scalars, shape: [size]))
+    }
+}
