@@ -82,9 +82,9 @@ class DeviceGraph:
                 mixed = build.attention(q, spec, [(rows[0][0], rows[1][0])])
             else:
                 at = len(new) - 1
-                own = (cached[0][at], cached[1][at]), new[at]
-                behind = crosses and number
-                seen = self._behind_rows((rows[0][at], rows[1][at]), own) if behind else self._joined(*own)
+                seen = self._joined((cached[0][at], cached[1][at]), new[at])
+                if crosses and number:
+                    seen = self._behind_rows((rows[0][at], rows[1][at]), seen)
                 mixed = build.attention(q, spec, [seen], mask)
             residual = build.after_attention(mixed, residual, spec, weights, index)
         for name, halves in zip(("keys", "values"), zip(*new, strict=True), strict=True):
@@ -167,20 +167,17 @@ class DeviceGraph:
         keys, values = (self._build.op("Concat", *half, axis=0) for half in zip(*parts, strict=True))
         return keys, values
 
-    def _behind_rows(self, rows: tuple[str, str], own: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    def _behind_rows(self, rows: tuple[str, str], own: tuple[str, str]) -> tuple[str, str]:
         """Put memory rows in place of the first tokens. Without any there is one of zeros, which is left out, because a
         key of zeros would still take its share of attention."""
         build = self._build
         first = build.op("Gather", "memory_keys", build.constant(np.int64(0)), axis=0)
         largest = build.op("ReduceMax", build.op("Abs", first), keepdims=0)
-        given, count = (
-            build.op("Greater", largest, build.constant(np.float32(0))),
-            build.op("Shape", "memory_keys", start=0, end=1),
-        )
+        given = build.op("Greater", largest, build.constant(np.float32(0)))
+        count = build.op("Shape", "memory_keys", start=0, end=1)
         zero, one, end = (build.integers(number) for number in (0, 1, _END))
         halves = []
-        for half, parts in zip(rows, zip(*own, strict=True), strict=True):
-            whole = build.op("Concat", *parts, axis=0)
+        for half, whole in zip(rows, own, strict=True):
             kept = build.op("Where", given, half, build.op("Slice", whole, zero, one, zero))
             halves.append(build.op("Concat", kept, build.op("Slice", whole, count, end, zero), axis=0))
         return halves[0], halves[1]

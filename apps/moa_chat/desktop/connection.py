@@ -276,8 +276,8 @@ class Connector(QObject):
         self._runtime.run(endpoint, self._connect_to, self.failed.emit)
 
     def cancel(self) -> None:
-        """Stop preparing and starting the verifier of this machine, or fetching the bundle of another, of which what
-        came is kept."""
+        """Stop preparing and starting the verifier of this machine, or fetching the bundle of another. Fetched
+        bytes are kept."""
         if self._settings.local:
             self.export.stop()
             self._verifier.stop()

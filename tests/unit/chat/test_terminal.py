@@ -256,7 +256,7 @@ def test_the_status_row_says_why_the_device_waits():
     ],
 )
 def test_the_key_that_is_named_fits_the_link(status, offline, key):
-    """Nobody who is offline is told how to go offline."""
+    """While the chat is offline, no text offers to go offline."""
     terminal, keyboard = SimpleNamespace(_offline=offline), SimpleNamespace(reads_keys=True)
     assert Terminal._hint(terminal, AnswerState(LinkChanged(status)), keyboard) == key
 

@@ -187,7 +187,7 @@ export class MoaDrafter implements Drafter {
     return result;
   }
 
-  /** Return how many memory rows a draft after so many tokens reads; the cache has no entries that were computed with others. */
+  /** Return the number of memory rows for a draft at this length; drop cached entries that were computed with other rows. */
   private rowsFor(positions: number): number {
     // Rows after the prefix belong to tokens that the draft has to predict.
     const held = Math.min(this.held, positions);

@@ -35,7 +35,7 @@ class NoTime implements Graph {
   }
 }
 
-/** Return the median milliseconds of a step of a draft after so many tokens. */
+/** Return the median duration of a drafting step at this context length, in milliseconds. */
 async function stepMs(context: number, tree: boolean): Promise<number> {
   const drafter = new MoaDrafter(new NoTime(), { maxContext: 8192, mixture: new NgramMixture([0]) });
   const text = Array.from({ length: context }, (_, at) => 100 + ((at * at) % 997));
