@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from moa_runtime.grammar.compiler import SPACING
+from moa_runtime.grammar.compiler import spaced_schema
 from moa_runtime.reasoning import CLOSE, OPEN, Thought
 from moa_runtime.session.events import Grammar, Sampling
 
@@ -43,5 +43,5 @@ def after_reasoning(sampling: Sampling, thought: Thought, special: Mapping[str, 
         return sampling
     if not isinstance(schema, dict):
         return sampling
-    start, rules = reasoning_rules(f"%json {json.dumps({'x-guidance': SPACING, **schema})}", thought, special)
+    start, rules = reasoning_rules(f"%json {spaced_schema(schema)}", thought, special)
     return replace(sampling, grammar=Grammar("lark", "\n".join(["%llguidance {}", f"start: {start}", *rules])))

@@ -7,11 +7,11 @@ import importlib.util
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError, json_problem
@@ -45,6 +45,11 @@ _REASONS = {
 
 class GrammarError(MoaError):
     """A grammar that does not compile, or exceeds the limits."""
+
+
+def spaced_schema(schema: Mapping[str, Any]) -> str:
+    """Return a JSON schema as llguidance takes it: with :data:`SPACING`, unless it has options of its own."""
+    return json.dumps({"x-guidance": SPACING, **schema})
 
 
 def has_llguidance() -> bool:
@@ -172,13 +177,13 @@ def _source(grammar: Grammar) -> str:
 
     match grammar.kind:
         case "json_object":
-            return LLMatcher.grammar_from_json_schema(json.dumps({"type": "object", "x-guidance": SPACING}))
+            return LLMatcher.grammar_from_json_schema(spaced_schema({"type": "object"}))
         case "json_schema":
             schema = json.loads(grammar.text)
             if not isinstance(schema, dict | bool):
                 raise GrammarError("a schema is an object", code="invalid_grammar")
-            spaced = {"x-guidance": SPACING, **schema} if isinstance(schema, dict) else schema
-            return LLMatcher.grammar_from_json_schema(json.dumps(spaced))
+            text = spaced_schema(schema) if isinstance(schema, dict) else grammar.text
+            return LLMatcher.grammar_from_json_schema(text)
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "lark":

@@ -10,7 +10,7 @@ from typing import Any
 from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.tool_formats.json_calls import Call
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
-from moa_runtime.grammar.compiler import SPACING
+from moa_runtime.grammar.compiler import spaced_schema
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\s*(?:</function>\s*)?", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -64,7 +64,7 @@ class Qwen3CoderFormat(ToolFormat):
     def _rule(self, schema: Mapping[str, Any], name: str) -> str:
         """Return a value as a grammar, with the end of its parameter."""
         if schema.get("type") != "string":
-            return f"%json {json.dumps({'x-guidance': SPACING, **schema})} {json.dumps(_END)}"
+            return f"%json {spaced_schema(schema)} {json.dumps(_END)}"
         if not schema.keys() - {"$defs", "definitions"} <= _OF_TEXTS:
             self._unsupported(name)
         if isinstance(schema.get("enum"), list):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
 from moa_runtime.chat_template import Message
 from moa_runtime.grammar.after_reasoning import reasoning_rules
-from moa_runtime.grammar.compiler import SPACING
+from moa_runtime.grammar.compiler import SPACING, spaced_schema
 from moa_runtime.reasoning import Thought
 from moa_runtime.tokens import open_length
 
@@ -157,7 +157,7 @@ class ToolFormat:
         if required:
             start = calls
         elif otherwise is not None:
-            lines.append(f"other: %json {json.dumps({'x-guidance': SPACING, **otherwise})}")
+            lines.append(f"other: %json {spaced_schema(otherwise)}")
             start = f"{calls} | other"
         else:
             lines.append(f"tail: {self.tail}")
