@@ -102,6 +102,15 @@ def test_an_answer_is_a_call_a_text_or_an_object(folder, kind, form, source, cal
     assert reads("Hm.</think>\n\n" + call, **thought) == "whole" and reads("Hm.", **thought) == "begun"
 
 
+@pytest.mark.parametrize(("form", "source", "call"), [(each[0], each[1], each[2]) for each in FORMATS[:5]])
+def test_the_white_space_of_arguments_may_be_the_schemas_own(folder, form, source, call):
+    spaced = call.replace('{"a": 1}', '{ "a" :1 }')
+    tools = [FunctionTool("add", ADD), FunctionTool("add", {**ADD, "x-guidance": {"whitespace_flexible": True}})]
+    fixed, own = (form(source, {}).grammar([tool], required=True, parallel=False) for tool in tools)
+    assert [read(folder / "text", fixed, text) for text in (call, spaced)] == ["whole", "no"]
+    assert [read(folder / "text", own, text) for text in (call, spaced)] == ["whole", "whole"]
+
+
 def test_texts_of_xml_stand_without_quotes_and_their_patterns_are_refused(folder):
     parts = {"t": {"type": "string"}, "k": {"type": "string", "enum": ["a b"]}, "n": {"type": ["integer", "null"]}}
     tool = FunctionTool("f", {"type": "object", "properties": parts, "required": ["t", "k"]})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
+from moa_runtime.grammar.compiler import spaced_schema
 
 
 class HermesFormat(ToolFormat):
@@ -18,4 +19,4 @@ class HermesFormat(ToolFormat):
 
     def _call(self, name: str, schema: Mapping[str, Any]) -> str:
         begins = json.dumps(f'\n{{"name": {json.dumps(name)}, "arguments": ')
-        return f'{begins} %json {json.dumps(schema)} "}}\\n" {self._mark(self.closing)}'
+        return f'{begins} %json {spaced_schema(schema)} "}}\\n" {self._mark(self.closing)}'

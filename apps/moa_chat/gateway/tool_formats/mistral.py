@@ -12,6 +12,7 @@ from typing import Any
 from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
 from moa_runtime.chat_template import Message
+from moa_runtime.grammar.compiler import spaced_schema
 from moa_runtime.reasoning import Thought
 
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
@@ -61,7 +62,7 @@ class MistralFormat(ToolFormat):
         if not self._named:
             return super()._call(name, schema)
         id_of = f"{self._mark('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
-        return f"{json.dumps(name)} {id_of}{self._mark('[ARGS]')} %json {json.dumps(schema)}"
+        return f"{json.dumps(name)} {id_of}{self._mark('[ARGS]')} %json {spaced_schema(schema)}"
 
 
 def _short_id(name: str) -> str:

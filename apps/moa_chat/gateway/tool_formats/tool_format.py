@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
 from moa_runtime.chat_template import Message
 from moa_runtime.grammar.after_reasoning import reasoning_rules
-from moa_runtime.grammar.compiler import SPACING, spaced_schema
+from moa_runtime.grammar.compiler import spaced_schema
 from moa_runtime.reasoning import Thought
 from moa_runtime.tokens import open_length
 
@@ -148,7 +148,7 @@ class ToolFormat:
         lines = [f"call: {one}", "TEXT: /(.|\\n)*/", *self._head(free, otherwise is None)]
         for index, tool in enumerate(tools):
             schema = tool.parameters if required or tool.strict else {"type": "object"}
-            lines.append(f"call_{index}: {self._call(tool.name, {**schema, 'x-guidance': SPACING})}")
+            lines.append(f"call_{index}: {self._call(tool.name, schema)}")
         more = parallel and not self.single
         if self.listed:
             calls = f'head "[" call ("{self.between}" call)* "]"' if more else 'head "[" call "]"'
@@ -175,7 +175,7 @@ class ToolFormat:
     def _call(self, name: str, schema: Mapping[str, Any]) -> str:
         """Return the rule of a call after the opening mark."""
         begins = json.dumps(f'{{"name": {json.dumps(name)}, "{self.arguments}": ')
-        return f'{begins} %json {json.dumps(schema)} "}}"'
+        return f'{begins} %json {spaced_schema(schema)} "}}"'
 
     def _mark(self, mark: str) -> str:
         """Return a mark as a grammar has it."""
