@@ -13,7 +13,9 @@ from tokenizers import Tokenizer
 
 from moa_runtime.address import Address
 from moa_runtime.chat_template import ChatTemplateError
-from moa_runtime.reasoning import split_reasoning
+from moa_runtime.grammar.after_reasoning import after_reasoning
+from moa_runtime.reasoning import CLOSE, OPEN, split_reasoning
+from moa_runtime.session.events import Grammar, Sampling
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError, TextStream
 from support.tiny import CHAT_TEMPLATE, _train_tokenizer
 from vectors.fixtures_draws import Draws
@@ -203,6 +205,25 @@ def reasoning() -> Iterator[Case]:
         }
 
 
+def grammars() -> Iterator[Case]:
+    """What answers conform to, as the verifier is told: JSON may follow reasoning. With the marks as special tokens,
+    and as text."""
+    said = json.loads(TOKENIZER.read_text(encoding="utf-8"))
+    schema = '{"type":"object", "properties":{"é\\n":{"maximum": 12345678901234567890, "minimum":1.50}}}'
+    asked = [Grammar("json_object"), *(Grammar("json_schema", text) for text in (schema, " {\n} ", "true", "[1]", "{"))]
+    asked += [Grammar("json_schema", '{"x-guidance": {"item_separator": ","}}'), Grammar("regex", "{}")]
+    for marks in ((), (OPEN, CLOSE)):
+        added = [{**said["added_tokens"][0], "id": 512 + number, "content": text} for number, text in enumerate(marks)]
+        special = {each["content"]: each["id"] for each in added}
+        for name in ("chatml", "reasons", "begins"):
+            for switch in (None, True, False):
+                thought = tokenizer_of(TEMPLATES[name]).thought(switch)
+                given = {"added": added, "template": TEMPLATES[name], "thinking": switch, "thought": thought}
+                for grammar in asked:
+                    told = after_reasoning(Sampling(grammar=grammar), thought, special).grammar
+                    yield given | {"grammar": vars(grammar), "told": vars(told)}
+
+
 def streams() -> Iterator[Case]:
     """Texts that grow token by token, and are taken back at times."""
     tokenizer, draws = tokenizer_of(CHAT_TEMPLATE), Draws(300_001)
@@ -308,6 +329,7 @@ _PARTS: tuple[Callable[[], Iterator[Case]], ...] = (
     turns,
     thinking,
     reasoning,
+    grammars,
     streams,
     controls,
     specials,

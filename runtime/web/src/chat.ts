@@ -42,9 +42,11 @@ import { Endpoint, newSessionId } from "./endpoint.js";
 import { ChatError, ConnectError, ContextFullError, MoaError } from "./errors.js";
 import { EventQueue } from "./event_queue.js";
 import type { AnswerUpdate, ChatEvent, LinkChanged } from "./events.js";
+import { afterReasoning } from "./grammar/after_reasoning.js";
 import type { Host } from "./host.js";
 import { ClientSession } from "./session/client.js";
 import type { Origin, Policy, RolledBack } from "./session/events.js";
+import type { Sampling } from "./session/sampling.js";
 import type { SnapshotJson } from "./session/snapshot.js";
 import { newStatistics } from "./statistics.js";
 import { commonLength } from "./tokens.js";
@@ -433,7 +435,7 @@ export class Chat {
 
   private async *sent(follower: Follower, text: string, options: SendOptions): Events {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
-    const sampling = samplingOf(options.sampling ?? {});
+    const sampling = this.chosen(options.sampling ?? {});
     this.checkReady();
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { loop, maxContext } = this;
@@ -455,7 +457,7 @@ export class Chat {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
     this.checkReady();
     const { conversation, loop, maxContext, record } = this;
-    const sampling = options.sampling ? samplingOf(options.sampling) : this.session.sampling;
+    const sampling = options.sampling ? this.chosen(options.sampling) : this.session.sampling;
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { committed } = loop;
     this.limitContext();
@@ -479,6 +481,14 @@ export class Chat {
     conversation.restore(question.messages.slice(0, -1), conversation.unconfirmed);
     const goOn = (): void => loop.continueAnswer(kept, whole.slice(kept), start, sampling, most, whileAway);
     yield* this.ask(follower, question, goOn, { tokens, origins });
+  }
+
+  /** Return the sampling of an answer, which may reason before it conforms to a schema. */
+  private chosen(asked: Partial<Sampling>): Sampling {
+    const { tokenizer } = this;
+    const sampling = samplingOf(asked);
+    if (!sampling.grammar) return sampling;
+    return afterReasoning(sampling, tokenizer.thought(this.thinking), tokenizer.specialIds);
   }
 
   private async *checked(follower: Follower): Events {

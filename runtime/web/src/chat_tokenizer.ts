@@ -3,7 +3,7 @@
 import { Template } from "@huggingface/jinja";
 
 import { MoaError } from "./errors.js";
-import { ControlTokens, ENABLE_THINKING, OPEN, splitReasoning } from "./reasoning.js";
+import { ControlTokens, ENABLE_THINKING, OPEN, type Thought, splitReasoning } from "./reasoning.js";
 import { strftime } from "./strftime.js";
 import { Tokenizer, escaped } from "./tokenizer.js";
 import { append } from "./tokens.js";
@@ -37,6 +37,8 @@ export class ChatTokenizer {
   readonly knowsThinking: boolean;
   /** The control tokens of answers. */
   readonly controlTokens: ControlTokens;
+  /** Ids of the special tokens by their texts. */
+  readonly specialIds: ReadonlyMap<string, number>;
   private readonly tokenizer: Tokenizer;
   private readonly template: Template;
   private readonly specials: string[]; // longest first, because one may be the beginning of another
@@ -44,7 +46,7 @@ export class ChatTokenizer {
 
   /**
    * @param tokenizer the content of a `tokenizer.json`, as JSON has it.
-   * @param template the chat template's source (Jinja, as transformers keeps it).
+   * @param source the chat template (Jinja, as transformers keeps it).
    * @param specialTokens names the template may use, such as `{ bos_token: "<s>" }`.
    * @param stopTokens ids that end the assistant's turn.
    * @throws TokenizerError the tokenizer cannot be read.
@@ -52,22 +54,22 @@ export class ChatTokenizer {
    */
   constructor(
     tokenizer: unknown,
-    template: string,
+    private readonly source: string,
     private readonly specialTokens: { readonly [name: string]: string },
     stopTokens: Iterable<number>,
   ) {
     this.tokenizer = new Tokenizer(tokenizer);
     this.stopTokens = new Set(stopTokens);
-    this.knowsThinking = template.includes(ENABLE_THINKING);
+    this.knowsThinking = source.includes(ENABLE_THINKING);
     try {
-      this.template = new Template(template.replace(/\bstrftime_now\b/g, DATE));
+      this.template = new Template(source.replace(/\bstrftime_now\b/g, DATE));
     } catch (error) {
       throw new ChatTemplateError(`the chat template cannot be read: ${(error as Error).message}`);
     }
     const special = this.tokenizer.addedTokens.filter((token) => token.special);
     this.specials = special.map(({ content }) => content).sort((a, b) => b.length - a.length);
-    const ids = new Map(special.map(({ content, id }) => [content, id]));
-    this.controlTokens = new ControlTokens(ids, (token) => this.decode([token]));
+    this.specialIds = new Map(special.map(({ content, id }) => [content, id]));
+    this.controlTokens = new ControlTokens(this.specialIds, (token) => this.decode([token]));
     this.guarded = [...this.specials, GUARD_OPEN, GUARD_CLOSE];
   }
 
@@ -93,6 +95,12 @@ export class ChatTokenizer {
       if (error instanceof ChatTemplateError) return false;
       throw error;
     }
+  }
+
+  /** Return whether answers have reasoning between Qwen 3's marks, as far as the template shows that. */
+  thought(thinking?: boolean): Thought {
+    if (this.beginsReasoning(thinking)) return "begun";
+    return this.source.includes(OPEN) && thinking !== false ? "may" : "";
   }
 
   /**

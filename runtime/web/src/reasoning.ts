@@ -10,6 +10,9 @@ export const CLOSE = "</think>";
 /** The template's variable by which a user switches reasoning on or off. */
 export const ENABLE_THINKING = "enable_thinking";
 
+/** Whether answers have reasoning: they begin inside it, they may begin with its mark, or they have none. */
+export type Thought = "begun" | "may" | "";
+
 /** An answer in its two parts, without the marks and the white space around them. */
 export interface Reasoned {
   readonly reasoning: string;

@@ -415,6 +415,17 @@ chat("a grammar reaches the verifier, and without it the device writes nothing",
   assert.deepEqual(snapshot, { ...snapshot, grammar: sampling.grammar });
 });
 
+chat("JSON may follow the reasoning of a target that reasons", async (world) => {
+  world.verifier.capabilities = [wire.Capability.GRAMMAR];
+  const talk = await world.begin();
+  const begun = { thought: () => "begun", specialIds: new Map([["</think>", 7]]) };
+  Object.assign(talk, { tokenizer: Object.assign(Object.create(talk["tokenizer"]), begun) });
+  await world.follow(talk.send(QUESTION, { maxNewTokens: 1, sampling: { grammar: { kind: "json_object", text: "" } } }));
+  const { grammar } = world.verifier.prompts.at(-1)!.sampling!;
+  assert.equal(grammar?.kind, wire.GrammarKind.LARK);
+  assert.match(grammar.text, /^start: thought SPACE answer\nthought: \/.*\/ <\[7\]>$/m);
+});
+
 chat("one answer at a time", async (world) => {
   const talk = await world.begin();
   const events = talk.send(QUESTION);

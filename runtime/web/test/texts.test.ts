@@ -3,7 +3,17 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ChatTemplateError, ChatTokenizer, TextStream, splitReasoning, type Message } from "../src/index.js";
+import { afterReasoning } from "../src/grammar/after_reasoning.js";
+import {
+  ChatTemplateError,
+  ChatTokenizer,
+  GREEDY,
+  TextStream,
+  splitReasoning,
+  type Grammar,
+  type Message,
+} from "../src/index.js";
+import type { Thought } from "../src/reasoning.js";
 import { strftime } from "../src/strftime.js";
 import { read, readJson } from "./vectors.js";
 
@@ -17,7 +27,6 @@ interface Case {
   readonly committed: number[];
   readonly history: Message[];
   readonly turns: Message[];
-  readonly told: [string, number, string][];
   readonly added: object[];
   readonly pre_tokenizer: object;
   readonly thinking: boolean | null;
@@ -27,6 +36,9 @@ interface Case {
   readonly final: boolean;
   readonly reasoning: string;
   readonly answer: string;
+  readonly grammar: Grammar;
+  readonly told: [string, number, string][] & Grammar;
+  readonly thought: Thought;
   readonly raises?: string;
 }
 
@@ -106,6 +118,19 @@ part("thinking", (given, where) => {
 
 part("reasoning", ({ answer, begun, final, reasoning, text }, where) => {
   assert.deepEqual(splitReasoning(text, begun, final), { reasoning, answer }, where);
+});
+
+/** A grammar, with its schema as JSON: that may be spelled otherwise. */
+function meaningOf({ kind, text }: Grammar): unknown[] {
+  const [rules, schema] = text.split(" %json ");
+  return [kind, rules, schema === undefined ? undefined : JSON.parse(schema)];
+}
+
+part("grammars", ({ added, grammar, template, thinking, thought, told }, where) => {
+  const tokenizer = new ChatTokenizer({ ...FILE, added_tokens: [...FILE.added_tokens, ...added] }, template!, SPECIAL, [2]);
+  assert.equal(tokenizer.thought(thinking ?? undefined), thought, where);
+  const { grammar: found } = afterReasoning({ ...GREEDY, grammar }, thought, tokenizer.specialIds);
+  assert.deepEqual(meaningOf(found!), meaningOf(told), where);
 });
 
 function checkStream(tokenizer: ChatTokenizer, { told }: Case, where: string): void {
