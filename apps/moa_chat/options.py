@@ -269,7 +269,7 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(f"--seed must be between 0 and 2^64 - 1, not {options.seed}", code="out_of_range")
     copies = options.drafter in DRAFTERS and not DRAFTERS[options.drafter].has_graph
     if copies and (options.backend or not options.ngrams):
-        text = f"--drafter {options.drafter} has no graph, and copies: leave out --backend and --no-ngrams"
+        text = f"--drafter {options.drafter} has no graph: leave out --backend and --no-ngrams"
         raise UsageError(text, code="excluded")
     for name in ("once", "system"):
         try:

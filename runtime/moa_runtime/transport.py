@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import secrets
 import socket
@@ -226,7 +227,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of a link, seconds. It is dropped after ``ping_interval + ping_timeout`` without a pong."""
+    """Times of a link, seconds. It is dropped after ``ping_interval + ping_timeout`` without a pong.
+
+    The delay before an attempt to connect doubles from ``first_backoff`` to ``longest_backoff``, until a connection has
+    lasted longer than that: a verifier that fails after each Hello is not asked hundreds of times.
+    """
 
     open_timeout: float = 5.0
     welcome_timeout: float = 20.0
@@ -304,19 +309,22 @@ class Transport:
 
     async def run(self) -> None:
         """Keep a connection open until cancelled. Returns only after a refusal that trying again cannot mend."""
-        backoff = self._timing.first_backoff
+        clock, backoff = asyncio.get_running_loop().time, self._timing.first_backoff
         while True:
+            opened = math.inf
             if not self._wanted.is_set():
                 self._handlers.held()
                 await self._wanted.wait()
             self._handlers.connecting()
             try:
                 async with await self._connect() as socket:
-                    backoff = self._timing.first_backoff
+                    opened = clock()
                     await self._pump(socket)
                 problem = ConnectError("the connection was closed", final=False, code="closed")
             except ConnectError as error:
                 problem = error
+            if clock() - opened > self._timing.longest_backoff:
+                backoff = self._timing.first_backoff
             self._handlers.closed(problem, None if problem.final else backoff)
             if problem.final:
                 return

@@ -347,7 +347,7 @@ class PingResponder:
         send: sends a message to the client.
 
     Attributes:
-        lost: whether the client turned out to be gone. Its WebSocket reports that once; sending again is an error.
+        lost: whether sending failed because the client is gone; do not send again.
     """
 
     def __init__(self, send: Callable[[wire.ServerMessage], Awaitable[None]]) -> None:

@@ -89,8 +89,8 @@ class SessionStore:
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
 
     def rows_pay(self, conversation: Conversation) -> bool:
-        """Whether memory rows may be made for a conversation that did not ask for them with a draft; note whether it
-        has them.
+        """Return whether memory rows may be made for a conversation that did not ask for them with a draft. Also sets
+        its ``may_draft``.
 
         Rows take time, and so do the frames of rows and drafts: that pays if the drafts bring more. One conversation at
         a time gets rows as a trial. Between answers rows are made while no conversation is served.

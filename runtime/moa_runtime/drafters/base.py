@@ -64,7 +64,8 @@ class Budget:
 
     Attributes:
         nodes: maximal number of tokens sent.
-        levels: maximal number of tokens of a path that the model drafts; copies, which take no step, may follow.
+        levels: maximal number of tokens of a path that take a step of a model. Copies may follow them, and a drafter
+            without a model may ignore it.
         width: maximal number of nodes that each step continues.
         branches: whether a token may have several successors; else the draft is a chain.
         depth: maximal number of tokens of a path.
@@ -154,11 +155,12 @@ class Drafter(Protocol):
 
 
 class RowlessDrafter:
-    """Base of drafters without a model: they use no memory rows and need not stop offline."""
+    """Base of drafters without a model. They use no memory rows, and write nothing offline: without the target their
+    text ends in nonsense."""
 
     rows = 0
     needs_rows = False
-    stopping_rule: StoppingRule | None = None
+    stopping_rule: StoppingRule | None = StoppingRule(longest=0)
 
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """Ignore memory rows."""

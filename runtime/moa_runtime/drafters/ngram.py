@@ -235,6 +235,8 @@ class NgramDrafter(RowlessDrafter):
         stop_tokens: ids that end a turn; they are not copied.
     """
 
+    stopping_rule = None  # `moa-bench offline` measures what it would write
+
     def __init__(self, stop_tokens: Collection[int] = ()) -> None:
         self._mixture = NgramMixture(stop_tokens)
 

@@ -20,7 +20,6 @@ from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, RowlessDrafter
 from moa_runtime.drafters.grammar_mask import GrammarMask
 from moa_runtime.drafters.gumbel import GumbelCoupling
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, REACH, NgramIndex, worth_copying
-from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree, path_to
 
@@ -39,17 +38,14 @@ class SssdDrafter(RowlessDrafter):
 
     A node's score is the product of shares along its path: the share of the occurrences so far that continued with its
     token, in the conversation times a discount. If several sources know a node, it has the best of their scores. The
-    likeliest nodes make the tree (section 3). The budget decides their number: the paper's rule (section 4) gives all
-    conversations of a verifier's pass together the tokens that its hardware computes while it reads the weights; here
-    the prices, learned from the times in verdicts and growing with the number of conversations that share the target,
-    end the tree when a token takes more than it brings.
+    likeliest nodes make the tree (section 3). The budget decides their number. The paper's rule (section 4) fills what
+    the hardware computes while it reads the weights. Here a token is added while it is expected to bring more than it
+    costs; costs come from the times in verdicts and grow with the number of conversations.
 
     Args:
         stop_tokens: ids that end a turn; they are not copied.
         datastore: earlier texts, if any.
     """
-
-    stopping_rule = StoppingRule(longest=0)  # copies without the target end in nonsense: it writes nothing offline
 
     def __init__(self, stop_tokens: Collection[int] = (), datastore: Datastore | None = None) -> None:
         self._stop_tokens, self._datastore = frozenset(stop_tokens), datastore

@@ -139,8 +139,8 @@ class CalibratedThompson(_Thompson):
 
     After a token, drafting continues with the probability that the whole draft so far is right. That probability has a
     beta distribution for each tenth of the drafter's own estimate: it begins around the estimate, and verdicts move it.
-    Each length has the same probability if drafting continues while these probabilities exceed one number drawn for the
-    whole draft. So a draft is one threshold, which a :class:`Budget` can hold.
+    One number is drawn for the whole draft; drafting continues while each probability exceeds it, which gives each
+    length the same probability. A :class:`Budget` can hold this threshold.
 
     This is the paper's idea, a model's prediction corrected by Thompson sampling, without its normal distributions.
     """

@@ -33,7 +33,7 @@ class DraftInFlight:
 
     Attributes:
         sent_path: number of tentative tokens when the draft in flight was sent; 0 for none.
-        resumed: whether the tentative tokens were written before the connection, so that they belong to no round.
+        resumed: whether the tentative tokens are older than the connection; they then count for no round.
     """
 
     def __init__(self, tentative: int) -> None:

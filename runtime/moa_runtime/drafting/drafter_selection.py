@@ -33,7 +33,7 @@ class DrafterSelection:
     Rounds end if plain streaming would be faster, or if the server's answers take longer than a streamed verdict makes
     expect. After a pause the server streams again until drafts show once more that rounds are faster.
 
-    Drafts pause if many in a row were in vain; a server that does not take them makes all of them vain.
+    Drafts pause after many useless ones. If the server does not take drafts, all are useless.
 
     Args:
         drafting: ``auto``, or the side that always drafts.

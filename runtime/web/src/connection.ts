@@ -212,7 +212,8 @@ class Pinger {
 
 /**
  * Timeouts of a link, in seconds. A link is given up if nothing is received for `pingInterval + pingTimeout`, or no Welcome within
- * `welcomeTimeout`.
+ * `welcomeTimeout`. The delay before an attempt to connect doubles from `firstBackoff` to `longestBackoff`, until a connection has
+ * lasted longer than that: a verifier that fails after each Hello is not asked hundreds of times.
  */
 export interface Timing {
   readonly openTimeout: number;

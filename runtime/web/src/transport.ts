@@ -87,8 +87,9 @@ export class Transport {
       try {
         const socket = await openSocket(this.endpoint, this.sessionId, this.host, this.timing, ending);
         if (!socket) return;
-        backoff = firstBackoff;
+        const opened = this.host.now();
         problem = await this.pump(socket, ending);
+        if (this.host.now() - opened > longestBackoff) backoff = firstBackoff;
       } catch (error) {
         if (!(error instanceof ConnectError)) throw error;
         problem = error;

@@ -51,8 +51,8 @@ class ModelDrafts:
         chosen: indices of the conversations; none if drafting does not pay.
         levels: of each draft.
         rate: tokens a second of the step without them.
-        price: tokens that the same time brings as a further drafted token takes, in the mean over a stair of the step's
-            seconds.
+        price: tokens that the step would bring in the time of one more drafted token, in the mean over a few tokens,
+            because engines round up.
     """
 
     chosen: Sequence[int]

@@ -43,7 +43,7 @@ class Capabilities:
         trees: whether it verifies trees; else chains only.
         max_draft_tokens: tokens of one draft.
         schedules_itself: whether it decides by itself what goes into a forward. It then gets each request at once, in
-            a call of its own, and what is dropped is cancelled.
+            a call of its own, which is cancelled if the request is dropped.
         row_states: states of the target that memory rows can be made from.
     """
 
@@ -72,8 +72,8 @@ class StepRequest:
         sequence: a number that the caller gave to the conversation (:func:`new_sequence`); a new one is empty.
         prefix: the tokens that shall be processed after the step, at least one.
         draft, parents: a tree as in :mod:`moa_runtime.session.tree`, verified after the prefix; may be empty.
-        sampling: how the target chooses after the prefix and the draft; None chooses nothing: a piece of prefill. If
-            the sequence already holds all of the prefix and more, nothing is dropped.
+        sampling: how the target chooses after the prefix and the draft. None is a piece of prefill, which chooses
+            nothing and drops nothing that the sequence already holds.
         rows_from: position of the first wanted memory row; None for none.
         expected: tokens that the sequence will have when all of its prefix is processed, of which ``prefix`` may be a
             part; 0 for no more than that. Memory for them at once saves copies.

@@ -31,8 +31,13 @@ Held = Callable[[int, Sequence[int]], int]
 
 @dataclass
 class Waiting:
-    """A job in the queue: when it was added (clock reading in seconds), whether it may only use steps that no other job
-    wants, and whether a step has contained a piece of it."""
+    """A job in the queue.
+
+    Attributes:
+        since: clock reading when it was added, seconds.
+        background: whether it may only use steps that no other job wants.
+        started: whether a step has contained a piece of it.
+    """
 
     job: Job
     since: float

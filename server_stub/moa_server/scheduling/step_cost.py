@@ -49,7 +49,7 @@ class StepCost:
     negative.
 
     Attributes:
-        memory_s: seconds that memory rows add to a step, which are no part of its cost: of any, and of each.
+        memory_s: seconds that a step with memory rows takes longer, and seconds of each row; no part of the cost.
     """
 
     def __init__(self) -> None:

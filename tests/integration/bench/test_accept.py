@@ -22,6 +22,7 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramDrafter, NgramMixture
 from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.options import DRAFTERS
 from moa_runtime.paths import bundle_of_drafter
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
@@ -418,12 +419,12 @@ def test_an_interrupted_comparison_keeps_what_it_has(bare, rivals, tiny, monkeyp
 
 
 def test_one_command_compares_all_that_have_a_name(bare, found, tiny_shipped):
-    names = ["moa", "sssd", "early-exit", "independent"]
+    names = [*DRAFTERS]
     first = found("--limit", "1", "--against", *names, of=bare)
     measured = [first, *first["rivals"]]
     assert [one["name"] for one in measured] == [one["architecture"] for one in measured] == names
-    assert [one["weights"] == "none" for one in measured] == [False, True, False, False]
-    assert [one["row_bytes"] > 0 for one in measured] == [True, False, False, False]
+    assert [one["weights"] != "none" for one in measured] == [kind.has_graph for kind in DRAFTERS.values()]
+    assert [one["row_bytes"] > 0 for one in measured] == [kind.reads_rows for kind in DRAFTERS.values()]
     assert {(one["tokens"], one["questions"]) for one in measured} == {(first["tokens"], 1)}
     chosen = found("--limit", "1", "--drafter", "early-exit", "--against", "moa", of=bare)
     assert [chosen["name"], *(one["name"] for one in chosen["rivals"])] == ["early-exit", "moa"]

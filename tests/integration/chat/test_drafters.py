@@ -91,7 +91,7 @@ def test_a_missing_bundle_is_named_with_the_command_that_makes_it(monkeypatch, t
         open_bundle(None, "early-exit")
 
 
-@pytest.mark.parametrize("name", ["moa", "sssd", "early-exit", "independent"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, signals, tmp_path, monkeypatch, capsys):
     """Its bundle is made where there is none, the verifier here fits it, and the text is the target's."""
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
@@ -102,7 +102,7 @@ def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, si
     def export(folder: Path, target: str, program: str, drafter: str | None) -> None:
         exported.append((folder.name, drafter))
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.symlink_to(bundles["moa" if drafter == "sssd" else drafter])
+        folder.symlink_to(bundles[drafter if DRAFTERS[drafter].has_graph else "moa"])
 
     def serve(options: tuple[str, ...], *, restarts: bool, waits: bool):
         served.append(options)
@@ -115,7 +115,7 @@ def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, si
     words += ["--drafting", "device", "--draft-length", "3"]
     assert main([*words, "--drafter", name]) == 0
     result = json.loads(capsys.readouterr().out)
-    own = () if name in ("moa", "sssd") else ("--drafter", name)
+    own = () if name == "moa" or not DRAFTERS[name].has_graph else ("--drafter", name)
     assert (exported, served) == ([("default" if not own else name, name)], [own])
     assert len(result["tokens"]) == 12 and result["statistics"]["rounds"] > 0
     assert result["text"] == _plain(tiny_target)

@@ -1,4 +1,4 @@
-"""The client's link reads what came before a write failed."""
+"""The client's link reads what came before a write failed, and waits ever longer for a server that fails."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import struct
 import threading
 
 import pytest
+from websockets.asyncio.server import serve
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
@@ -89,3 +90,36 @@ def test_what_came_before_a_write_failed_is_read(secure, tls, monkeypatch):
     server.thread.join(TIMEOUT_S)
     server.listening.close()
     assert frames == [b"ready", *(b"%d" % number for number in range(COUNT))]
+
+
+@pytest.mark.parametrize(("longest", "delays"), [(30.0, [0.02, 0.04, 0.08, 0.16]), (0.0, [0.02, 0.02, 0.02])])
+def test_the_delay_doubles_until_a_connection_has_lasted(longest, delays):
+    """A verifier that fails after each Hello is left alone; one that served for a while is asked again at once."""
+    told: list[float | None] = []
+
+    async def run() -> None:
+        done = asyncio.Event()
+
+        async def fail(connection) -> None:
+            await connection.recv()
+            await connection.close(1011)
+
+        def closed(problem, retry_in_s: float | None) -> None:
+            told.append(retry_in_s)
+            if len(told) == len(delays):
+                done.set()
+
+        async with serve(fail, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            handlers = TransportHandlers(
+                lambda: None, lambda: None, lambda: transport.send(b"Hello"), lambda _: None, closed
+            )
+            timing = Timing(first_backoff=0.02, longest_backoff=longest)
+            transport = Transport(Endpoint(f"ws://127.0.0.1:{port}"), handlers, timing)
+            running = asyncio.create_task(transport.run())
+            await asyncio.wait_for(done.wait(), TIMEOUT_S)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    assert told == delays
