@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import httpx
+from websockets.exceptions import ConnectionClosed
 
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Sampling
+from moa_server.connection import TRY_AGAIN_LATER
 from soak.raw import Target
 from support.server.running import TIMEOUT_S, Client
 
@@ -43,8 +45,8 @@ def references(target: Target, count: int, seed: int) -> list[Reference]:
 
 
 def run(target: Target, known: Sequence[Reference], seed: int, out: Connection) -> None:
-    """Send ``("draft" or "stream", seconds)`` of every step, ``("first", seconds)`` of every first token, and
-    ``("differs", sentence)``, until the parent ends."""
+    """Send ``("draft" or "stream", seconds)`` of every step, ``("first", seconds)`` of every first token,
+    ``("refused", sentence)`` if all places are taken, and ``("differs", sentence)``, until the parent ends."""
     lock = threading.Lock()
 
     def say(kind: str, value: object) -> None:
@@ -57,7 +59,9 @@ def run(target: Target, known: Sequence[Reference], seed: int, out: Connection) 
             try:
                 work(target, rng.choice(known), rng, say)
             except Exception as error:
-                say("differs", f"{name}: {type(error).__name__}: {error}")
+                closed = error.rcvd if isinstance(error, ConnectionClosed) else None
+                busy = closed is not None and closed.code == TRY_AGAIN_LATER
+                say("refused" if busy else "differs", f"{name}: {type(error).__name__}: {error}")
                 time.sleep(1)
 
     threads = [

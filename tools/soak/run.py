@@ -46,7 +46,8 @@ _DEFAULT = (49152, 8192)
 
 @dataclass
 class Sample:
-    """One second: bytes, a count, and what the honest clients waited for first tokens and for steps, in seconds."""
+    """One second: bytes, a count, what the honest clients waited for first tokens and for steps, in seconds, and their
+    conversations that were refused because all places were taken."""
 
     at: float
     memory: int
@@ -54,6 +55,7 @@ class Sample:
     first: list[float] = field(default_factory=list)
     draft: list[float] = field(default_factory=list)
     stream: list[float] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
         row: dict[str, Any] = {"second": round(self.at, 2), "memory": self.memory, "descriptors": self.descriptors}
@@ -90,6 +92,7 @@ class Result:
     descriptors_after: int
     log_bytes: int
     visits: dict[str, int]
+    refused: int
     first: dict[str, float | None]
     draft_steps: int
     draft: dict[str, float | None]
@@ -165,6 +168,7 @@ def judge(running: Served, samples: Sequence[Sample], before: int, crowd: Crowd,
         after,
         len(log),
         dict(crowd.visits.most_common()),
+        sum(len(sample.refused) for sample in samples),
         latencies(first_token),
         len(draft),
         latencies(draft),
@@ -227,7 +231,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"first tokens: {result.first}")
         print(f"drafting: {result.draft_steps} steps, {result.draft}")
         print(f"streaming: {result.stream_steps} steps, {result.stream}")
-        print(f"{sum(result.visits.values())} visits, {result.log_bytes} bytes of log; see {options.out}")
+        print(f"{sum(result.visits.values())} visits; {result.refused} honest conversations were refused")
+        print(f"{result.log_bytes} bytes of log; see {options.out}")
     for problem in result.problems:
         print(f"soak: {problem}", file=sys.stderr)
     return 1 if result.problems else 0
