@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,6 +127,19 @@ def test_shares_with_penalties_and_biases_are_the_exact_ones(asked, path):
     shares = exact_shares(sampling, path)
     for seed in range(100):
         chooser = Chooser(replace(sampling, seed=seed), PREFIX, STOPS)
+        assert chooser.choose(LOGITS + np.float32(1.5), path) == drawn(shares, seed, len(PREFIX) + len(path))
+
+
+@pytest.mark.parametrize(("path", "able"), [((), (0, 2, 4)), ((2,), (1, 3))])
+@pytest.mark.parametrize("asked", [{}, {"top_k": 2}, {"temperature": 0.5, "min_p": 0.25}, {"repetition_penalty": 1.5}])
+def test_shares_under_a_grammar_are_those_of_the_tokens_that_it_allows(asked, path, able):
+    masks = {(1, 3, 1, *path): np.isin(np.arange(5), able)}
+    state = SimpleNamespace(mask=lambda answer: masks[tuple(answer)])
+    sampling = AnswerSampling(**{"temperature": 1.0, "answer_from": ANSWER_FROM} | asked)
+    forbidden = tuple((token, -np.inf) for token in range(5) if token not in able)
+    shares = exact_shares(replace(sampling, logit_bias=forbidden), path)
+    for seed in range(100):
+        chooser = Chooser(replace(sampling, seed=seed, state=state), PREFIX, STOPS)
         assert chooser.choose(LOGITS + np.float32(1.5), path) == drawn(shares, seed, len(PREFIX) + len(path))
 
 
