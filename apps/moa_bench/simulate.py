@@ -27,7 +27,7 @@ _WORST = 10
 
 
 class _View(NamedTuple):
-    """How scenarios are shown: their main figure, of which more is better, the aim for it, and the horizontal axis."""
+    """How scenarios are shown: their main figure (more is better), its aim, and the horizontal axis."""
 
     figure: str
     aim: float

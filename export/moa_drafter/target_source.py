@@ -47,7 +47,7 @@ HUB_TIMEOUT_S = 5.0
 #: Seconds between two looks at how far a download is.
 _LOOKS_S = 0.5
 #: Marks a folder that was made of a GGUF file by this version. Older folders lack it: copies of the Hub's model, and
-#: those without the file, in some of which missing tensors are random numbers.
+#: conversions without the file, some with random numbers for missing tensors.
 _MADE = "made_of_gguf"
 #: Codes of the errors after which transformers may still read a GGUF file.
 _UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type"})
@@ -255,8 +255,8 @@ def fetch_hub_texts(hub_id: str) -> Path:
 def fetch_hub_files(
     hub_id: str, patterns: Sequence[str], *, reachable: Callable[[], bool], revision: str | None = None
 ) -> Path:
-    """Return the folder of a model on the Hub with the files at its top that fit ``patterns``, fetched if necessary; a
-    fetch that was interrupted goes on.
+    """Return the folder of a model on the Hub with the files at its top that fit ``patterns``, fetched if necessary;
+    an interrupted fetch is continued.
 
     Args:
         reachable: :func:`hub_answers`, which waits for a Hub that is away; cached for several fetches. Without the Hub

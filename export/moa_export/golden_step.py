@@ -1,4 +1,4 @@
-"""A worked numeric example of three drafting steps, for whoever ports the runtime to another language.
+"""A worked numeric example of three drafting steps, for ports of the runtime to other languages.
 
 Inputs follow from formulas, so that a port needs no file of them; outputs are what a backend computes.
 """

@@ -16,8 +16,8 @@ from moa_runtime.errors import MoaError, printable, reason_of
 def run_program(
     name: str, work: Callable[[], int], *, stopped: str = "stopped", complain: Callable[[str], None] | None = None
 ) -> int:
-    """The exit status of ``work``, or of what ended it: that of the :class:`MoaError`, 2 where the system refused a
-    path or had no room for the output, 130 after Ctrl-C, 141 where whoever read stdout has left.
+    """Run ``work`` and return its exit status. If it is ended by an error, return that of the :class:`MoaError`, 2 if
+    the system refused a path or had no room for the output, 130 after Ctrl-C, 141 if the reader of stdout has left.
 
     Args:
         name: the program's, in front of every sentence on stderr; the error's code follows it in brackets.

@@ -114,7 +114,7 @@ class Backend(Protocol):
         needs_a_row: whether a step needs a memory row: it gets one of zeros if there is none.
         entries_from_rows: whether the cache entry of a token with a row is made from rows, so that it is computed again
             when rows before it come. Entries of tokens without a row may depend on all rows in any case.
-        heads_first: whether entries should lie in memory as ``[H, capacity, D]``, of which the cached ones are the
+        heads_first: whether entries should lie in memory as ``[H, capacity, D]``, the cached ones
             first; then a step writes the new ones after them. Otherwise position after position.
     """
 

@@ -19,7 +19,7 @@ Mask = NDArray[np.bool_]
 
 #: Most forced tokens that are committed at once; more follow with the next verdict.
 MOST_FORCED = 64
-#: Answers of which it is remembered what limit they met.
+#: Most answers for which the limit that they met is remembered.
 _PROBLEMS = 64
 
 

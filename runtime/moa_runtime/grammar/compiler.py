@@ -29,8 +29,8 @@ _ITEMS, _FUEL = 5_000, 50_000
 #: Most Earley items in a row of a Lark grammar, which may be ambiguous: drafts are not counted by the limits above, and
 #: the time of a token grows with more than the square of its row. An optional property of a tool has about four.
 _ROW = 500
-#: llguidance's options of a JSON schema: white space as targets were trained on it, so that most tokens are forced,
-#: and none goes on for ever.
+#: llguidance's options of a JSON schema: white space as targets were trained on it, so that most tokens are forced
+#: and white space ends.
 SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 #: Compiled grammars, and reasons why one does not compile, that are kept.
 _KEPT = 64

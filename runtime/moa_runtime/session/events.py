@@ -235,7 +235,7 @@ class Decided:
         accepted: number of drafted tokens that the target accepted.
         compute_s: time of the target, seconds.
         draft_s: time of the server's own draft, seconds, if pushed.
-        draft_stamp: stamp of the unsolicited Draft that was verified, or of the Draft of which only a part was; else 0.
+        draft_stamp: stamp of the verified unsolicited Draft, or of a requested Draft verified only in part; else 0.
         sent: number of tokens of the Draft that it answers, verified or not; 0 if pushed.
     """
 

@@ -22,7 +22,7 @@ export interface AnswerUpdate {
   readonly event: "AnswerUpdate";
   /** Text that the target has confirmed. */
   readonly committed: string;
-  /** Text after it that may still change. A character of which tokens are missing is in neither. */
+  /** Text after it that may still change. A character that lacks tokens is in neither. */
   readonly tentative: string;
   /** All tokens of the answer, the tentative ones last. */
   readonly tokens: readonly TokenOrigin[];

@@ -75,8 +75,8 @@ class StepRequest:
         sampling: how the target chooses after the prefix and the draft. None is a piece of prefill, which chooses
             nothing and drops nothing that the sequence already holds.
         rows_from: position of the first wanted memory row; None for none.
-        expected: tokens that the sequence will have when all of its prefix is processed, of which ``prefix`` may be a
-            part; 0 for no more than that. Memory for them at once saves copies.
+        expected: tokens that the sequence will have when its whole prefix is processed; ``prefix`` may be a part of it;
+            0 for no more than that. Memory for them at once saves copies.
     """
 
     sequence: int

@@ -15,7 +15,7 @@ _DECODER = json.JSONDecoder()
 
 
 class Call(NamedTuple):
-    """A call of a tool; ``arguments`` is JSON, of which the end may still be missing."""
+    """A call of a tool; ``arguments`` is JSON whose end may still be missing."""
 
     name: str
     arguments: str

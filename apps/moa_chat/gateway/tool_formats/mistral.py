@@ -53,7 +53,7 @@ class MistralFormat(ToolFormat):
             if not final and not text.lstrip().startswith(("[{", "[ {")):
                 return [], ""
             return read_calls(text, final=final)
-        # The same as an object, of which the end may be missing.
+        # The same as an object, whose end may be missing.
         begins = f'{{"name": "{named[1]}", "arguments": '
         calls, rest = read_calls(begins + text[named.end() :], final=final)
         return calls[:1], rest

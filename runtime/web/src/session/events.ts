@@ -65,7 +65,7 @@ export interface Decided {
   readonly computeS: number;
   /** Time of the server's own draft, seconds, if pushed. */
   readonly draftS: number;
-  /** Stamp of the unsolicited Draft that was verified, or of the Draft of which only a part was; else 0. */
+  /** Stamp of the verified unsolicited Draft, or of a requested Draft verified only in part; else 0. */
   readonly draftStamp: number;
   /** Number of tokens of the Draft that it answers, verified or not; 0 if pushed. */
   readonly sent: number;
