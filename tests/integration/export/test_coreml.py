@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import coremltools as ct
 import numpy as np
 import pytest
 
@@ -21,19 +21,22 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.pretrained import shipped_checkpoint
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
-from moa_export.coreml_interpreter import read_package
 from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
-from moa_export.targets.coreml import FEATURES, CoremlTarget
-from moa_export.targets.coreml_program import FUNCTIONS
 from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.coreml import CoremlBackend
 from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.errors import MoaError
 from moa_runtime.manifest import TargetEntry
+from support.late import Late
 
+if TYPE_CHECKING:
+    from moa_export.targets.coreml import CoremlTarget
+
+
+ct, coreml, program = Late("coremltools"), Late("moa_export.targets.coreml"), Late("moa_export.targets.coreml_program")
 CAPACITY = 96
 RECIPES = {
     "float": Recipe(Weights(16), Weights(16), Weights(16)),
@@ -57,7 +60,7 @@ def made(drafter: MoADrafter, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 
 def exporter(recipe: Recipe) -> CoremlTarget:
-    return CoremlTarget(recipe, TargetOptions(context=CAPACITY))
+    return coreml.CoremlTarget(recipe, TargetOptions(context=CAPACITY))
 
 
 def runner(made: Made, name: str) -> Backend:
@@ -191,11 +194,11 @@ def test_the_package_describes_itself_and_the_manifest_the_package(made: Callabl
     assert all((metadata.shortDescription, metadata.author, metadata.versionString, metadata.license))
     assert metadata.userDefined["linear"].startswith("int8")
     described = {function.name: function for function in description.functions}
-    assert list(described) == (list(FUNCTIONS) if name == "coreml" else [])
+    assert list(described) == (list(program.FUNCTIONS) if name == "coreml" else [])
     for function in described.values() or [description]:
         for feature in (*function.input, *function.output, *function.state):
-            assert feature.shortDescription == FEATURES[feature.name]
-    functions = read_package(folder / entry.file)
+            assert feature.shortDescription == coreml.FEATURES[feature.name]
+    functions = Late("moa_export.coreml_interpreter").read_package(folder / entry.file)
     main = functions["step_1" if entry.states else "main"]
     sides = ((entry.inputs, main.inputs), (entry.outputs, main.outputs), (entry.states, main.states))
     for specs, tensors in sides:
@@ -237,6 +240,6 @@ def test_the_runtime_backend_needs_a_mac_and_no_toolchain(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("preset", "most"), [("laptop", 48e6), ("phone", 28e6)])
 def test_the_default_drafter_becomes_small(preset: str, most: float, tmp_path: Path) -> None:
     drafter = load_bound(shipped_checkpoint(), load_target(DEFAULT_TARGET))
-    for entry in CoremlTarget(PRESETS[preset], TargetOptions()).export(drafter, tmp_path).values():
+    for entry in coreml.CoremlTarget(PRESETS[preset], TargetOptions()).export(drafter, tmp_path).values():
         files = [path for path in (tmp_path / entry.file).rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) <= most

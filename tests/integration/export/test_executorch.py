@@ -19,14 +19,14 @@ from moa_export.quantize import QuantisedEmbedding
 from moa_export.quarot import rotate_residual_stream
 from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.targets.base import NotRun, TargetOptions
-from moa_export.targets.executorch import DELEGATES, ExecutorchTarget
-from moa_export.targets.executorch_program import MOST_QUERIES, Embedding
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.executorch import ExecutorchBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 from moa_runtime.manifest import TargetEntry
+from support.late import Late
 
+target, program = Late("moa_export.targets.executorch"), Late("moa_export.targets.executorch_program")
 Made = tuple[Path, TargetEntry]
 
 
@@ -42,7 +42,7 @@ def made(drafter: MoADrafter, tmp_path_factory: pytest.TempPathFactory) -> Calla
     @functools.cache
     def make(preset: str, delegate: str = "xnnpack") -> Made:
         folder = tmp_path_factory.mktemp(preset)
-        exporter = ExecutorchTarget(PRESETS[preset], TargetOptions(delegates=(delegate,)))
+        exporter = target.ExecutorchTarget(PRESETS[preset], TargetOptions(delegates=(delegate,)))
         (entry,) = exporter.export(rotate_residual_stream(copy.deepcopy(drafter)), folder).values()
         return folder, entry
 
@@ -50,7 +50,7 @@ def made(drafter: MoADrafter, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 
 def runner(made: Made) -> Backend | NotRun:
-    return ExecutorchTarget(Recipe(), TargetOptions()).runner(*made)
+    return target.ExecutorchTarget(Recipe(), TargetOptions()).runner(*made)
 
 
 def step(backend: Backend, count: int = 5, cached: int = 11, rows: int = 7) -> StepResult:
@@ -81,7 +81,7 @@ def test_fewer_bits_make_smaller_files_and_one_export_the_same_bytes(made: Calla
 def test_more_tokens_and_queries_than_a_call_takes_are_fed_in_parts(drafter: MoADrafter, int8: Path) -> None:
     whole, parts = ExecutorchBackend(int8, threads=1), ExecutorchBackend(int8, threads=1)
     parts._most_tokens, parts._most_queries = 7, 3
-    count = MOST_QUERIES + 4
+    count = program.MOST_QUERIES + 4
     ours, theirs = step(parts, count), step(whole, count)
     np.testing.assert_array_equal(ours.top_tokens, theirs.top_tokens)
     np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=1e-4)
@@ -117,7 +117,7 @@ def test_a_program_for_another_machine_is_lowered_but_not_run(made: Callable[...
         assert not any(name in operator for operator in method["fallen_back"] for name in ("linear", "mm", "bmm"))
     assert entry.details["applied"]["activation_bits"] == (16 if delegate == "coreml" else 8)
     result = runner((folder, entry))
-    assert isinstance(result, NotRun) and DELEGATES[delegate].backend in result.reason
+    assert isinstance(result, NotRun) and target.DELEGATES[delegate].backend in result.reason
 
 
 def test_files_that_are_no_program_are_refused(tmp_path: Path, int8: Path) -> None:
@@ -132,7 +132,7 @@ def test_files_that_are_no_program_are_refused(tmp_path: Path, int8: Path) -> No
 def test_the_embedding_is_widened_to_the_same_numbers(drafter: MoADrafter, weights: Weights) -> None:
     table = QuantisedEmbedding(drafter.embedding, weights)
     tokens = torch.arange(200)
-    torch.testing.assert_close(Embedding(table)(tokens), table(tokens), rtol=0, atol=0)
+    torch.testing.assert_close(program.Embedding(table)(tokens), table(tokens), rtol=0, atol=0)
 
 
 def test_a_missing_wheel_is_one_sentence() -> None:
