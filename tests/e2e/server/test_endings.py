@@ -260,7 +260,7 @@ class Writer:
 
     def write_on(self) -> None:
         """Write what no app is told of, for long enough that a server which just closes is seen to."""
-        until = time.monotonic() + 1
+        until = time.monotonic() + 0.3
         while time.monotonic() < until:
             self.protocol.send_pong(b"")
             self._flush()
@@ -431,7 +431,7 @@ def test_a_process_waits_for_clients_that_stood_still_while_it_ended():
             writers.append(writer)
         running.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            running.wait(2)  # as one that does not wait for its peers has ended long before
+            running.wait(1)  # as one that does not wait for its peers has ended long before
         for writer in writers:
             writer.write_on()
             messages, code = writer.rest()

@@ -18,6 +18,7 @@ from moa_runtime.manifest import MANIFEST_FILE, Fingerprints
 from moa_runtime.session.handshake import PROTOCOL_VERSION
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import new_token
+from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.settings import Settings
 from moa_server.web import setup as web_setup
 from moa_server.web.setup import POLICY, bundle_files, find_bundle, page_files
@@ -30,6 +31,8 @@ TOKEN = "s3cret-token"
 #: What web views of apps send, and pages of files; `*` is tested with the gateway.
 ORIGINS = ["https://app.example", "capacitor://localhost", "ionic://localhost", "http://localhost", "https://localhost"]
 ORIGINS += ["file://", "null"]
+#: Refused connections end soon: raw clients read to their end.
+HASTY = EdgeLimits(close_seconds=0.1)
 
 
 def bearer(token: str = TOKEN) -> str:
@@ -46,7 +49,7 @@ def hello() -> bytes:
 
 @pytest.fixture
 def verifier():
-    with serving(ToyEngine(), Settings(token=TOKEN, origins=tuple(ORIGINS[:1]))) as running:
+    with serving(ToyEngine(), Settings(token=TOKEN, origins=tuple(ORIGINS[:1])), limits=HASTY) as running:
         yield running
 
 
@@ -379,7 +382,7 @@ def test_a_named_app_may_load_the_bundle(files):
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_no_log_has_a_token(files, log, form):
     stream, offered = log(form, "debug"), "Sec-WebSocket-Protocol: moa.v1, "
-    with serving(ToyEngine(), Settings(token=TOKEN), files=files) as served:
+    with serving(ToyEngine(), Settings(token=TOKEN), files=files, limits=HASTY) as served:
         for path in (f"/?token={TOKEN}", f"/{TOKEN}", f"/index.html?token={TOKEN}", f"/bundle/{TOKEN}"):
             get(served, path, referer=f"http://localhost/#token={TOKEN}")
             get(served, path, "POST", host="evil.example")

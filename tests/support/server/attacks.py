@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 
 from moa_runtime.manifest import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from support.server.in_memory import draft, hello, prompt
 from support.server.running import trusting
 
+#: Of attacks by many at once; others have 4.
+_CONNECTIONS = {"idle sockets": 300, "slow bodies": 300, "half handshakes": 300}
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 
 
@@ -228,3 +232,16 @@ def keep_up(attack: Attack, victim: Victim, seconds: float) -> int:
         except OSError:
             time.sleep(0.01)
     return count
+
+
+def attack_until(name: str, port: int, fingerprints: Fingerprints, stop: Event) -> None:
+    """Attack over many connections until told to stop; the target of a process."""
+    made, victim = {**STRANGERS, **MEMBERS}[name], Victim(port, fingerprints)
+
+    def on() -> None:
+        while not stop.is_set():
+            keep_up(made, victim, 0.5)
+
+    for _ in range(_CONNECTIONS.get(name, 4)):
+        threading.Thread(target=on, daemon=True).start()
+    stop.wait()
