@@ -157,7 +157,9 @@ def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[Termi
         yield terminal
 
 
-@pytest.mark.parametrize("key", ["", "\x0b"], ids=["asked after the answer", "Ctrl-K"])
+@pytest.mark.parametrize(
+    "key", [pytest.param("", id="asked after the answer", marks=pytest.mark.slow), pytest.param("\x0b", id="Ctrl-K")]
+)
 def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, hanging, key):
     with hung(onnx_bundle, hanging) as terminal:
         hanging.process.send_signal(signal.SIGCONT)

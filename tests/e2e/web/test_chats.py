@@ -159,8 +159,8 @@ def converse(
     return happened
 
 
-def test_ten_conversations_to_which_things_happen(compiled: Path, tiny: Setting) -> None:
-    assert sum(converse(compiled, replace(tiny, temperature=0.8), 10, 1).values()) >= 10
+def test_six_conversations_to_which_things_happen(compiled: Path, tiny: Setting) -> None:
+    assert sum(converse(compiled, replace(tiny, temperature=0.8), 6, 1).values()) >= 6
 
 
 @pytest.mark.slow

@@ -281,13 +281,6 @@ def test_answers_lose_their_link_and_are_whole(tiny, slow, verifier, prompts):
     assert cut(CutSettings(9, 1), link, "auto", turn_of(prompts[0], verifier, 9), QUICK) is None
 
 
-def test_prompts_that_do_not_fit_are_listed(tiny, questions, prompts):
-    lengths = [len(prompt.tokens) for prompt in prompts]
-    tokenizer = ChatTokenizer.from_bundle(Bundle.open(tiny[2]))
-    [found], [skipped] = prompts_of(read_questions(questions), tokenizer, max(lengths))
-    assert len(found.tokens) == min(lengths) and str(max(lengths)) in skipped["reason"]
-
-
 # -- failures --------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ _QUESTIONS = ("Why?", "Name three primary colours.", "And three more, with reaso
 _ANSWERS = ("", "No.", "Red, green and blue, for reasons that are known to all.", "ü 🎨 <|im_end|>")
 
 
-@pytest.mark.parametrize("seeds", [range(120), pytest.param(range(1000, 6000), marks=pytest.mark.slow)], ids=repr)
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(1000, 6000), marks=pytest.mark.slow)], ids=repr)
 def test_the_text_is_the_targets_own_whatever_happens(small_bundle: Any, seeds: Iterable[int]) -> None:
     for seed in seeds:
         plan = schedule(seed)
@@ -99,7 +99,7 @@ async def _check_all(world: World, rng: random.Random, turns: list[dict[str, str
             assert chat.messages == before and chat.unconfirmed in ([marks] if left else [marks, marks[1:]])
 
 
-@pytest.mark.parametrize("first", range(0, 120, 20))
+@pytest.mark.parametrize("first", range(0, 60, 20))
 def test_no_turn_is_lost_whatever_happens_in_a_check(small_bundle: Any, tmp_path: Path, first: int) -> None:
     for seed in range(first, first + 20):
         plan = schedule(seed)

@@ -10,7 +10,6 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 from step_floor import Product, floor_model, main
 
@@ -63,48 +62,6 @@ def test_the_floor_refuses_what_it_does_not_know():
         floor_model(unknown)
     with pytest.raises(MoaError):
         floor_model(float_graph(helper.make_node("Neg", ["x"], ["y"])))
-
-
-@pytest.fixture(scope="module")
-def bundle(onnx_bundle):
-    return Bundle.open(onnx_bundle)
-
-
-def device_weights(drafter) -> dict[str, np.ndarray]:
-    """The matrices of the device half, ``[n, k]``, by their parameters' names."""
-    state = drafter.state_dict()
-    names = [f"self_attention.self_attn.{part}_proj" for part in "kvqo"]
-    names += [f"cross_attention.self_attn.{part}_proj" for part in "qo"]
-    names += [f"{layer}.mlp.{part}_proj" for layer in ("self_attention", "cross_attention") for part in MLP]
-    return {**{name: state[f"{name}.weight"].numpy() for name in names}, "head": drafter.head.numpy()}
-
-
-MLP = ("gate", "up", "down")
-
-
-def test_the_floor_of_a_bundle_multiplies_by_the_drafters_weights(bundle, drafter):
-    weights = device_weights(drafter)
-    floor, products = floor_model(onnx.load(bundle.graph_path("onnx")))
-    assert sum(product.k * product.n for product in products) == sum(matrix.size for matrix in weights.values())
-    assert {product.bits for product in products} == {8}
-    random = np.random.default_rng(0)
-    inputs = [random.standard_normal((2, product.k), dtype=np.float32) for product in products]
-    got = outputs_of(floor, inputs)
-    for name, matrix in weights.items():
-        assert any(_computed(matrix, x, output) for x, output in zip(inputs, got, strict=True)), name
-
-
-def _computed(matrix: np.ndarray, x: np.ndarray, output: np.ndarray) -> bool:
-    """Whether a product, which may be that of several matrices, and scaled, has that of this one in its columns."""
-    if matrix.shape[1] != x.shape[1]:
-        return False
-    wanted = (x @ matrix.T).ravel()
-    for first in range(output.shape[1] - len(matrix) + 1):
-        found = output[:, first : first + len(matrix)].ravel()
-        # Weights and activations have 8 bits: each rounds by at most 1/254 of the largest of its group.
-        if found @ wanted > 0.9995 * np.linalg.norm(found) * np.linalg.norm(wanted):
-            return True
-    return False
 
 
 # -- the command ---------------------------------------------------------------------------------
