@@ -10,7 +10,10 @@ TORCH := torch==2.13.0
 # vLLM pins so much that it has an environment of its own.
 VLLM := .venv-vllm
 APP := .venv-app
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+# Many tests wait for a clock or a program: three processes keep two cores busy.
+WORKERS ?= 3
+# In the order of tests/conftest.py.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow'
 WEB := runtime/web
 PAGE := apps/web
 MOBILE := apps/mobile/react-native
@@ -66,7 +69,9 @@ $(APP)/.installed: pyproject.toml
 	$(APP)/bin/pip install --quiet --disable-pip-version-check '.[desktop,server]' pyinstaller
 	touch $@
 
-test: test-unit test-integration test-e2e ## all tests but the slow ones: the three tiers
+test test-e2e: LIBRARIES += libjavascriptcoregtk-4.0-bin
+test: $(STAMP) libraries test-web engine clients mobile ## all tests but the slow ones: the three tiers in one run
+	$(PYTEST) tests
 
 test-unit: $(STAMP) ## pure tests: no process, socket, browser or Qt
 	$(PYTEST) tests/unit
@@ -74,7 +79,6 @@ test-unit: $(STAMP) ## pure tests: no process, socket, browser or Qt
 test-integration: $(STAMP) libraries ## a verifier in the test's process, the window offscreen, the gateway
 	$(PYTEST) tests/integration
 
-test-e2e: LIBRARIES += libjavascriptcoregtk-4.0-bin
 test-e2e: $(STAMP) libraries test-web engine clients mobile ## processes, the wheel, browsers, Node, HAProxy
 	$(PYTEST) tests/e2e
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,10 @@ from hypothesis import HealthCheck, settings
 from support.chromium import BROWSERS
 from support.tiny import make_tiny_bundle, make_tiny_drafter, make_tiny_rival, make_tiny_target
 from support.virtual_loop import run_virtually
+
+# Tests start hundreds of programs: their modules are compiled once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # What an example takes says something of the machine alone.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,6 +52,31 @@ if TYPE_CHECKING:
 
 #: Seconds that a test may wait, on a busy machine or a virtual clock.
 _TEST_S, _VIRTUAL_S = 300, 3600
+#: Files that take longest. They begin first, so that no process works on one while the others have ended.
+_LONGEST = (
+    "e2e/web/test_engines.py",
+    "e2e/upgrade/test_upgrade.py",
+    "integration/runtime/test_backend_conformance.py",
+    "e2e/chat/test_end_to_end.py",
+    "e2e/page/test_without_network.py",
+    "integration/drafter/test_hub.py",
+    "integration/export/test_coreml.py",
+    "e2e/web/test_chats.py",
+    "integration/drafter/test_generation.py",
+    "integration/bench/test_accept.py",
+    "e2e/system/test_wheel.py",
+    "e2e/server/test_endings.py",
+    "e2e/page/test_online.py",
+    "e2e/chat/test_gateway_openai.py",
+    "integration/bench/test_simulate.py",
+    "integration/drafter/test_pipeline.py",
+    "e2e/bench/test_device.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {Path(__file__).parent / name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.hookimpl(tryfirst=True)
