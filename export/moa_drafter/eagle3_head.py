@@ -9,6 +9,7 @@ AngelSlim write the configuration of a Llama and the layer as ``midlayer``. The 
 from __future__ import annotations
 
 import io
+import logging
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -43,6 +44,10 @@ _NEUTRAL_OF_SPECULATORS: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
 }
+#: Switches that change nothing that is computed here.
+_HARMLESS = ("do_sample", "embed_requires_grad", "has_no_defaults_at_init", "tie_word_embeddings", "use_cache")
+_FLAGS = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
+_log = logging.getLogger(__name__)
 
 Stored = dict[str, Mapping[str, Any]]
 
@@ -99,6 +104,9 @@ def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shap
         value = layer.get(name, given.get(name))
         if value is not None and value not in values:
             raise ConfigError(f"{name} {value!r:.40} is not computed", code="unsupported")
+    switched = {name for name, value in given.items() if value is True}
+    if unknown := sorted(switched - {*_NEUTRAL, *_NEUTRAL_OF_SPECULATORS, *_FLAGS, *_HARMLESS}):
+        _log.warning("this head may draft worse than it could: %s is not known, and not computed", ", ".join(unknown))
     kinds = layer.get("layer_types") or []
     if of_speculators and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         raise ConfigError("layer_types other than full_attention are not computed", code="unsupported")

@@ -14,22 +14,26 @@ from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound, save_checkpoint
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.target import Target
+from moa_export.graph_files import write_half
+from moa_export.module_parts import parts_of
 from moa_export.pipeline import ExportSettings, plan
 from moa_export.quarot import rotate_residual_stream
+from moa_export.recipe import PRESETS
 from moa_export.recordings import Recording
 from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend
-from moa_runtime.backends.load import load_backend
+from moa_runtime.backends.load import eagle3_backend, load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.factory import drafter_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.session.events import Sampling
+from moa_runtime.wire.moa.v1.session_pb2 import ROW_ENCODING_FLOAT16 as FLOAT16
 from moa_server.engine.baseline import decode
 from moa_server.engine.torch_engine import torch_engine
 from support.drafted import draft_of
-from support.drafter.eagle3_heads import write_head
+from support.drafter.eagle3_heads import OPTIONS, write_head
 from support.export.commands import run, run_json
 from support.refusals import refused
 from support.tiny import QUESTIONS, make_tiny_bundle, make_tiny_rival, tiny_with_layers
@@ -105,8 +109,12 @@ def test_a_rotated_residual_stream_changes_nothing(tiny_drafter, drafter, target
 
 @pytest.mark.parametrize(
     ("shape", "sampling"),
-    [(Budget.chain(4), Sampling()), (Budget.tree(nodes=10, levels=3, width=3), Sampling(0.8, 0.95, seed=3))],
-    ids=["chain, greedy", "tree, sampled"],
+    [
+        (Budget.chain(4), Sampling()),
+        (Budget.tree(nodes=10, levels=3, width=3), Sampling()),
+        (Budget.tree(nodes=10, levels=3, width=3), Sampling(0.8, 0.95, seed=3)),
+    ],
+    ids=["chain, greedy", "tree, greedy", "tree, sampled"],
 )
 def test_a_conversation_is_lossless(bundle, checkpoint, target, shape, sampling):
     """Rows of twice the heads travel in the frames, if there are any, and the answer is the target's own."""
@@ -117,6 +125,23 @@ def test_a_conversation_is_lossless(bundle, checkpoint, target, shape, sampling)
     answer = conversation.answer(question, sampling, max_new_tokens=24, on_round=rounds.append)
     assert sum(one.steps for one in rounds) > 0
     assert [step.token for step in decode(engine, question, sampling, len(answer.tokens))] == answer.tokens
+
+
+@pytest.mark.parametrize("of", ["speculators", "authors"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_published_head_of_each_kind_drafts_in_a_graph(options, of, target, tmp_path):
+    """Chains and trees of it change no text."""
+    folder = write_head(tmp_path / "head", OPTIONS[options], of=of)
+    bound, print_ = load_bound(folder, target), drafter_fingerprint(folder)
+    engine, graph = torch_engine(target, bound, print_), write_half(parts_of(bound), PRESETS["max-quality"], tmp_path)
+    question = [1, 40, 90, 200, 31, 7]
+    expected = [step.token for step in decode(engine, question, Sampling(), 16)]
+    for shape in (Budget.chain(4), Budget.tree(nodes=10, levels=3, width=3)):
+        device, rounds = MoaDrafter(eagle3_backend(tmp_path / graph.file), max_context=100), list[Round]()
+        verifier = LoopbackVerifier(engine)
+        conversation = Conversation(verifier, device, engine.fingerprints, [], FixedShape(shape), row_encoding=FLOAT16)
+        answer = conversation.answer(question, Sampling(), max_new_tokens=16, on_round=rounds.append)
+        assert answer.tokens == expected and sum(one.steps for one in rounds) > 0
 
 
 def test_it_is_verified_and_smaller_in_four_bits(bundle, checkpoint, tiny_target, target, tmp_path, capsys):

@@ -88,6 +88,13 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, inside, field, value)
         read_weights(write_head(tmp_path, **{inside: {field: value}}))
 
 
+def test_a_switch_that_is_not_known_is_named(tmp_path, caplog):
+    read_weights(write_head(tmp_path / "known", {"norm_output": True}, layer={"use_cache": True}))
+    assert not caplog.records
+    read_weights(write_head(tmp_path / "new", layer={"gated_attention": True}, config={"later": True, "off": False}))
+    assert [record.args for record in caplog.records] == [("gated_attention, later",)]
+
+
 BIG = 10**400
 
 
