@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import hashlib
 import importlib.util
 import io
@@ -159,7 +160,8 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
     with FileLock(f"{place}.lock"):
         if not (place / _MADE).is_file():
             print(f"the target {name} is made ready, once, in {place}", file=sys.stderr, flush=True)
-            shutil.rmtree(place, ignore_errors=True)
+            for left in (place, *place.parent.glob(f".{glob.escape(name)}-????????")):  # by a killed process
+                shutil.rmtree(left, ignore_errors=True)
             with room_in(place.parent), tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch:
                 made = Path(scratch) / "model"
                 make(made)

@@ -22,13 +22,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="onnx", help="onnx or web")
     parser.add_argument("--drafter", help="a shipped one's name")
     parser.add_argument("--json", action="store_true", help="print progress as JSON objects")
-    return run_program("moa-export", lambda: _build(parser.parse_args(argv)))
+    stopped = "stopped; nothing of the bundle stays, a fetched model does"
+    return run_program("moa-export", lambda: _build(parser.parse_args(argv)), stopped=stopped)
 
 
 def _build(options: argparse.Namespace) -> int:
-    from moa_export.built_bundle import build_bundle  # a second of imports
+    from moa_export.built_bundle import build_bundle, usual_seconds  # a second of imports
 
-    progress = JsonProgress(sys.stdout) if options.json else Progress(sys.stderr, stages=5)
+    plan = usual_seconds((options.target,))
+    progress = JsonProgress(sys.stdout, plan=plan) if options.json else Progress(sys.stderr, plan=plan)
     build_bundle(options.out, progress, (options.target,), options.drafter)
     return 0
 

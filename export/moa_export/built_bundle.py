@@ -43,7 +43,15 @@ from moa_runtime.offline_stopping import StoppingRule
 #: Beside a shipped drafter's weights: digests, checks and stopping rule of the bundle that was proven.
 PROOF_FILE = "proof.json"
 _MB = 10**6
+_FETCH, _READ, _WRITE = "fetching the model, MB", "reading the model", "writing the bundle"
+_HALF, _WRITER = "{}: the drafter", "{}: the offline writer"
 _WAYS = {"onnx": (write_half, WRITER, write_writer), "web": (write_web_half, WEB_WRITER, write_web_writer)}
+
+
+def usual_seconds(targets: Sequence[str]) -> dict[str, float]:
+    """Return the stages of :func:`build_bundle` in order, and the seconds that each takes on two idle cores."""
+    made = {way.format(name): seconds for way, seconds in ((_HALF, 1.0), (_WRITER, 1.0)) for name in targets}
+    return {_FETCH: 5.0, _READ: 1.0, **made, _WRITE: 1.0}
 
 
 def build_bundle(
@@ -66,9 +74,9 @@ def build_bundle(
     """
     recipe, checkpoint = Recipe(), checkpoint_of(drafter)
     with staged_bundle(out, force=False) as stage:
-        with progress.stage("fetching the model, MB", BUILTIN[model].size // _MB if model in BUILTIN else 1) as advance:
+        with progress.stage(_FETCH, BUILTIN[model].size // _MB if model in BUILTIN else 1) as advance:
             folder = resolve_target(model, _counting(advance))
-        with progress.stage("reading the model"):
+        with progress.stage(_READ):
             facts, weights = facts_of(folder), read_weights(checkpoint)
             check_fit(weights.config, facts)
             context, made_of = facts.config.max_position_embeddings, (checkpoint, weights.config, recipe)
@@ -76,18 +84,18 @@ def build_bundle(
             parts = DeviceParts.of(weights.config, weights, weights_of(facts.folder, 32))
         halves: dict[str, TargetEntry] = {}
         for name in targets:
-            with progress.stage(f"{name}: the drafter"):
+            with progress.stage(_HALF.format(name)):
                 halves[name] = replace(_WAYS[name][0](parts, recipe, stage), checks=not_checked("parity", "tau"))
         del parts
         own = weights_of(facts.folder)
         bits, writers = usual_bits(own), dict[str, TargetEntry]()
         for name in targets:
-            with progress.stage(f"{name}: the offline writer"):
+            with progress.stage(_WRITER.format(name)):
                 _, label, write = _WAYS[name]
                 entry = write(RoundedWeights(own, bits), stage)
                 details = writer_details(entry, TARGET, bits, facts.config)
                 writers[label] = replace(entry, details=details, checks=not_checked("perplexity"))
-        with progress.stage("writing the bundle"):
+        with progress.stage(_WRITE):
             graphs = {"targets": halves, "writer": writers.get(WRITER), "web_writer": writers.get(WEB_WRITER)}
             manifest = write_manifest(stage, replace(manifest, **graphs))
             if (checkpoint / PROOF_FILE).is_file():

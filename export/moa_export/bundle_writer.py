@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import os
 import shutil
 import tempfile
@@ -10,8 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from moa_export.errors import ExportError, ParityError
 from moa_runtime.manifest import MANIFEST_FILE, BundleError, read_manifest
+
+#: File in the scratch folder that a running export has locked.
+_LOCK = "running.lock"
 
 
 def rejected_path(out: Path) -> Path:
@@ -37,7 +44,7 @@ def staged_bundle(out: Path, *, force: bool) -> Iterator[Path]:
     """A new folder beside ``out`` that takes its name when the block ends well.
 
     After a :class:`ParityError` it takes the name of :func:`rejected_path` instead; after any other error it
-    is removed. ``out`` is untouched until the very end.
+    is removed. ``out`` is untouched until the very end. What an earlier export left that was killed is removed.
 
     Raises:
         ExportError: see :func:`check_output`; also a place that cannot be written, such as a full disk.
@@ -45,7 +52,11 @@ def staged_bundle(out: Path, *, force: bool) -> Iterator[Path]:
     check_output(out, force=force)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        _remove_abandoned(out)
+        with (
+            tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch,
+            FileLock(Path(scratch) / _LOCK),
+        ):
             stage = Path(scratch) / "bundle"
             stage.mkdir()
             try:
@@ -58,6 +69,15 @@ def staged_bundle(out: Path, *, force: bool) -> Iterator[Path]:
     except OSError as error:
         code = "disk_full" if error.errno == errno.ENOSPC else "unwritable"
         raise ExportError(f"cannot write the bundle {out}: {error.strerror or error}", code=code) from error
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Remove the folders of earlier exports to ``out`` that were killed; those that still run hold their lock."""
+    for scratch in out.parent.glob(f".{glob.escape(out.name)}-????????"):  # as tempfile names them
+        with contextlib.suppress(Timeout):
+            if (scratch / _LOCK).is_file():
+                with FileLock(scratch / _LOCK, blocking=False):
+                    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _put(stage: Path, place: Path, scratch: Path) -> None:

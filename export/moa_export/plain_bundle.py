@@ -13,7 +13,7 @@ from typing import Protocol
 from moa_decoder.errors import TargetError
 from moa_drafter.catalogue import drafter_advice
 from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig, drafter_fingerprint, longest_context
-from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of
+from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of, parameters_of
 from moa_drafter.target_source import resolve_target, shown_name
 from moa_export.bundle_writer import staged_bundle
 from moa_export.errors import ExportError
@@ -85,6 +85,7 @@ def write_texts(stage: Path, target: TargetFacts, name: str, architecture: str) 
     return Manifest(
         fingerprints=Fingerprints(target.fingerprint, tokenizer_fingerprint(stage / TOKENIZER_FILE)),
         target=name,
+        target_parameters=parameters_of(target.folder),
         architecture=architecture,
         **dict.fromkeys(("kv_heads", "head_dim", "top_k", "draft_vocab_size"), 0),
         vocab_size=int(target.config.vocab_size),
@@ -125,6 +126,7 @@ def write_drafter_texts(
     return Manifest(
         fingerprints=Fingerprints(target.fingerprint, tokenizer, drafter_fingerprint(checkpoint)),
         target=name,
+        target_parameters=parameters_of(target.folder),
         architecture=config.architecture,
         kv_heads=row_shape[0],
         head_dim=row_shape[1],

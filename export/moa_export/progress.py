@@ -6,7 +6,8 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TextIO
 
 Advance = Callable[[], None]
@@ -21,30 +22,35 @@ class Progress:
     Args:
         stream: where to draw, or to write lines where that is no terminal.
         quiet: say nothing at all.
-        stages: number of stages, if it is known.
+        plan: the titles of all stages in order, each with the seconds that it usually takes, if they are known: then
+            the line says what comes next and how long all takes here, by how long finished stages of one step took.
     """
 
-    def __init__(self, stream: TextIO, *, quiet: bool = False, stages: int = 0) -> None:
-        self._stream, self._quiet, self._stages, self._count = stream, quiet, stages, 0
+    def __init__(
+        self, stream: TextIO, *, quiet: bool = False, plan: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        self._stream, self._quiet, self._plan, self._count = stream, quiet, plan, 0
         self._draws = not quiet and stream.isatty()
         self._began = time.monotonic()
+        self._took = self._usual = 0.0  # seconds of finished stages
 
     @contextlib.contextmanager
     def stage(self, title: str, steps: int = 1) -> Iterator[Advance]:
         """Show the block; call what it yields after each of its ``steps``. A block of one step needs none."""
         self._count += 1
         began, done, ended = time.monotonic(), 0, threading.Event()
-        number = f"{self._count}/{self._stages} " if self._stages else ""
+        number = f"{self._count}/{len(self._plan)} " if self._plan else ""
 
         def show() -> None:
             part = f" {done}/{steps}" if steps > 1 else ""
-            line = f"{number}{title}{part}"
+            gone = time.monotonic() - began
+            line = f"{number}{title}{part}{self._outlook(title, gone, done / steps)}"
             if self._draws:
-                seconds = f"{time.monotonic() - began:.0f} s"
-                print(f"\r{line:<{_WIDTH - 8}}{seconds:>7}", end="", file=self._stream, flush=True)
+                print(f"\r{line:<{_WIDTH - 8}}{f'{gone:.0f} s':>7}", end="", file=self._stream, flush=True)
             elif not self._quiet:
-                gone = time.monotonic() - self._began
-                print(f"moa-export: {line} ({gone:.0f} s gone)", file=self._stream, flush=True)
+                print(
+                    f"moa-export: {line} ({time.monotonic() - self._began:.0f} s gone)", file=self._stream, flush=True
+                )
 
         def keep_showing() -> None:
             while not ended.wait(_MOVES_S if self._draws else _EVERY_S):
@@ -62,29 +68,58 @@ class Progress:
         finally:
             ended.set()
             thread.join()
+            self._finished(title, time.monotonic() - began, steps)
             if self._draws:
                 show()
                 print(file=self._stream, flush=True)
 
+    def outlook(self, title: str, gone: float, part: float) -> tuple[str, float]:
+        """Return the next stage's title, empty for none, and the seconds until all is done; 0 without a plan.
+
+        Args:
+            gone: seconds of the stage ``title`` so far.
+            part: of it that is done, from 0 to 1; 0 if it is not known.
+        """
+        if title not in self._plan:
+            return "", 0.0
+        titles = list(self._plan)
+        later = titles[titles.index(title) + 1 :]
+        pace = self._took / self._usual if self._usual else 1.0
+        own = gone * (1 - part) / part if part else max(0.0, pace * self._plan[title] - gone)
+        return next(iter(later), ""), own + pace * sum(self._plan[each] for each in later)
+
+    def _outlook(self, title: str, gone: float, part: float) -> str:
+        following, left = self.outlook(title, gone, part)
+        return f", then {following}; {max(1, round(left))} s to go" if following else ""
+
+    def _finished(self, title: str, took: float, steps: int) -> None:
+        """Count a stage of the plan; one of several steps is a download, whose pace says nothing of this machine."""
+        if title in self._plan and steps == 1:
+            self._took, self._usual = self._took + took, self._usual + self._plan[title]
+
 
 class JsonProgress(Progress):
-    """Prints ``{"stage": ..., "part": 0 to 1}`` for each step, for other programs."""
+    """Prints ``{"stage": ..., "part": 0 to 1, "next": ..., "left_s": ...}`` for each step, for other programs."""
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream, quiet=True)
+    def __init__(self, stream: TextIO, *, plan: Mapping[str, float] = MappingProxyType({})) -> None:
+        super().__init__(stream, quiet=True, plan=plan)
 
     @contextlib.contextmanager
     def stage(self, title: str, steps: int = 1) -> Iterator[Advance]:
         """See :meth:`Progress.stage`."""
-        done = 0
+        began, done = time.monotonic(), 0
+
+        def say() -> None:
+            part = min(done / steps, 1.0)
+            following, left = self.outlook(title, time.monotonic() - began, part)
+            said = {"stage": title, "part": part, "next": following, "left_s": round(left, 1)}
+            print(json.dumps(said), file=self._stream, flush=True)
 
         def advance() -> None:
             nonlocal done
             done += 1
-            self._say(title, min(done / steps, 1.0))
+            say()
 
-        self._say(title, 0.0)
+        say()
         yield advance
-
-    def _say(self, title: str, part: float) -> None:
-        print(json.dumps({"stage": title, "part": part}), file=self._stream, flush=True)
+        self._finished(title, time.monotonic() - began, steps)

@@ -281,7 +281,7 @@ class Connector(QObject):
         if self._settings.local:
             self.export.stop()
             self._verifier.stop()
-            self.failed.emit(MoaError("The server on this machine was not started", code="not_started"))
+            self.failed.emit(MoaError("Cancelled. A model that was fetched is kept.", code="not_started"))
         else:
             self._cancelled = True
 

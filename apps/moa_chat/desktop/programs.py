@@ -11,6 +11,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
 
+from moa_chat import strings
 from moa_chat.local_verifier import SERVE_HERE, last_error, serve_options
 from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
@@ -135,7 +136,7 @@ class VerifierProcess(_Runner):
 class BundleExport(_Runner):
     """Makes the bundle for the window's drafter, the default bundle without one, in ``folder``."""
 
-    progressed = Signal(str, float)  # what is done now, and how much of it, from 0 to 1
+    progressed = Signal(str, float)  # what is done now, with what comes next, and how much of it, from 0 to 1
     ended = Signal(object)  # the bundle is there (None), or why not
 
     def __init__(self, drafter: DrafterName | None = None, parent: QObject | None = None) -> None:
@@ -151,7 +152,7 @@ class BundleExport(_Runner):
         """Start it. Raises MoaError if packages are not installed."""
         require_extra("server", "A model on this machine")
         command = own_program("moa_export.build_program", str(self.folder), "--json", *self._options)
-        self._run(command, {}, lambda said: self.progressed.emit(said["stage"], said["part"]))
+        self._run(command, {}, lambda said: self.progressed.emit(strings.stage_words(said), said["part"]))
 
     def _ended(self, error: MoaError | None) -> None:
         self._program = None

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from filelock import FileLock
 
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.target_facts import target_fingerprint
@@ -201,7 +202,7 @@ def test_the_rejected_name_is_replaced_only_if_it_is_a_bundle(tmp_path: Path) ->
     assert (kept / "notes.txt").read_text() == "mine"
 
 
-def shown(titles: list[tuple[str, int]], **options: int) -> list[str]:
+def shown(titles: list[tuple[str, int]], **options: object) -> list[str]:
     out = io.StringIO()
     drawn = Progress(out, **{"quiet": False, **options})
     for title, steps in titles:
@@ -213,8 +214,11 @@ def shown(titles: list[tuple[str, int]], **options: int) -> list[str]:
 
 def test_each_stage_is_a_line_and_a_long_one_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = [("reading", 1), ("comparing", 3)]
-    first = ["moa-export: 1/2 reading (0 s gone)", "moa-export: 2/2 comparing 0/3 (0 s gone)"]
-    assert shown(stages, stages=2) == first and shown(stages, quiet=True) == []
+    first = ["1/2 reading, then comparing; 7 s to go", "2/2 comparing 0/3"]
+    assert shown(stages, plan={"reading": 4.0, "comparing": 3.0}) == [
+        f"moa-export: {each} (0 s gone)" for each in first
+    ]
+    assert shown(stages, quiet=True) == []
     monkeypatch.setattr(progress, "_EVERY_S", 0.001)
     out = io.StringIO()
     with Progress(out).stage("waiting"):
@@ -243,6 +247,17 @@ def test_an_export_that_is_terminated_leaves_nothing(tiny_target: Path, tiny_dra
     said = exporting.communicate()[1]
     assert exporting.returncode == 128 + 15 and "Traceback" not in said
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """A running one keeps its folder."""
+    left, running = tmp_path / ".bundle-abcdefgh", tmp_path / ".bundle-ijklmnop"
+    for folder in (left, running):
+        (folder / "bundle").mkdir(parents=True)
+        (folder / "running.lock").touch()
+    with FileLock(running / "running.lock"), staged_bundle(tmp_path / "bundle", force=False) as stage:
+        (stage / "new").write_text("new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [running.name, "bundle"]
 
 
 # -- inspect, verify, diff, example ---------------------------------------------------------------

@@ -79,9 +79,10 @@ def test_a_chat_on_this_machine_needs_no_torch(tiny_target: Path, tiny_drafter: 
     environment = {**os.environ, "PYTHONPATH": paths, "MOA_EDGE_CACHE": str(tmp_path / "cache")}
     code = (
         "import sys; from pathlib import Path; from moa_chat import cli; from moa_export.progress import Progress\n"
-        "from moa_export.built_bundle import build_bundle\n"
+        "from moa_export.built_bundle import build_bundle, usual_seconds\n"
         "bundle, drafter, target = sys.argv[1:]\n"
-        "build_bundle(Path(bundle), Progress(sys.stderr, stages=5), ('onnx',), drafter, model=target)\n"
+        "progress = Progress(sys.stderr, plan=usual_seconds(['onnx']))\n"
+        "build_bundle(Path(bundle), progress, ('onnx',), drafter, model=target)\n"
         "words = ['--local', '--once', 'Name three colours.', '--json', '--max-new-tokens', '8', '--threads', '1']\n"
         "sys.exit(cli.main([*words, '--bundle', bundle, '--model', target, '--drafter', drafter]))"
     )
