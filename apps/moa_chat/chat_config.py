@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from moa_chat import strings
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.address import split_link
 from moa_runtime.backends.base import Backend
@@ -71,6 +72,11 @@ class ChatConfig:
     @property
     def target(self) -> str:
         return self.bundle.manifest.target
+
+    @property
+    def model_words(self) -> str:
+        """The target's name and size, for users."""
+        return strings.model_words(self.target, self.bundle.manifest.target_parameters)
 
     @property
     def writes_offline(self) -> bool:

@@ -7,6 +7,8 @@ those of ``--help`` in :mod:`moa_chat.options`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from moa_runtime.events import FinishReason, LinkChanged, LinkStatus, Origin, PauseReason
 
@@ -140,6 +142,7 @@ NOT_CONNECTED = "not connected"
 LOCAL_SERVER = "a server on this machine"
 FETCHING = "Fetching what this device needs, once: {:.1f} of {:.1f} MB"
 PREPARING = "Preparing this device for the model, once: {}"
+STAGE_NEXT = "{}, then {}; {:.0f} s to go"
 FIRST_STAGE = "reading the model"
 STARTING = "A server is being started on this machine."
 STARTING_FIRST = STARTING + " The first start fetches its model, which may take minutes."
@@ -201,6 +204,7 @@ USE_DEFAULT = "Use the usual one"
 CONVERSATION = "Conversation"
 EMPTY_CHAT = "Ask something. The answer continues without a network, too."
 MODEL_ANSWERS = "{}, {}"
+MODEL_HERE = "{}: fetched and made ready for this device at the first start"
 TRIAL_TARGET = "smollm2-135m-instruct"
 TRIAL_MODEL = "A small model, made for trying things out: moa-serve --model NAME takes a better one."
 EXAMPLES = (
@@ -256,6 +260,7 @@ NOT_FOUND = "not found"
 # -- the window: header, list of chats and commands --------------------------------------------
 
 TITLE = "Title of the chat: {}"
+MODEL = "Model: {}"
 OFFLINE = "Offline"
 COLOURS = "Origins"
 FIGURES = "Figures"
@@ -369,6 +374,24 @@ def origin_sentence(origin: Origin, committed: bool) -> str:
 def reading_words(tokens: int) -> str:
     """Return why an answer has no words yet: the target reads the prompt, with ``tokens`` new tokens (0: unknown)."""
     return READING_TOKENS.format(tokens) if tokens else READING
+
+
+def model_words(name: str, parameters: int) -> str:
+    """Return a model's name and size; ``parameters`` is 0 if that is not known.
+
+    >>> model_words("qwen3-0.6b", 596_049_920), model_words("llama-3.1-8b-instruct", 8_030_261_248)
+    ('qwen3-0.6b (596M parameters)', 'llama-3.1-8b-instruct (8.0B parameters)')
+    """
+    if not parameters:
+        return name
+    size = f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.3g}M"
+    return f"{name} ({size} parameters)"
+
+
+def stage_words(said: Mapping[str, Any]) -> str:
+    """Return a line of :class:`moa_export.progress.JsonProgress` in words."""
+    following, stage = str(said.get("next", "")), str(said["stage"])
+    return STAGE_NEXT.format(stage, following, max(1, said["left_s"])) if following else stage
 
 
 def corrected_sentence(words: int) -> str:

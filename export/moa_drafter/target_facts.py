@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from moa_decoder.checkpoint_weights import read_config, stored_tensors
 from moa_decoder.errors import TargetError
+from moa_decoder.gguf_file import read_parts
 from moa_decoder.gguf_weights import GgufWeights
 from moa_decoder.spec import DecoderSpec
 from moa_drafter.target_folder import gguf_of, weights_of
@@ -93,6 +95,16 @@ def target_fingerprint(folder: Path) -> str:
         digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.first_row())
     return digest.hexdigest()[:32]
+
+
+def parameters_of(folder: Path) -> int:
+    """Return the numbers of a target's weights; 0 for a quantised checkpoint, several of which are one stored number.
+    Raises TargetError as :func:`target_fingerprint` does."""
+    if parts := gguf_of(folder):
+        return sum(math.prod(tensor.shape) for part in read_parts(parts) for tensor in part.tensors.values())
+    if read_config(folder).get("quantization_config"):
+        return 0
+    return sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
 
 
 def special_texts(folder: Path) -> dict[str, str]:

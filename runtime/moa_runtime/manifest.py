@@ -99,6 +99,7 @@ class Manifest:
 
     Attributes:
         target: the target's name, for messages; ``fingerprints.target`` is its identity.
+        target_parameters: numbers of its weights, for messages; 0 if they are not known.
         kv_heads, head_dim: shape of one cache entry and of a memory row's key and value; 0 without a graph, as are
             ``top_k`` and ``draft_vocab_size``.
         stop_tokens: ids that end the assistant's turn.
@@ -134,6 +135,7 @@ class Manifest:
     manners: StoppingRule | None = None
     sampling: RecommendedSampling | None = None
     architecture: str = "moa"
+    target_parameters: int = 0
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -242,7 +244,11 @@ def _checked_name(name: str) -> str:
 
 
 #: Values of fields that are missing or null.
-_OPTIONAL = {"writer": None, "web_writer": None, "manners": None, "sampling": None, "architecture": "moa"}
+_OPTIONAL = {
+    **dict.fromkeys(("writer", "web_writer", "manners", "sampling")),
+    "architecture": "moa",
+    "target_parameters": 0,
+}
 #: Readers of the fields.
 _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "fingerprints": lambda raw: Fingerprints(**_texts(raw)),
@@ -258,6 +264,7 @@ _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "manners": lambda raw: StoppingRule(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"])),
     "sampling": RecommendedSampling.from_json,
     "architecture": _text,
+    "target_parameters": checked_count,
     "files": lambda raw: {
         _checked_name(name): FileEntry(_text(entry["sha256"]), checked_count(entry["bytes"]))
         for name, entry in raw.items()

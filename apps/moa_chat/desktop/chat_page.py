@@ -27,7 +27,7 @@ _TITLE_LETTERS = 14  # of the title, which have room before the buttons' words d
 
 
 class StatusBadge(PlainLabel):
-    """A badge such as "online" or "reconnecting in 5 s"; the tooltip has model, server and the reason."""
+    """A badge such as "online" or "reconnecting in 5 s"; the tooltip has the server and the reason."""
 
     resized = Signal()  # it has other words
 
@@ -37,7 +37,7 @@ class StatusBadge(PlainLabel):
         self._link: LinkChanged | None = None
         self._retry_at: float | None = None
         self._round_trip_s = 0.0
-        self._server = self._model = ""
+        self._server = ""
         self._wanted_offline = False
         self.setObjectName("pill")
         self.setAccessibleName(strings.CONNECTION)
@@ -49,11 +49,6 @@ class StatusBadge(PlainLabel):
     def set_server(self, server: str) -> None:
         """Set the verifier's name for the tooltip; empty while there is no connection."""
         self._server, self._link = server, None
-        self._show()
-
-    def set_model(self, model: str) -> None:
-        """Set the target's name for the tooltip."""
-        self._model = model
         self._show()
 
     def set_link(self, link: LinkChanged) -> None:
@@ -80,7 +75,7 @@ class StatusBadge(PlainLabel):
         self.setStyleSheet(f"color: {color}")
         self.setAccessibleDescription(words)
         why = self._link.detail if self._link else ""
-        self.setToolTip("\n".join(part for part in (self._model, self._server, why) if part))
+        self.setToolTip("\n".join(part for part in (self._server, why) if part))
 
     def _state(self) -> tuple[str, str]:
         """Return words and colour of the state."""
@@ -126,11 +121,17 @@ class ContextMeter(PlainLabel):
 
 
 class Title(PlainLabel):
-    """A line that shrinks before the buttons do and ends in an ellipsis then; the tooltip has all of it."""
+    """A line that shrinks before the buttons do and ends in an ellipsis then; the tooltip has all of it.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        says: its name for screen readers, with braces for the text.
+        style: see ``style.qss``.
+    """
+
+    def __init__(self, text: str, says: str = strings.TITLE, style: str = "title") -> None:
+        self._says = says  # the base class sets a text
         super().__init__()
-        self.setObjectName("title")
+        self.setObjectName(style)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.setText(text)
 
@@ -143,7 +144,7 @@ class Title(PlainLabel):
     def setText(self, text: str) -> None:
         super().setText(text)
         self.setToolTip(text)
-        self.setAccessibleName(strings.TITLE.format(text))
+        self.setAccessibleName(self._says.format(text))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(0, super().minimumSizeHint().height())
@@ -161,7 +162,7 @@ class Header(QWidget):
         self,
         appearance: Appearance,
         sidebar: IconButton,
-        title: Title,
+        titles: Sequence[Title],
         pill: StatusBadge,
         buttons: Sequence[IconButton],
     ) -> None:
@@ -171,7 +172,10 @@ class Header(QWidget):
         self._buttons = buttons
         row = self._row = QHBoxLayout(self)
         row.addWidget(sidebar)
-        row.addWidget(title, 1)
+        column = QVBoxLayout()
+        pad(column, 0, spacing=0)
+        add(column, *titles)
+        row.addLayout(column, 1)
         add(row, pill, *buttons)
         appearance.changed.connect(self._fit)
         pill.resized.connect(self._fit)  # or a longer state would take the title's room
@@ -210,6 +214,7 @@ class ChatPage(QWidget):
 
         self.sidebar = button("sidebar", "", strings.COMMAND_SIDEBAR, "Ctrl+B")
         self.title = Title(strings.NEW_CHAT)
+        self.model = Title("", strings.MODEL, "figures")
         self.pill = StatusBadge(appearance)
         self.offline = button("offline", strings.OFFLINE, strings.COMMAND_OFFLINE, "Ctrl+Shift+O", toggles=True)
         self.origins = button("origins", strings.COLOURS, strings.COMMAND_ORIGINS, "Ctrl+Shift+G", toggles=True)
@@ -234,7 +239,7 @@ class ChatPage(QWidget):
         layout = QVBoxLayout(self)
         pad(layout, 0, spacing=0)
         buttons = (self.offline, self.origins, self.plot_button, self.chat_settings, self.export)
-        add(layout, Header(appearance, self.sidebar, self.title, self.pill, buttons), self.find)
+        add(layout, Header(appearance, self.sidebar, (self.title, self.model), self.pill, buttons), self.find)
         layout.addWidget(self.conversation, 1)
         layout.addLayout(self._centered)
         layout.addWidget(self.plot)

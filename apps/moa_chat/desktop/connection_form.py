@@ -23,6 +23,7 @@ from moa_chat import strings
 from moa_chat.desktop.connection import Certificate, ConnectionFailedError, Connector, Trouble
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.widgets import add, label, pad, push_button, restyle
+from moa_drafter.catalogue import CATALOGUE
 from moa_runtime.address import split_link
 from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
@@ -112,6 +113,9 @@ class ConnectionForm(QWidget):
         self.local = QRadioButton(strings.START_LOCAL)
         self.remote = QRadioButton(strings.USE_REMOTE)
         self.server = _field(strings.ADDRESS_EXAMPLE, strings.ADDRESS_NAME, settings.server)
+        catalogued = CATALOGUE[strings.TRIAL_TARGET]
+        words = strings.model_words(catalogued.target, round(catalogued.size.parameters))
+        self._model = label(strings.MODEL_HERE.format(words), "muted")
         self.token = _field(strings.TOKEN_HINT, strings.TOKEN_NAME, settings.token)
         self.token.setEchoMode(QLineEdit.EchoMode.Password)
         self._certificate = settings.certificate
@@ -130,7 +134,7 @@ class ConnectionForm(QWidget):
         self._details = self._make_details()
         layout = QVBoxLayout(self)
         pad(layout, 0, spacing=0.9)
-        parts = (self.remote, self.server, self.local, self.state, self.trust, self.details, self._details)
+        parts = (self.remote, self.server, self.local, self._model, self.state, self.trust, self.details, self._details)
         layout.addWidget(_card(strings.SERVER, strings.ABOUT_SERVER, *parts))
         (self.local if settings.local or not (settings.server or self._only_remote()) else self.remote).setChecked(True)
         self.local.toggled.connect(self._switched)

@@ -79,9 +79,9 @@ class ConversationView(QScrollArea):
             column.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
         column.addStretch()
 
-    def show_model(self, name: str, where: str) -> None:
+    def show_model(self, name: str, parameters: int, where: str) -> None:
         """Say in an empty chat which model answers, and where it runs."""
-        words = strings.MODEL_ANSWERS.format(name, where)
+        words = strings.MODEL_ANSWERS.format(strings.model_words(name, parameters), where)
         self.model.setText(f"{words}\n{strings.TRIAL_MODEL}" if name == strings.TRIAL_TARGET else words)
 
     def show_messages(self, messages: Sequence[Message]) -> None:

@@ -344,10 +344,10 @@ class Window(QWidget):
         page.progress.end()
         page.pill.set_server(where)
         if self.runtime.chat is not None:
-            model = self.runtime.chat.manifest.target
-            page.pill.set_model(model)
-            page.conversation.show_model(model, where)
-            self.setWindowTitle(f"{model} - moa-chat")
+            manifest = self.runtime.chat.manifest
+            page.model.setText(strings.model_words(manifest.target, manifest.target_parameters))
+            page.conversation.show_model(manifest.target, manifest.target_parameters, where)
+            self.setWindowTitle(f"{manifest.target} - moa-chat")
         page.composer.set_ready(True)
         if page.offline.isChecked():
             self.runtime.work_offline(True)

@@ -94,7 +94,7 @@ class Terminal:
 
     def loop(self) -> None:
         """Read lines until ``/quit``, the end of the input, or Ctrl-C twice."""
-        self._say(strings.TERMINAL_WELCOME.format(self._config.target, self._config.server))
+        self._say(strings.TERMINAL_WELCOME.format(self._config.model_words, self._config.server))
         if not self._config.bundle.manifest.has_graph:
             self._say(strings.NO_DRAFTER)
         self._go_on()

@@ -53,10 +53,17 @@ export const EXAMPLES: readonly string[] = [
 ];
 const TRIAL_TARGET = "smollm2-135m-instruct";
 
+/** Return a model's name and size; `parameters` is 0 if that is not known. */
+export function modelWords(name: string, parameters: number): string {
+  if (parameters === 0) return name;
+  const size = parameters >= 1e9 ? `${(parameters / 1e9).toFixed(1)}B` : `${+(parameters / 1e6).toPrecision(3)}M`;
+  return `${name} (${size} parameters)`;
+}
+
 /** Return which model answers, and where it runs; empty if that is not known yet. */
-export function modelWords(name: string, server: string): string {
+export function answersWords(name: string, parameters: number, server: string): string {
   if (name === "") return "";
-  const words = `${name}, on ${server}`;
+  const words = `${modelWords(name, parameters)}, on ${server}`;
   return name === TRIAL_TARGET
     ? `${words}\nA small model, made for trying things out: moa-serve --model NAME takes a better one.`
     : words;

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { message, parted, titleOf } from "../src/message.js";
 import { withConfirmedOrigins } from "../src/streaming_answer.js";
-import { asSentence, correctedSentence, linkWords, megabytes, remarksOf, unconfirmedWords } from "../src/strings.js";
+import { answersWords, asSentence, correctedSentence, linkWords, megabytes, modelWords, remarksOf, unconfirmedWords } from "../src/strings.js";
 import { STATISTICS } from "./fake_talk.js";
 import { pieces } from "./spans.js";
 
@@ -17,6 +17,12 @@ test("the link in words", () => {
   assert.equal(linkWords({ ...link, status: "offline" }, 3.4, false), "reconnecting in 3 s");
   assert.equal(linkWords({ ...link, status: "offline" }, 0, false), "no connection");
   assert.equal(linkWords({ ...link, status: "online" }, null, true), "working offline");
+});
+
+test("a model has its size beside its name", () => {
+  assert.equal(modelWords("qwen3-0.6b", 596_049_920), "qwen3-0.6b (596M parameters)");
+  assert.equal(modelWords("llama-3.1-8b-instruct", 8_030_261_248), "llama-3.1-8b-instruct (8.0B parameters)");
+  assert.equal(answersWords("other", 0, "host"), "other, on host");
 });
 
 test("numbers in sentences", () => {

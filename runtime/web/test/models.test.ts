@@ -13,6 +13,7 @@ const ENTRY = { inputs: [{ name: "self_keys", dtype: "float32", shape: ["S", 1, 
 const MANIFEST: Manifest = {
   fingerprints: { target: "a", tokenizer: "b", drafter: "c" },
   target: "tiny",
+  targetParameters: 0,
   architecture: "moa",
   vocabSize: 12,
   maxContext: 1000,

@@ -154,9 +154,8 @@ class FakeChatConfig(ChatConfig):
     """A config that connects to a fake chat."""
 
     def __init__(self, chat: FakeChat | None = None, **options) -> None:
-        options.setdefault(
-            "bundle", SimpleNamespace(manifest=SimpleNamespace(target="tiny-target", writer=None, has_graph=True))
-        )
+        manifest = SimpleNamespace(target="tiny-target", target_parameters=135e6, writer=None, has_graph=True)
+        options.setdefault("bundle", SimpleNamespace(manifest=manifest))
         options.setdefault("endpoint", Endpoint("ws://127.0.0.1:8765"))
         super().__init__(**options)
         object.__setattr__(self, "chat", chat)

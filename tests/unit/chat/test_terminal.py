@@ -83,7 +83,7 @@ def test_questions_are_answered():
     chat = FakeChat([update("Par", "is"), finished("Paris.")], [finished("Rome.")])
     out = talk(chat, Lines("France?", "", "Italy?"))
     assert chat.asked == ["France?", "Italy?"] and chat.stopped == 0
-    assert strings.TERMINAL_WELCOME.format("tiny-target", "ws://127.0.0.1:8765/v1/session") in out
+    assert strings.TERMINAL_WELCOME.format("tiny-target (135M parameters)", "ws://127.0.0.1:8765/v1/session") in out
     assert "Paris.\n6 tokens in 0.5 s | tau 2.00 | 12.0 tokens/s | 3 rounds | rtt 63 ms\n" in out and "Rome.\n" in out
 
 
@@ -381,7 +381,7 @@ def test_a_chat_begins_without_its_verifier_if_the_writer_can_be_seen(
 ):
     view = live()[0] if on_a_terminal else PlainView(io.StringIO())
     monkeypatch.setattr("moa_chat.terminal.app.view_for", lambda _: view)
-    manifest = SimpleNamespace(target="tiny-target", writer=writer, has_graph=True)
+    manifest = SimpleNamespace(target="tiny-target", target_parameters=0, writer=writer, has_graph=True)
     config = UnreachableConfig(FakeChat(), bundle=SimpleNamespace(manifest=manifest), offline=offline)
     if writer and offline == "writer" and on_a_terminal:
         assert run_terminal(config) == 0

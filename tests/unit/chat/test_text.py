@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa_chat.strings import excerpt
+from moa_chat.strings import excerpt, model_words
 from moa_chat.terminal.renderer import Span, char_width, clean, clip, cut_spans, text_width, wrap
 from moa_chat.transcript import as_json, as_markdown
 
@@ -63,6 +63,14 @@ def test_spans_are_cut_with_their_text():
 )
 def test_an_excerpt_ends_with_a_whole_word(most, expected):
     assert excerpt("one two\nthree", most) == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [(0, "a"), (134_515_008, "a (135M parameters)"), (1_711_376_384, "a (1.7B parameters)")],
+)
+def test_a_model_has_its_size_beside_its_name(parameters, expected):
+    assert model_words("a", parameters) == expected
 
 
 def test_a_saved_conversation_keeps_its_content():

@@ -592,17 +592,19 @@ def test_facts_need_neither_torch_nor_transformers(target, tiny_target, tmp_path
     (file,) = write_gguf(tiny_target, tmp_path / "tiny.gguf")
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'gguf', 'huggingface_hub')))\n"
-        "from moa_drafter.target_facts import facts_of\n"
+        "from moa_drafter.target_facts import facts_of, parameters_of\n"
         "from moa_drafter.target_source import resolve_target\n"
         "for name in sys.argv[1:]:\n"
         "    f = facts_of(resolve_target(name)); config = f.config\n"
         "    print([f.fingerprint, f.stop_tokens, f.recommended_sampling, f.chat_template, config.vocab_size,\n"
-        "        config.max_position_embeddings, config.head_dim, config.num_key_value_heads, f.special_tokens])"
+        "        config.max_position_embeddings, config.head_dim, config.num_key_value_heads,\n"
+        "        parameters_of(f.folder), f.special_tokens])"
     )
     command = [sys.executable, "-c", program, str(tiny_target), str(file)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     of_folder, of_file = map(ast.literal_eval, done.stdout.splitlines())
-    facts = [target.fingerprint, target.stop_tokens, None, target.chat_template, 512, 512, 16, 2]
+    numbers = sum(tensor.numel() for tensor in target.model.parameters())
+    facts = [target.fingerprint, target.stop_tokens, None, target.chat_template, 512, 512, 16, 2, numbers]
     assert of_folder == [*facts, target.special_tokens]
     assert of_file[:-1] == facts and of_file[-1].items() <= target.special_tokens.items()
     folder = resolve_target(str(file))

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import moa_runtime.bundle
-from moa_drafter.target_facts import facts_of
+from moa_drafter.target_facts import facts_of, parameters_of
 from moa_export.cli import main
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -37,6 +37,7 @@ def test_it_says_what_a_client_needs(tiny_target, tmp_path, capsys, architecture
     manifest = bundle.manifest
     assert (manifest.fingerprints.target, manifest.fingerprints.drafter) == (facts.fingerprint, "")
     assert (manifest.target, manifest.stop_tokens) == (tiny_target.name, facts.stop_tokens)
+    assert manifest.target_parameters == parameters_of(tiny_target) > 0
     assert manifest.max_context == facts.config.max_position_embeddings and not manifest.has_rows
     drafter = drafter_for(manifest, backend_for(bundle))
     assert isinstance(drafter, SssdDrafter) if drafts else drafter is None

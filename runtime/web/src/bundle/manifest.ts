@@ -56,6 +56,8 @@ export interface Manifest {
   readonly fingerprints: Fingerprints;
   /** The target's name, for messages. */
   readonly target: string;
+  /** Numbers of its weights, for messages; 0 if they are not known. */
+  readonly targetParameters: number;
   /** Of the drafter; see {@link hasGraph}. */
   readonly architecture: string;
   readonly vocabSize: number;
@@ -101,6 +103,7 @@ export function readManifest(said: string): Manifest {
   const manifest: Manifest = {
     fingerprints: part(raw, "fingerprints", fingerprints),
     target: part(raw, "target", text),
+    targetParameters: part(raw, "target_parameters", optional(count)) ?? 0,
     architecture: part(raw, "architecture", optional(text)) ?? "moa",
     vocabSize: part(raw, "vocab_size", count),
     maxContext: part(raw, "max_context", count),
@@ -145,7 +148,7 @@ type JsonReader<T> = (value: unknown) => T;
 class FormError extends Error {}
 
 function part<T>(raw: Fields, name: string, read: JsonReader<T>): T {
-  if (!(name in raw) && !["architecture", "manners", "sampling"].includes(name)) throw malformed(`it lacks ${JSON.stringify(name)}`);
+  if (!(name in raw) && !["architecture", "target_parameters", "manners", "sampling"].includes(name)) throw malformed(`it lacks ${JSON.stringify(name)}`);
   try {
     return read(raw[name]);
   } catch (error) {

@@ -68,7 +68,10 @@ def test_a_newcomer_is_led_to_the_first_answer(open_window, verifier, qtbot, unt
     assert answered(qtbot, window)
     stored = profile.load()
     assert (stored.server, stored.token) == (f"http://127.0.0.1:{verifier.port}/", TOKEN)
-    assert window.windowTitle().startswith(window.runtime.chat.manifest.target)
+    manifest = window.runtime.chat.manifest
+    assert window.windowTitle().startswith(manifest.target)
+    words = strings.model_words(manifest.target, manifest.target_parameters)
+    assert window.page.model.text() == words != manifest.target
 
 
 def test_an_address_brings_the_bundle(open_window, engine, onnx_bundle, qtbot, until, monkeypatch, tmp_path):
