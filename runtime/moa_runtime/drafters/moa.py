@@ -139,7 +139,7 @@ class MoaDrafter:
             return DraftTree()
         tree.add_level([worth], stepped=False)
         tree.lengthen(lambda path: self._without_steps(path, tail, len(text) - len(tail)), budget.depth - 1)
-        return tree.best()
+        return tree.best(self._mask.forced)
 
     def _chain(self, text: list[int], budget: Budget) -> Steps[DraftTree]:
         start, memory = len(text), self._memory_of(len(text))
@@ -162,7 +162,7 @@ class MoaDrafter:
             text += sure
             logprobs += [0.0] * len(sure)
             ended = text[-1] in self._stop_tokens
-        del text[end:], logprobs[end - start :]  # the verifier commits forced tokens itself
+        del text[end:], logprobs[end - start :]
         if not ended:
             logprob = sum(logprobs)
             path, tail = text[start:], text[max(0, start - LONGEST_SUFFIX) : start]
@@ -172,6 +172,10 @@ class MoaDrafter:
                     break
                 text += [*forced, token.token]
                 logprobs += [*[0.0] * len(forced), token.logprob]
+            run = [] if text[-1] in self._stop_tokens else self._mask.forced(text[start:])
+            if len(logprobs) + len(run) <= room and budget.sends_forced(sum(logprobs), run, self._stop_tokens):
+                text += run
+                logprobs += [0.0] * len(run)
         return DraftTree.chain(text[start:], logprobs, steps)
 
     def _tree(self, text: list[int], budget: Budget) -> Steps[DraftTree]:
@@ -203,7 +207,7 @@ class MoaDrafter:
         self._cache.truncate(length)
         tail = text[-LONGEST_SUFFIX:]
         tree.lengthen(lambda path: self._without_steps(path, tail, length - len(tail)), budget.depth - tree.depth)
-        return tree.best()
+        return tree.best(self._mask.forced if self._mask.on else None)
 
     def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> Steps[StepResult]:
         """Feed the tokens of ``prefix`` that the cache lacks; return the result for its last token."""

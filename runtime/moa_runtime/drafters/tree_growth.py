@@ -4,7 +4,8 @@ A tree grows level by level: the likeliest nodes of a level are continued, each 
 likeliest nodes of all are kept. A node's score is the log-probability of the whole path to it, which falls along every
 path, so the kept nodes are a tree too. After the last level, paths may continue with copies.
 
-Tokens that a grammar forces take no level. They are kept only before others, because the verifier commits them itself.
+Tokens that a grammar forces take no level. The verifier commits them itself, so at the end of a path they bring no more
+than a token after them that the target chooses in the same pass.
 """
 
 from __future__ import annotations
@@ -156,11 +157,18 @@ class GrowingTree:
             node = self._parents[node]
         return path[::-1]
 
-    def best(self) -> DraftTree:
-        """Return the tree of the likeliest nodes that are worth sending, at least of the likeliest one."""
+    def best(self, forced: Callable[[list[int]], list[int]] | None = None) -> DraftTree:
+        """Return the tree of the likeliest nodes that are worth sending, at least of the likeliest one.
+
+        Args:
+            forced: see :meth:`expand`.
+        """
         ranked = sorted(range(len(self._tokens)), key=lambda node: -self._scores[node])[: self._budget.nodes]
         worth = [node for node in ranked if self._budget.sends(self._scores[node])]
-        kept = self._without_forced_ends(sorted(worth or ranked[:1]))  # a parent was added before its children
+        kept = sorted(worth or ranked[:1])  # a parent was added before its children
+        if forced is not None:
+            kept = self._without_forced_ends(kept)
+            kept += self._worthy_ends(kept, forced)
         number = {-1: 0, **{node: at for at, node in enumerate(kept, 1)}}
         return DraftTree(
             tuple(self._tokens[node] for node in kept),
@@ -177,3 +185,16 @@ class GrowingTree:
                 kept.append(node)
                 needed.add(self._parents[node])
         return kept[::-1]
+
+    def _worthy_ends(self, nodes: list[int], forced: Callable[[list[int]], list[int]]) -> list[int]:
+        """Add nodes of the tokens that are forced after its ends, where these pay, and return them."""
+        ends, added = sorted(set(nodes).difference(self._parents[node] for node in nodes)), list[int]()
+        for node in sorted(ends, key=lambda node: -self._scores[node]):
+            path = [self._tokens[each] for each in self._path(node)]
+            run = forced(path) if path[-1] not in self._stop_tokens else []
+            room = min(self._budget.nodes - len(nodes) - len(added), self._budget.depth - len(path))
+            if len(run) <= room and self._budget.sends_forced(self._scores[node], run, self._stop_tokens):
+                for token in run:
+                    node = self._add(DraftToken(token, 0.0), node)
+                    added.append(node)
+        return added

@@ -108,16 +108,25 @@ def nodes_of(tree) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize(
     "budget", [Budget.tree(nodes=40, levels=2, width=3), Budget.chain(2, 40)], ids=["tree", "chain"]
 )
-def test_forced_tokens_take_no_level_and_are_drafted_before_others_alone(compiler, budget):
+def test_forced_tokens_take_no_level_and_end_a_path_if_the_next_choice_pays_for_them(compiler, budget):
     """The verifier commits them itself; those between two others are read in one step."""
     backend = Guessing([*compiler.ids("abcd"), 9, 10])
     drafter, sampling = MoaDrafter(backend, max_context=100, stop_tokens=[STOP]), sampled(compiler, FORKS)
-    for written in ("", "bxy"):
-        before = backend.steps
-        paths = nodes_of(drafter.propose([*PROMPT, *compiler.ids(written)], budget, sampling))
-        ends = [path for path in paths if not any(other[: len(path)] == path for other in paths - {path})]
-        assert ends and backend.steps == before + 2 and max(map(len, paths)) >= 3
-        assert not any(sampling.state.forced([*compiler.ids(written), *path[:-1]]) for path in ends)
+    for written, price in (("", 0.0), ("bxy", 0.0), ("", 0.2), ("bxy", 0.2)):
+        before, priced = backend.steps, replace(budget, prices=Prices(node=price))
+        tree = drafter.propose([*PROMPT, *compiler.ids(written)], priced, sampling)
+        scores = dict(zip(range(1, 99), tree.scores, strict=False))
+        ends = set(scores).difference(tree.parents)
+        assert ends and backend.steps == before + 2
+        for end in ends:
+            path = path_to(end, tree.tokens, tree.parents)
+            forced = [at for at in range(len(path)) if sampling.state.forced([*compiler.ids(written), *path[:at]])]
+            run = next(n for n in range(len(path) + 1) if len(path) - 1 - n not in forced)
+            after = sampling.state.forced([*compiler.ids(written), *path])
+            assert run * price <= np.exp(scores[end]) + 1e-9, "an end that does not pay"
+            assert (
+                not after or STOP in after or len(after) * price > np.exp(scores[end]) or len(scores) + len(after) > 40
+            )
 
 
 class Remembering(Guessing):
