@@ -9,7 +9,7 @@ from typing import Any
 
 from moa_runtime.drafters.gumbel import GumbelCoupling, gumbel
 from moa_runtime.drafters.ngram import NgramDrafter, NgramIndex, NgramMixture
-from moa_runtime.drafters.tree_growth import Continuation, GrowingTree
+from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Pushed, RoundEnded
@@ -86,14 +86,14 @@ def trees(draws: Draws) -> Iterator[Case]:
         tree, grown = GrowingTree(budget, [0]), list[Any]()
         tree.add_level([table[0]])
         while tree.depth < budget.levels:
-            paths, *_, mask = tree.expand()
+            paths, mask = tree.expand()
             grown.append({"paths": paths, "mask": mask.astype(int).tolist()})
             if not paths:
                 break
             tree.add_level([table[path[-1] % 7] for path in paths])
         chain = some_candidates(draws)
         room = draws.whole(0, 4)
-        tree.lengthen(lambda path, chain=chain: (Continuation([], one) for one in chain), room)  # type: ignore[misc]
+        tree.lengthen(lambda path, chain=chain: chain, room)  # type: ignore[misc]
         best = tree.best()
         given = {"budget": asdict(budget), "table": said(table), "chain": said([chain])[0], "room": room}
         yield given | {"grown": grown, "best": tree_of(best), "path": best.likeliest_path()}

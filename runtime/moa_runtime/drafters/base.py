@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,12 +107,6 @@ class Budget:
     def sends(self, logprob: float) -> bool:
         """Return whether a node is worth sending, by the log-probability of its path (nats)."""
         return math.exp(self.logprob + logprob) >= self.prices.node
-
-    def sends_forced(self, logprob: float, run: Sequence[int], stop_tokens: Collection[int]) -> bool:
-        """Return whether tokens that are forced after a path, whose log-probability is ``logprob`` (nats), are worth
-        sending: for the token after them, if the text goes on."""
-        pays = math.exp(self.logprob + logprob) >= len(run) * self.prices.node
-        return bool(run) and pays and run[-1] not in stop_tokens
 
 
 class Drafter(Protocol):

@@ -10,9 +10,8 @@ import numpy as np
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.session.events import AnswerSampling, Sampling
 
-#: If so few tokens are allowed, each of them is a candidate, also without a drafter that names it: of more for a target
-#: that samples, because the noise, which drafts are coupled with, tells more than one in so many.
-_FEW, _FEW_SAMPLED = 8, 64
+#: If so few tokens are allowed, and a drafter names none of them, each of them is a candidate.
+_FEW = 8
 
 
 class GrammarMask:
@@ -26,7 +25,6 @@ class GrammarMask:
     def __init__(self, sampling: Sampling, prefix: Sequence[int]) -> None:
         own = sampling if isinstance(sampling, AnswerSampling) else None
         self._state = None if own is None else own.state
-        self._few = _FEW_SAMPLED if sampling.temperature > 0 else _FEW
         self._answer = [] if own is None or own.state is None else list(prefix[own.answer_from :])
 
     @property
@@ -39,8 +37,8 @@ class GrammarMask:
         tokens are not the target's choice.
 
         Args:
-            best: whether all other tokens are less likely than each candidate. If few tokens are allowed, each of them
-                becomes a candidate.
+            best: whether all other tokens are less likely than each candidate. If few tokens are allowed, and none of
+                them is a candidate, each of them becomes one.
         """
         if self._state is None:
             return candidates
@@ -48,7 +46,7 @@ class GrammarMask:
         able, count = self._state.among(answer, [candidate.token for candidate in candidates])
         kept = [candidate for candidate, allowed in zip(candidates, able, strict=True) if allowed]
         if not kept:
-            return self.few(path) if best and count <= self._few else []
+            return self.few(path) if best and count <= _FEW else []
         if len(kept) == len(candidates):
             return kept
         chances = [math.exp(candidate.logprob) for candidate in candidates]
@@ -56,23 +54,15 @@ class GrammarMask:
         if best:
             rest = min(rest, (count - len(kept)) * min(chances))
         whole = math.log(sum(math.exp(candidate.logprob) for candidate in kept) + rest or 1.0)
-        left = [DraftToken(candidate.token, min(0.0, candidate.logprob - whole)) for candidate in kept]
-        if best and rest and len(kept) < count <= self._few:
-            share = math.log(rest / (count - len(kept))) - whole
-            left += [DraftToken(token, share) for token in sorted(self._allowed(path) - {each.token for each in kept})]
-        return left
+        return [DraftToken(candidate.token, min(0.0, candidate.logprob - whole)) for candidate in kept]
 
     def few(self, path: Sequence[int] = ()) -> list[DraftToken]:
         """Return the tokens that may follow a path of the draft, as if all had the same probability; none if they are
         many."""
         if self._state is None:
             return []
-        able = sorted(self._allowed(path))
-        return [DraftToken(token, -math.log(len(able))) for token in able] if len(able) <= self._few else []
-
-    def _allowed(self, path: Sequence[int]) -> set[int]:
-        assert self._state is not None
-        return set(np.flatnonzero(self._state.mask([*self._answer, *path])).tolist())
+        able = np.flatnonzero(self._state.mask([*self._answer, *path])).tolist()
+        return [DraftToken(token, -math.log(len(able))) for token in able] if len(able) <= _FEW else []
 
     def forced(self, path: Sequence[int] = ()) -> list[int]:
         """Return the tokens that must follow a path of the draft, one after the other."""

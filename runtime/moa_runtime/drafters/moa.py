@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
 from moa_runtime.drafters.grammar_mask import GrammarMask
 from moa_runtime.drafters.gumbel import NO_COUPLING, GumbelCoupling
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramMixture, worth_copying
-from moa_runtime.drafters.tree_growth import Continuation, GrowingTree
+from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.errors import MoaError
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
@@ -139,14 +140,14 @@ class MoaDrafter:
             return DraftTree()
         tree.add_level([worth], stepped=False)
         tree.lengthen(lambda path: self._without_steps(path, tail, len(text) - len(tail)), budget.depth - 1)
-        return tree.best(self._mask.forced)
+        return tree.best()
 
     def _chain(self, text: list[int], budget: Budget) -> Steps[DraftTree]:
         start, memory = len(text), self._memory_of(len(text))
         logprobs: list[float] = []
         steps: list[int] = []
         room, levels = min(budget.depth, budget.nodes), min(budget.levels, budget.nodes)
-        ended, end = False, start
+        ended = False
         while levels and len(logprobs) < room and not ended and (not logprobs or budget.continued([sum(logprobs)])):
             token = self._surely_copied(text, text[start:])
             if token is None:
@@ -157,25 +158,19 @@ class MoaDrafter:
             text.append(token.token)
             logprobs.append(token.logprob)
             levels -= 1
-            end = len(text)
             sure = self._mask.forced(text[start:])[: room - len(logprobs)]
             text += sure
             logprobs += [0.0] * len(sure)
             ended = text[-1] in self._stop_tokens
-        del text[end:], logprobs[end - start :]
         if not ended:
             logprob = sum(logprobs)
             path, tail = text[start:], text[max(0, start - LONGEST_SUFFIX) : start]
-            for forced, token in self._without_steps(path, tail, start - len(tail)):
+            for token in islice(self._without_steps(path, tail, start - len(tail)), room - len(logprobs)):
                 logprob += token.logprob
-                if len(logprobs) + len(forced) >= room or not worth_copying(budget, logprob):
+                if not worth_copying(budget, logprob):
                     break
-                text += [*forced, token.token]
-                logprobs += [*[0.0] * len(forced), token.logprob]
-            run = [] if text[-1] in self._stop_tokens else self._mask.forced(text[start:])
-            if len(logprobs) + len(run) <= room and budget.sends_forced(sum(logprobs), run, self._stop_tokens):
-                text += run
-                logprobs += [0.0] * len(run)
+                text.append(token.token)
+                logprobs.append(token.logprob)
         return DraftTree.chain(text[start:], logprobs, steps)
 
     def _tree(self, text: list[int], budget: Budget) -> Steps[DraftTree]:
@@ -186,18 +181,16 @@ class MoaDrafter:
             return tree.best()
         memory = self._memory_of(length)
         tree.add_level(self._candidates((yield from self._catch_up(text, memory)), text, [[]]))
-        # A backend with few positions has room for a token of each node, not for those that are forced before it.
-        forced = self._mask.forced if self._backend.max_positions is None else None
         while tree.depth < levels:
-            paths, tokens, depths, queries, path_mask = tree.expand(forced)
+            paths, path_mask = tree.expand()
             if not paths:
                 break
             # Their cache entries follow those of the prefix while the tree grows.
             new, earlier = path_mask.shape[0], path_mask.shape[1] - path_mask.shape[0]
             result = yield StepInputs(
-                np.array(tokens, np.int64),
-                length + np.array(depths, np.int64),
-                np.array(queries, np.int64),
+                np.array([path[-1] for path in paths], np.int64),
+                np.full(new, length + tree.depth - 1, np.int64),
+                np.arange(new, dtype=np.int64),
                 *self._cache.first(length + earlier),
                 np.concatenate((np.ones((new, length), np.bool_), path_mask), axis=1),
                 *memory,
@@ -207,7 +200,7 @@ class MoaDrafter:
         self._cache.truncate(length)
         tail = text[-LONGEST_SUFFIX:]
         tree.lengthen(lambda path: self._without_steps(path, tail, length - len(tail)), budget.depth - tree.depth)
-        return tree.best(self._mask.forced if self._mask.on else None)
+        return tree.best()
 
     def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> Steps[StepResult]:
         """Feed the tokens of ``prefix`` that the cache lacks; return the result for its last token."""
@@ -245,35 +238,30 @@ class MoaDrafter:
         del self._cached[length:]
         self._cache.truncate(length)
 
-    def _without_steps(self, path: list[int], tail: list[int], before: int) -> Iterator[Continuation]:
-        """Yield what follows a path of the draft without a step, until nothing is known, which may be never: copies,
-        and guesses where a grammar leaves few tokens.
+    def _without_steps(self, path: list[int], tail: list[int], before: int) -> Iterator[DraftToken]:
+        """Yield the tokens after a path of the draft that take no step, until none is known, which may be never:
+        copies, and those that the grammar forces.
 
         Args:
             tail: last tokens of the text before the path.
             before: number of tokens of the text before these.
         """
-        copies = self._mixture
         if not self._mask.on:
-            if copies is not None:
-                yield from (Continuation([], token) for token in copies.copies(tail + path, self._coupling, before))
+            if self._mixture is not None:
+                yield from self._mixture.copies(tail + path, self._coupling, before)
             return
-        path = list(path)
+        path, copies = list(path), self._mixture
         while not (path and path[-1] in self._stop_tokens):
-            forced = self._mask.forced(path)
-            path += forced
-            if path and path[-1] in self._stop_tokens:
-                return
-            text, left = [*tail, *path], list[DraftToken]()
-            if copies is not None:
+            sure = [DraftToken(token, 0.0) for token in self._mask.forced(path)]
+            if not sure and copies is not None:
+                text = [*tail, *path]
                 followers = copies.followers(text[-LONGEST_SUFFIX:], before + len(text), self._coupling)
-                left = self._mask.left(followers, path)
-            if not left:
-                [left] = self._coupling.ranked([self._mask.few(path)], before + len(text))
-            if not left:
+                sure = self._mask.left(followers, path)[:1]
+            if not sure:
                 return
-            path.append(left[0].token)
-            yield Continuation(forced, left[0])
+            for token in sure:
+                path.append(token.token)
+                yield token
 
     def _surely_copied(self, text: Sequence[int], path: Sequence[int]) -> DraftToken | None:
         """Return a copy that is likely enough to replace a step of the model, if any."""
@@ -289,7 +277,7 @@ class MoaDrafter:
     def _candidates(
         self, result: StepResult, text: list[int], paths: Sequence[Sequence[int]], stem: Sequence[int] = ()
     ) -> list[list[DraftToken]]:
-        """Return the candidates of each query, best first, after ``text`` and its path.
+        """Return the candidates of each query, best first, after ``text`` and its path; all paths have one length.
 
         Args:
             stem: end of the text that belongs to the draft.
@@ -304,18 +292,15 @@ class MoaDrafter:
             [DraftToken(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
             for tokens, logprobs in zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
         ]
-        length, mixed = len(text), list[list[DraftToken]]()
+        length, position, mixed = len(text), len(text) + len(paths[0]), []
         if self._mixture is None and not self._mask.on:
-            return self._coupling.ranked(ranked, length + len(paths[0]))
+            return self._coupling.ranked(ranked, position)
         for candidates, path in zip(ranked, paths, strict=True):
             text += path  # in place: the text may be long
             some = candidates if self._mixture is None else self._mixture.mix(candidates, text)
             mixed.append(self._mask.left(some, [*stem, *path], best=True))
             del text[length:]
-        if len({len(path) for path in paths}) == 1:
-            return self._coupling.ranked(mixed, length + len(paths[0]))
-        each = zip(mixed, paths, strict=True)
-        return [self._coupling.ranked([some], length + len(path))[0] for some, path in each]
+        return self._coupling.ranked(mixed, position)
 
 
 class GrowingRows:

@@ -25,7 +25,7 @@ def draft_in(budget: Budget, shares: Shares) -> DraftTree:
     tree = GrowingTree(budget)
     tree.add_level([candidates])
     while tree.depth < budget.levels:
-        paths, *_ = tree.expand()
+        paths, _ = tree.expand()
         if not paths:
             break
         tree.add_level([candidates] * len(paths))
