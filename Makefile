@@ -123,7 +123,7 @@ libraries: # a browser in which a test opens the report, and what Qt needs to dr
 screenshots: LIBRARIES += $(APP_LIBRARIES)
 screenshots: $(STAMP) libraries web ## draw the pictures of window and page in docs/screenshots again
 	xvfb-run -a $(BIN)/python tools/window_screenshots.py docs/screenshots
-	PYTHONPATH=tests $(BIN)/python tools/page_screenshots.py docs/screenshots --scheme light
+	PYTHONPATH=tests $(BIN)/python tools/page_screenshots.py docs/screenshots
 
 soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
 	PYTHONPATH=tests:tools $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from support.chromium import BROWSERS
-from support.page.browsing import SERVE, Chromium, Page
+from support.page.browsing import SERVE, Chromium, Page, Person
 
 _TOKEN = "pictures"
 _SCALE = 1.5
@@ -33,6 +33,17 @@ _OFFLINE_QUESTIONS = (
 _CHARACTERS_OFFLINE = """
 [...document.querySelectorAll(".assistant .offline.tentative")].reduce((sum, one) => sum + one.textContent.length, 0)
 """
+#: Resolves when an answer has confirmed text.
+_CONFIRMED = """
+(async () => {
+  const begun = () => {
+    const answer = document.querySelector(".assistant .text");
+    const tentative = [...(answer?.querySelectorAll(".tentative") ?? [])];
+    return (answer?.textContent.length ?? 0) > tentative.reduce((sum, one) => sum + one.textContent.length, 0);
+  };
+  while (!begun()) await new Promise((resolve) => setTimeout(resolve, 20));
+})()
+"""
 _WRITTEN_OFFLINE = 160  # characters, in the picture of a tunnel
 
 
@@ -46,15 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with _serving(options.bundle) as url, contextlib.closing(Chromium(_browser())) as chromium:
         for scheme in options.scheme:
-            person = chromium.person(colorScheme=scheme, deviceScaleFactor=_SCALE)
-            page = person.open_with_model(url)
-            _draw(page, lambda name, scheme=scheme: str(options.out.resolve() / f"web-{name}-{scheme}.png"))
-            page.do("close")
+            person = chromium.person(origins=False, colorScheme=scheme, deviceScaleFactor=_SCALE)
+            _draw(person, url, lambda name, scheme=scheme: str(options.out.resolve() / f"web-{name}-{scheme}.png"))
     return 0
 
 
-def _draw(page: Page, path: Callable[[str], str]) -> None:
+def _draw(person: Person, url: str, path: Callable[[str], str]) -> None:
+    page = person.open(url)
+    page.wait("#banner-actions button", "Download")
+    _take(page, path("first"))
+    page.do("click", "#banner-actions button:has-text('Download')")
+    page.wait("#banner-text", "MB")
+    page.do("screenshot", path("fetching"))
+    page.hidden_text("#device-words", "The model is here")
     _set_up(page)
+    _take(page, path("empty"))
     page.ask(_QUESTION)
     page.answered()
     _take(page, path("chat"))
@@ -68,14 +85,14 @@ def _draw(page: Page, path: Callable[[str], str]) -> None:
     page.do("click", "#chats .close")
     page.do("click", "#show-settings")
     _take(page, path("settings"))
-    page.do("click", "#settings .close")
+    page.do("close")
 
 
 def _draw_tunnel(page: Page, question: str, path: Callable[[str], str]) -> bool:
     """The middle of an answer without a network, and its return; whether the verifier corrected anything."""
     page.do("click", "#new-chat")
     page.ask(question)
-    page.wait(".assistant .origin:not(.tentative)")
+    page.do("evaluate", _CONFIRMED)
     page.do("click", "#offline")
     while page.do("evaluate", _CHARACTERS_OFFLINE) < _WRITTEN_OFFLINE:
         page.do("evaluate", "new Promise((resolve) => setTimeout(resolve, 50))")

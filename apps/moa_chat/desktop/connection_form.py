@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from moa_chat import strings
+from moa_chat.desktop.appearance import letters
 from moa_chat.desktop.connection import Certificate, ConnectionFailedError, Connector, Trouble
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.widgets import add, label, pad, push_button, restyle
@@ -28,6 +29,8 @@ from moa_runtime.address import split_link
 from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import MODULES
+
+_RADIO_LETTERS = 2.5  # width of a radio button without its words
 
 
 class TrustQuestion(QFrame):
@@ -116,6 +119,7 @@ class ConnectionForm(QWidget):
         catalogued = CATALOGUE[strings.TRIAL_TARGET]
         words = strings.model_words(catalogued.target, round(catalogued.size.parameters))
         self._model = label(strings.MODEL_HERE.format(words), "muted")
+        self._model.setIndent(letters(_RADIO_LETTERS))
         self.token = _field(strings.TOKEN_HINT, strings.TOKEN_NAME, settings.token)
         self.token.setEchoMode(QLineEdit.EchoMode.Password)
         self._certificate = settings.certificate

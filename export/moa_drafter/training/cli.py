@@ -49,7 +49,6 @@ from moa_drafter.training.train import (
 )
 from moa_drafter.training.trainer import STATE_FILE
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DRAFTERS
 
 WRITTEN_FILE = "conversations.jsonl"
 _PROFILE_STEPS = 50
@@ -254,9 +253,7 @@ class Command:
 
 
 def next_commands(checkpoint: Path, settings: RunSettings) -> list[str]:
-    """Return the commands that put a trained drafter to use; none for an architecture that devices do not have."""
-    if settings.arch not in (kind.architecture for kind in DRAFTERS.values()):
-        return []
+    """Return the commands that put a trained drafter to use."""
     bundle = checkpoint.with_name("bundle")
     model = [] if settings.model in (None, DEFAULT_TARGET) else ["--model", settings.model]
     commands = (

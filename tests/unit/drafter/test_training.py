@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from moa_drafter.architectures.registry import ARCHITECTURES
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.config import Reads, longest_context, unknown_fields
 from moa_drafter.drafter import Drafter
@@ -18,6 +19,7 @@ from moa_drafter.target import Target, load_target
 from moa_drafter.target_features import TargetStates, target_states
 from moa_drafter.training import features
 from moa_drafter.training.batch import OWN_ROW, FutureLengths, drop_rows, future_lengths_at, packed_masks, row_limits
+from moa_drafter.training.cli import next_commands
 from moa_drafter.training.data import Conversation, frequent_tokens, packed_order, read_conversations
 from moa_drafter.training.evaluation import evaluate, fitted_sharpness
 from moa_drafter.training.features import FeatureStore, LiveFeatures, packed_states
@@ -339,3 +341,9 @@ def test_the_longest_context_is_the_shortest_limit(tiny_target, tmp_path):
     for window, longest in ((7, 7), (None, 40), (50, 40)):
         (folder / "config.json").write_text(json.dumps({**config, "sliding_window": window}))
         assert longest_context(load_target(str(folder)).config)[0] == longest
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_drafter_can_be_put_to_use_after_it_was_trained(arch, tmp_path):
+    commands = next_commands(tmp_path / "drafter", RunSettings(arch=arch))
+    assert [command.split()[0] for command in commands] == ["moa-export", "moa-serve", "moa-chat"]
