@@ -199,7 +199,8 @@ def drafter_of(text: str) -> DrafterName | Path:
             return name
     if Path(text).is_dir():
         return Path(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no folder and none of {', '.join(offered_names())}")
+    hint = "; --drafting server leaves drafts to the server" if text == "none" else ""
+    raise argparse.ArgumentTypeError(f"{text!r} is no folder and none of {', '.join(offered_names())}{hint}")
 
 
 def grammar_of(text: str) -> Grammar:
@@ -230,9 +231,10 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(text, code="excluded")
     if once and options.policy == "ask":
         raise UsageError("--once asks nothing: choose --policy rollback or keep", code="excluded")
-    if (options.chat is not None or options.no_save) and not options.terminal:
-        text = "--chat and --no-save belong to --terminal; the window keeps its chats in its profile"
-        raise UsageError(text, code="excluded")
+    window = not (options.terminal or once or serve)
+    if (options.no_save and window) or (options.chat is not None and not options.terminal):
+        keeps = "the window keeps its chats in its profile" if window else "--once and --serve keep nothing"
+        raise UsageError(f"--chat and --no-save belong to --terminal; {keeps}", code="excluded")
     if options.chat is not None and options.no_save:
         raise UsageError("--no-save keeps nothing: leave out --chat", code="excluded")
     if options.local and options.server:

@@ -147,6 +147,11 @@ def builtin_of(folder: Path) -> BuiltinTarget | None:
     return next((builtin for name, builtin in BUILTIN.items() if folder == _place(name)), None)
 
 
+def is_made(name: str) -> bool:
+    """Return whether a built-in target is in the cache."""
+    return name in BUILTIN and (_place(name) / _MADE).is_file()
+
+
 def _place(name: str) -> Path:
     return cache_dir() / "targets" / name
 

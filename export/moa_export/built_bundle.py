@@ -18,7 +18,7 @@ from moa_drafter.drafter_weights import read_weights
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target_facts import facts_of
 from moa_drafter.target_folder import weights_of
-from moa_drafter.target_source import BUILTIN, DEFAULT_TARGET, resolve_target, shown_name
+from moa_drafter.target_source import BUILTIN, DEFAULT_TARGET, is_made, resolve_target, shown_name
 from moa_export.bundle_writer import staged_bundle
 from moa_export.device_parts import DeviceParts
 from moa_export.graph_files import (
@@ -48,10 +48,11 @@ _HALF, _WRITER = "{}: the drafter", "{}: the offline writer"
 _WAYS = {"onnx": (write_half, WRITER, write_writer), "web": (write_web_half, WEB_WRITER, write_web_writer)}
 
 
-def usual_seconds(targets: Sequence[str]) -> dict[str, float]:
+def usual_seconds(targets: Sequence[str], model: str = DEFAULT_TARGET) -> dict[str, float]:
     """Return the stages of :func:`build_bundle` in order, and the seconds that each takes on two idle cores."""
     made = {way.format(name): seconds for way, seconds in ((_HALF, 1.0), (_WRITER, 1.0)) for name in targets}
-    return {_FETCH: 5.0, _READ: 1.0, **made, _WRITE: 1.0}
+    fetch = {} if is_made(model) else {_FETCH: 5.0}
+    return {**fetch, _READ: 1.0, **made, _WRITE: 1.0}
 
 
 def build_bundle(
@@ -74,9 +75,11 @@ def build_bundle(
     """
     recipe, checkpoint = Recipe(), checkpoint_of(drafter)
     with staged_bundle(out, force=False) as stage:
-        with progress.stage(_FETCH, BUILTIN[model].size // _MB if model in BUILTIN else 1) as advance:
-            folder = resolve_target(model, _counting(advance))
+        if not is_made(model):
+            with progress.stage(_FETCH, BUILTIN[model].size // _MB if model in BUILTIN else 1) as advance:
+                resolve_target(model, _counting(advance))
         with progress.stage(_READ):
+            folder = resolve_target(model)
             facts, weights = facts_of(folder), read_weights(checkpoint)
             check_fit(weights.config, facts)
             context, made_of = facts.config.max_position_embeddings, (checkpoint, weights.config, recipe)

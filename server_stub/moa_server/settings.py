@@ -61,7 +61,7 @@ _LIMITS: dict[str, tuple[float, str, str]] = {
     "max_sessions": (Settings.max_sessions, "N", "conversations held at once, and requests answered at once"),
     "max_connections": (EdgeLimits.connections, "N", "connections open at once, if the descriptor limit allows"),
     "max_draft_tokens": (Settings.max_draft_tokens, "N", "tokens of one draft"),
-    "max_frame_bytes": (Settings.max_frame_bytes, "N", "bytes of one message and of one request"),
+    "max_frame_bytes": (Settings.max_frame_bytes, "N", "bytes of one message, and at most of one request"),
     "keep_seconds": (Settings.keep_seconds, "S", "how long a conversation outlives its connection"),
     "away_seconds": (Settings.away_seconds, "S", "how long a disconnected client's answer continues; 0 for not at all"),
     "away_tokens": (Settings.away_tokens, "N", "most tokens of an answer that are written meanwhile"),

@@ -56,7 +56,7 @@ def profile_in(monkeypatch, folder: Path, bundle: Path) -> None:
         ("--once x --allow-origin http://a", "excluded"),
         ("--terminal --gateway-token t", "excluded"),
         ("--serve --policy rollback", "excluded"),
-        ("--once x --no-save", "excluded"),
+        ("--once x --chat file", "excluded"),
         ("--chat file", "excluded"),
         ("--terminal --chat file --no-save", "excluded"),
         ("--serve 11435", "bad_address"),
