@@ -20,11 +20,11 @@ from moa_decoder.weights import DecoderWeights, LayerMatrix
 from moa_drafter.config import DrafterConfig, Eagle3Config
 from moa_drafter.drafter_layers import device_layers, in_bits, last_norm, layer_spec
 from moa_drafter.drafter_weights import DrafterWeights
-from moa_runtime.backends.base import Float32, StepInputs, StepResult
+from moa_runtime.backends.base import Bool, Float32, StepInputs, StepResult
 from moa_server.drafting.batched_backend import BatchedBackend
 from moa_server.drafting.batched_eagle3 import BatchedEagle3
 from moa_server.drafting.onnx_eagle3 import OnnxEagle3
-from moa_server.drafting.step_graphs import attention_session, seen
+from moa_server.drafting.step_graphs import StepAttention
 from moa_server.engine.onnx_sessions import session_options
 
 #: Candidates for each node of a tree, as bundles have them.
@@ -89,7 +89,7 @@ class OnnxDrafter(BatchedBackend):
             head = in_bits(head.stored, bits)
         self._segments = [self._segment(number) for number in range(len(self._layers))]
         self._head = self._final(last_norm(config, drafter), scaled(head, config.sharpness))
-        self._masked, self._unmasked = (attention_session(spec, threads, parts=parts) for parts in (2, 1))
+        self._attention = StepAttention(spec, threads)
 
     def steps(self, inputs: Sequence[StepInputs]) -> list[StepResult]:
         """See :meth:`BatchedBackend.steps`."""
@@ -125,15 +125,15 @@ class OnnxDrafter(BatchedBackend):
         spec, row, token, parts = self._spec, 0, 0, []
         shape = spec.kv_heads, spec.head_dim
         for state in states:
-            fed: dict[str, Any] = {"q": out["queries"][row : row + state.attending]}
+            queries = out["queries"][row : row + state.attending]
             row += state.attending
             if number == _CROSS:
-                fed["keys_0"], fed["values_0"] = state.rows[0]
-            else:
-                own = slice(token, token + state.count)
-                token += state.count
-                fed |= state.seen(*(out[name][own].reshape(-1, *shape) for name in ("keys", "values")))
-            parts.append((self._unmasked if number == _CROSS else self._masked).run(["mixed"], fed)[0])
+                parts.append(self._attention(queries, [state.rows[0]]))
+                continue
+            own = slice(token, token + state.count)
+            token += state.count
+            seen, mask = state.seen(*(out[name][own].reshape(-1, *shape) for name in ("keys", "values")))
+            parts.append(self._attention(queries, seen, mask))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     # -- graphs
@@ -219,9 +219,9 @@ class _StepState:
         """The queries alone attend from now on."""
         self.attending, self._mask = len(self._inputs.queries), self._inputs.self_mask[self._inputs.queries]
 
-    def seen(self, keys: Float32, values: Float32) -> dict[str, Any]:
+    def seen(self, keys: Float32, values: Float32) -> tuple[list[tuple[Float32, Float32]], Bool]:
         """Take the new tokens' keys and values in the next layer, ``[T, kv_heads, head_dim]``; return what tokens
-        attend to there, as inputs of the graph of attention.
+        attend to there, and their mask, for :class:`StepAttention`.
 
         In the target's own layers, memory rows stand in place of the first tokens. Without any row there is one of
         zeros, which is left out, because a key of zeros would still take its share of attention.
@@ -232,7 +232,7 @@ class _StepState:
         if number and self.rows[0][0][0].any():
             rows = self.rows[number]
             parts = [_in_place(given, *each) for given, each in zip(rows, parts, strict=True)]
-        return seen(list(zip(*parts, strict=True)), self._mask)
+        return list(zip(*parts, strict=True)), self._mask
 
     def new(self) -> tuple[Float32, Float32]:
         """Return the cache entries of the new tokens, ``[T, layers * kv_heads, head_dim]`` each."""

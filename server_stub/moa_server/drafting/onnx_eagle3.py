@@ -21,7 +21,7 @@ from moa_drafter.drafter_layers import DrafterLayer, in_bits, layer_spec
 from moa_drafter.drafter_weights import DrafterWeights
 from moa_runtime.backends.base import Float32
 from moa_runtime.backends.eagle3 import Eagle3Inputs, Eagle3Result
-from moa_server.drafting.step_graphs import attention_session, seen
+from moa_server.drafting.step_graphs import StepAttention
 from moa_server.engine.onnx_sessions import session_options
 
 _BITS = 8
@@ -61,7 +61,7 @@ class OnnxEagle3:
         layer = DrafterLayer(drafter, "layer", bits)
         self._before, self._after = self._before_attention(drafter, layer), self._after_attention(drafter, layer)
         self._head = self._candidates(drafter, bits)
-        self._attention = attention_session(self._spec, threads, parts=2)
+        self._attention = StepAttention(self._spec, threads)
 
     def __call__(self, inputs: Eagle3Inputs) -> Eagle3Result:
         """See :class:`moa_runtime.backends.eagle3.Eagle3Pass`."""
@@ -85,8 +85,7 @@ class OnnxEagle3:
         mixed = []
         for each, own, new_keys, new_values in zip(passes, np.split(q, of_queries), keys, values, strict=True):
             cached = np.ascontiguousarray(each.self_keys), np.ascontiguousarray(each.self_values)
-            fed = seen([cached, (new_keys, new_values)], each.self_mask[each.queries])
-            mixed.append(self._attention.run(["mixed"], {"q": own, **fed})[0])
+            mixed.append(self._attention(own, [cached, (new_keys, new_values)], each.self_mask[each.queries]))
         [estimates] = self._after.run(["estimates"], {"mixed": np.concatenate(mixed), "residual": residual})
         indices, logprobs = self._head.run(["indices", "logprobs"], {"estimates": estimates})
         parts = [np.split(each, of_queries) for each in (self._tokens[indices], logprobs, estimates)]

@@ -1,4 +1,4 @@
-"""Attention of a drafter's step to keys and values in several arrays, as a graph of its own."""
+"""Attention of a drafter's step to keys and values in several arrays, as graphs of its own."""
 
 from __future__ import annotations
 
@@ -14,31 +14,41 @@ from moa_runtime.backends.base import Bool, Float32
 from moa_server.engine.onnx_sessions import session_options
 
 
-def attention_session(spec: LayerSpec, threads: int | None, *, parts: int) -> ort.InferenceSession:
-    """Build attention of ``q [rows, heads * head_dim]`` to keys and values that lie in several arrays, ``[any,
-    kv_heads, head_dim]`` each, with a mask; in one array without. :func:`seen` has the inputs of the former."""
+class StepAttention:
+    """Attention of ``[rows, heads * head_dim]`` to keys and values that lie in one or two arrays, ``[any, kv_heads,
+    head_dim]`` each.
+
+    Empty arrays are left out: a product with one ends the process in onnxruntime before 1.32.
+    """
+
+    def __init__(self, spec: LayerSpec, threads: int | None) -> None:
+        self._masked = [_session(spec, threads, parts=parts, masked=True) for parts in (1, 2)]
+        self._unmasked = _session(spec, threads, parts=1, masked=False)
+
+    def __call__(self, queries: Float32, seen: Sequence[tuple[Float32, Float32]], mask: Bool | None = None) -> Float32:
+        """Return ``[rows, heads * head_dim]``.
+
+        Args:
+            seen: keys and values, at least one of them; without a mask one pair.
+            mask: of the rows, ``[rows, all keys]``; None if each attends to all.
+        """
+        there = [pair for pair in seen if len(pair[0])]
+        fed: dict[str, Any] = {"q": queries} if mask is None else {"q": queries, "mask": mask}
+        for number, (keys, values) in enumerate(there):
+            fed[f"keys_{number}"], fed[f"values_{number}"] = keys, values
+        session = self._unmasked if mask is None else self._masked[len(there) - 1]
+        mixed: Float32 = session.run(["mixed"], fed)[0]
+        return mixed
+
+
+def _session(spec: LayerSpec, threads: int | None, *, parts: int, masked: bool) -> ort.InferenceSession:
     graph, size = GraphBuilder(), spec.heads * spec.head_dim
     inputs: dict[str, Port] = {"q": (np.float32, ["rows", size])}
     for part in range(parts):
         port: Port = (np.float32, [f"seen_{part}", spec.kv_heads, spec.head_dim])
         inputs |= {f"{name}_{part}": port for name in ("keys", "values")}
-    mask = None
-    if parts > 1:
+    if masked:
         inputs["mask"] = (np.bool_, ["rows", "seen"])
-        mask = "mask"
     everything = [(f"keys_{part}", f"values_{part}") for part in range(parts)]
-    graph.output("mixed", graph.attention("q", spec, everything, mask))
+    graph.output("mixed", graph.attention("q", spec, everything, "mask" if masked else None))
     return graph.session(inputs, {"mixed": (np.float32, ["rows", size])}, session_options(threads))
-
-
-def seen(parts: Sequence[tuple[Float32, Float32]], mask: Bool) -> dict[str, Any]:
-    """Return what rows attend to, as inputs of :func:`attention_session`.
-
-    Args:
-        parts: keys and values, ``[any, kv_heads, head_dim]`` each.
-        mask: of the rows, ``[rows, all of them]``.
-    """
-    made: dict[str, Any] = {"mask": mask}
-    for number, (keys, values) in enumerate(parts):
-        made[f"keys_{number}"], made[f"values_{number}"] = keys, values
-    return made
