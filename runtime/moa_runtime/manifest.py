@@ -149,6 +149,12 @@ class Manifest:
         return self.architecture not in WITHOUT_GRAPH
 
     @property
+    def writers(self) -> dict[str, TargetEntry]:
+        """The writer's graphs, by the names of their fields."""
+        both = {"writer": self.writer, "web_writer": self.web_writer}
+        return {name: entry for name, entry in both.items() if entry is not None}
+
+    @property
     def stopping_rule(self) -> StoppingRule:
         """``manners``, by default those of the built-in drafter. Other drafters are wrong more often than right without
         a verifier, as the fits of the shipped ones say: they write nothing."""
