@@ -558,10 +558,16 @@ class Chat:
             text = "the answer of the stored chat is not complete: follow pending(), or restore() other turns"
             raise ChatError(text, code="pending")
 
+    @property
+    def _max_context(self) -> int:
+        """Tokens that the target's context holds here: a verifier may hold fewer, which its first answer tells."""
+        known, most = self._session.capabilities is not None, self.manifest.max_context
+        return min(most, self._session.limits.max_context) if known else most
+
     def _check_room(self, length: int) -> None:
         """Raise ContextFullError if the target's context has no room after ``length`` tokens."""
-        if length >= self.manifest.max_context:
-            room, what = self.manifest.max_context, "text" if self.tokenizer.raw else "message, or begin a new chat"
+        if length >= (room := self._max_context):
+            what = "text" if self.tokenizer.raw else "message, or begin a new chat"
             text = f"there are {length} tokens, the target's context holds {room}: shorten the {what}"
             raise ContextFullError(text, code="context_full")
 
@@ -600,9 +606,7 @@ class Chat:
 
     async def _encoded(self, encode: Callable[[], T], more: int = 0) -> T:
         """Call ``encode`` on the turns and ``more`` characters, in a thread if that takes tenths of a second."""
-        able = self._session.capabilities is not None  # else the verifier's own limit is not known
-        most = min(self.manifest.max_context, self._session.limits.max_context) if able else self.manifest.max_context
-        self._conversation.context = most if self.overflow == "trim" else 0
+        self._conversation.context = self._max_context if self.overflow == "trim" else 0
         if more + sum(len(turn["content"]) for turn in self._conversation.messages) < _LONG_TEXT:
             return encode()
         return await asyncio.to_thread(encode)
@@ -920,7 +924,9 @@ class Chat:
         if opening := self._connecting():
             opening.set_exception(problem)
         if final:
-            self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem), code=problem.code)
+            # Of a question that was asked before the verifier's limit was known, the verifier says it.
+            kind = ContextFullError if problem.code == "context_full" else ChatError
+            self._refusal = problem if isinstance(problem, ChatError) else kind(str(problem), code=problem.code)
             self._refusal.__cause__ = problem.__cause__
             self._events.put(self._refusal)
 

@@ -101,7 +101,7 @@ export class Chat {
     private readonly conversation: Conversation,
     /** The bundle's tokenizer. */
     readonly tokenizer: ChatTokenizer,
-    private readonly maxContext: number,
+    private readonly ownContext: number, // the bundle's
     private readonly overflow: Overflow,
     private readonly endpoint: Endpoint,
     private readonly sessionId: string,
@@ -557,9 +557,13 @@ export class Chat {
 
   /** Tell the conversation how many tokens the target holds, if it is to be trimmed. */
   private limitContext(): void {
-    const { capabilities, limits } = this.session; // the verifier's own limit is known after the first connection
-    const most = capabilities === null ? this.maxContext : Math.min(this.maxContext, limits.maxContext);
-    this.conversation.context = this.overflow === "trim" ? most : 0;
+    this.conversation.context = this.overflow === "trim" ? this.maxContext : 0;
+  }
+
+  /** Tokens that the target's context holds here: a verifier may hold fewer, which its first answer tells. */
+  private get maxContext(): number {
+    const { capabilities, limits } = this.session;
+    return capabilities === null ? this.ownContext : Math.min(this.ownContext, limits.maxContext);
   }
 
   /** Have the loop ask, and follow the answer, whose beginning may be known. */

@@ -302,3 +302,16 @@ async def test_a_conversation_that_outgrows_the_context_loses_its_oldest_turns(b
             await ask(chat)
         chat.restore([])
         assert (await ask(chat, count=2)).statistics.dropped_turns == 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_verifier_may_hold_fewer_tokens_than_the_bundle(bundle, verifier, known):
+    most = verifier.verifier.engine.max_context
+    bundle = Bundle(bundle.folder, replace(bundle.manifest, max_context=4 * most))
+    async with chatting(bundle, endpoint(verifier), overflow="trim", wait=known) as chat:
+        with refused("context_full", ContextFullError):
+            await ask(chat, "word " * most)
+        words = "word " * (most // 8)
+        chat.restore([{"role": role, "content": words} for _ in range(9) for role in ("user", "assistant")])
+        answer = await ask(chat, count=2)
+        assert answer.statistics.dropped_turns and chat.prompt_tokens <= most // 2
