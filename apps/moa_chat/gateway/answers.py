@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import accumulate
 
-from moa_chat.gateway.errors import ApiError, as_api_error, verifier_away
+from moa_chat.gateway.errors import ApiError, verifier_away
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.replies import Ending, Part, ScoredToken
 from moa_chat.gateway.requests import AnswerRequest
@@ -93,7 +94,7 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
 
     Raises:
         ApiError: the verifier is away, and the device may not write or has nothing to write from; or it does not come
-            back for a minute.
+            back for a minute; or the chat was closed.
         ChatError: the conversation does not fit, or the verifier refused it.
     """
     stops = StopFilter(request.stops)
@@ -137,6 +138,7 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
                 counts = chat.prompt_tokens, len(tokens), min(thought, len(tokens))
                 yield Ending(reason, latest.statistics, *counts, offline, own)
                 return
+    raise verifier_away("this answer's chat was closed before the answer's end")
 
 
 async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[ChatEvent, None]:
@@ -217,8 +219,10 @@ class AnswerWriter:
     answer that was never stopped. A task of our own is cancelled once.
     """
 
-    def __init__(self, pool: ChatPool, request: AnswerRequest) -> None:
-        self._request = request
+    def __init__(
+        self, pool: ChatPool, request: AnswerRequest, compile_grammar: Callable[[AnswerRequest], Awaitable[None]]
+    ) -> None:
+        self._request, self._compile_grammar = request, compile_grammar
         self._pieces: asyncio.Queue[tuple[int, Part] | ApiError] = asyncio.Queue()
         self._task = asyncio.create_task(self._write(pool))
 
@@ -240,7 +244,13 @@ class AnswerWriter:
         request = self._request
         try:
             needs_verifier = request.offline != "writer"
-            lending = pool.lend(request.history, request.question, count=request.count, needs_verifier=needs_verifier)
+            lending = pool.lend(
+                request.history,
+                request.question,
+                count=request.count,
+                needs_verifier=needs_verifier,
+                prepare=partial(self._compile_grammar, request),
+            )
             async with lending as chats:
                 writing = [asyncio.create_task(self._write_one(chat, index)) for index, chat in enumerate(chats)]
                 try:
@@ -251,10 +261,12 @@ class AnswerWriter:
                         task.cancel()
                     await asyncio.gather(*writing, return_exceptions=True)
         except MoaError as error:
-            self._pieces.put_nowait(as_api_error(error, request.asked_in, request.constrained_in))
-        except Exception as error:  # otherwise the reader would wait for ever
+            self._pieces.put_nowait(request.refusal(error))
+        except BaseException as error:  # whatever it is, the reader would wait for ever
             failed = ApiError(500, f"the answer failed: {type(error).__name__}: {error}", code="internal_error")
             self._pieces.put_nowait(failed)
+            if not isinstance(error, Exception):
+                raise
 
     async def _write_one(self, chat: Chat, index: int) -> None:
         async for piece in answer(chat, self._request, index):

@@ -39,6 +39,12 @@ _CLIENT_LEFT = 499
 _THERE_IS = "GET /v1/models, GET /v1/models/{name}, and POST /v1/chat/completions, /v1/completions and /v1/responses"
 
 T = TypeVar("T")
+
+
+async def _nothing(request: AnswerRequest) -> None:
+    """Compile no grammar."""
+
+
 Pieces = AsyncGenerator[tuple[int, Part], None]
 
 
@@ -123,6 +129,7 @@ def create_app(
     say: Callable[[str], None],
     begins_reasoning: Callable[[bool | None], bool] = lambda thinking: False,
     tool_format: Callable[[], ToolFormat] = prompted,
+    compile_grammar: Callable[[AnswerRequest], Awaitable[None]] = _nothing,
 ) -> Starlette:
     """Return the app, which closes its pools at the end.
 
@@ -131,6 +138,7 @@ def create_app(
         say: logs.
         begins_reasoning: see :meth:`moa_runtime.tokenizer.ChatTokenizer.begins_reasoning`.
         tool_format: returns the format in which the target writes calls of tools.
+        compile_grammar: see :meth:`moa_chat.gateway.grammar_queue.GrammarQueue.compile`.
     """
     model = {"id": defaults.model, "object": "model", "created": int(time.time()), "owned_by": "moa-edge"}
 
@@ -142,21 +150,29 @@ def create_app(
             raise no_model(request.path_params["name"], defaults)
         return JSONResponse(model)
 
+    async def body(request: Request, pool: ChatPool) -> bytes:
+        data = await _body(request, defaults.max_context)
+        pool.check_room()  # before any work on the request
+        return data
+
+    def writing(pool: ChatPool, asked: AnswerRequest) -> AnswerWriter:
+        return AnswerWriter(pool, asked, compile_grammar)
+
     async def chat_completions(request: Request) -> Response:
-        asked = parse_chat(await _body(request, defaults.max_context), defaults, tool_format)
+        asked = parse_chat(await body(request, pool), defaults, tool_format)
         begun = begins_reasoning(asked.thinking)
         reply = Reply(defaults.model, asked.count, begun=begun, calls=asked.call_splitter if asked.calls else None)
-        return await _answered(request, asked, AnswerWriter(pool, asked), reply)
+        return await _answered(request, asked, writing(pool, asked), reply)
 
     async def responses(request: Request) -> Response:
-        asked, about = parse_response(await _body(request, defaults.max_context), defaults, tool_format)
+        asked, about = parse_response(await body(request, pool), defaults, tool_format)
         calls = asked.call_splitter if asked.calls else None
         reply = ResponseReply(defaults.model, about, begun=begins_reasoning(asked.thinking), calls=calls)
-        return await _answered(request, asked, AnswerWriter(pool, asked), reply)
+        return await _answered(request, asked, writing(pool, asked), reply)
 
     async def completions(request: Request) -> Response:
-        asked = parse_completion(await _body(request, defaults.max_context), defaults)
-        return await _answered(request, asked, AnswerWriter(texts, asked), TextReply(defaults.model, asked.count))
+        asked = parse_completion(await body(request, texts), defaults)
+        return await _answered(request, asked, writing(texts, asked), TextReply(defaults.model, asked.count))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -209,7 +225,7 @@ async def _answered(request: Request, asked: AnswerRequest, writing: AnswerWrite
         first = await _unless_gone(request, anext(pieces))
         pieces = _with(first, pieces)
         if asked.stream:
-            return StreamingResponse(_stream(writing, reply, asked, pieces), media_type="text/event-stream")
+            return AnswerStream(writing, _stream(reply, asked, pieces))
         return await _unless_gone(request, _whole(reply, pieces))
     except BaseException:
         writing.stop()
@@ -234,9 +250,21 @@ async def _whole(reply: Reply, pieces: Pieces) -> Response:
     return JSONResponse(reply.whole(texts, [ending for _, ending in sorted(endings.items())]))
 
 
-async def _stream(
-    writing: AnswerWriter, reply: Reply, asked: AnswerRequest, pieces: Pieces
-) -> AsyncGenerator[str, None]:
+class AnswerStream(StreamingResponse):
+    """A stream of events; the answer stops with it, also when the client leaves while it takes no more events."""
+
+    def __init__(self, writing: AnswerWriter, events: AsyncGenerator[str, None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._writing = writing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._writing.stop()
+
+
+async def _stream(reply: Reply, asked: AnswerRequest, pieces: Pieces) -> AsyncGenerator[str, None]:
     endings = []
     try:
         yield reply.first_chunks()
@@ -250,21 +278,32 @@ async def _stream(
                 yield reply.chunk(index, piece)
         yield reply.end(endings, include_usage=asked.include_usage)
     except MoaError as error:
-        yield reply.failure(as_api_error(error, asked.asked_in))
-    finally:
-        writing.stop()
+        yield reply.failure(asked.refusal(error))
 
 
 async def _noted(request: Request, pieces: Pieces) -> Pieces:
-    """The pieces; how the answers ended goes into the request's line of the log."""
-    ends = []
-    async with aclosing(pieces):
-        async for index, piece in pieces:
-            if isinstance(piece, Ending):
-                end = f"{'offline, ' if piece.offline else ''}{piece.reason}, {piece.completion_tokens} tokens"
-                ends.append(f"{end} | {figures(piece.statistics)}")
-                request.scope[_NOTE] = "; ".join(ends)
-            yield index, piece
+    """The pieces; how the answers ended, or why they did not, goes into the request's line of the log."""
+    ends: list[str] = []
+    latest = time.monotonic()
+
+    def note(*more: str) -> None:
+        request.scope[_NOTE] = "; ".join([*ends, *more])
+
+    try:
+        async with aclosing(pieces):
+            async for index, piece in pieces:
+                latest = time.monotonic()
+                if isinstance(piece, Ending):
+                    end = f"{'offline, ' if piece.offline else ''}{piece.reason}, {piece.completion_tokens} tokens"
+                    ends.append(f"{end} | {figures(piece.statistics)}")
+                    note()
+                yield index, piece
+    except MoaError as error:
+        note(str(error))
+        raise
+    except BaseException:  # cancelled
+        note(f"not finished: the client left, {time.monotonic() - latest:.1f} s after the latest piece")
+        raise
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -12,7 +12,9 @@ from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.transport import ConnectError
 
-RETRY_SECONDS = 5
+RETRY_LATER = {"Retry-After": "5"}  # seconds
+#: Codes of errors that a grammar is the reason of, if there is one; the verifier's is ``protocol``.
+_OF_GRAMMARS = ("protocol", "unsupported_grammar", "invalid_grammar", "too_large")
 #: A place in a grammar that the gateway wrote.
 _PLACE = re.compile(r"at \d+\(\d+\): (failed to compile JSON schema: )?")
 
@@ -39,7 +41,7 @@ class ApiError(MoaError):
 
 def verifier_away(text: str) -> ApiError:
     """Return the error for a verifier that is away, if the device cannot answer without it."""
-    return ApiError(503, text, code="verifier_unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
+    return ApiError(503, text, code="verifier_unavailable", headers=RETRY_LATER)
 
 
 def as_api_error(error: MoaError, asked_in: str | None = None, constrained_in: str | None = None) -> ApiError:
@@ -47,7 +49,7 @@ def as_api_error(error: MoaError, asked_in: str | None = None, constrained_in: s
     ``constrained_in`` that of what its answer was to conform to."""
     if isinstance(error, ApiError):
         return error
-    if constrained_in is not None and error.code in ("protocol", "unsupported_grammar"):
+    if constrained_in is not None and error.code in _OF_GRAMMARS:
         text = str(error) if constrained_in.startswith("guided") else _PLACE.sub("", str(error))
         return ApiError(400, f"{constrained_in}: {text}", param=constrained_in, code="invalid_value")
     if error.code == "unsupported_logprobs":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from moa_chat.gateway.errors import RETRY_SECONDS, ApiError
+from moa_chat.gateway.errors import RETRY_LATER, ApiError
 from moa_runtime.chat import Chat
 from moa_runtime.chat_template import Message
 from moa_runtime.tokens import common_length
@@ -24,18 +24,31 @@ class ChatPool:
         self._idle: list[Chat] = []  # the most recently used last
         self._lent = 0
 
-    @asynccontextmanager
-    async def lend(
-        self, history: Sequence[Message], question: str | Message, *, count: int = 1, needs_verifier: bool = True
-    ) -> AsyncIterator[list[Chat]]:
-        """Lend ``count`` chats that are set to the turns of ``history``, ready for ``question``. Raises ApiError (429)
-        if the pool is exhausted, ConnectError if it ``needs_verifier`` for a new chat and there is none."""
+    def check_room(self, count: int = 1) -> None:
+        """Raise ApiError (429) if there are no places for ``count`` answers."""
         if self._lent + count > self._size:
             text = f"at most {self._size} answers are written at once, {self._lent} are already: try again later"
-            raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(RETRY_SECONDS)})
+            raise ApiError(429, text, code="rate_limit_exceeded", headers=RETRY_LATER)
+
+    @asynccontextmanager
+    async def lend(
+        self,
+        history: Sequence[Message],
+        question: str | Message,
+        *,
+        count: int = 1,
+        needs_verifier: bool = True,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+    ) -> AsyncIterator[list[Chat]]:
+        """Lend ``count`` chats that are set to the turns of ``history``, ready for ``question``; first, with a place
+        for each, ``prepare``. Raises ApiError (429) if the pool is exhausted, ConnectError if it ``needs_verifier``
+        for a new chat and there is none."""
+        self.check_room(count)
         self._lent += count
         chats: list[Chat] = []
         try:
+            if prepare is not None:
+                await prepare()
             turns = [*history, {"role": "user", "content": question} if isinstance(question, str) else question]
             while len(chats) < count:
                 chats.append(await self._take(turns, needs_verifier))

@@ -22,12 +22,13 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from moa_chat.gateway.errors import ApiError, unsupported
+from moa_chat.gateway.errors import ApiError, as_api_error, unsupported
+from moa_chat.gateway.schema_references import reference_problem
 from moa_chat.gateway.tool_formats.prompted import PromptedFormat
 from moa_chat.gateway.tool_formats.tool_format import CallSplitter, FunctionTool, ToolFormat
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.chat_template import Tool
-from moa_runtime.errors import json_problem
+from moa_runtime.errors import MoaError, json_problem
 from moa_runtime.options import OFFLINES, Offline, Overflow
 from moa_runtime.session.events import MOST_BIASED, MOST_LOGPROBS, Grammar, Sampling
 
@@ -46,6 +47,9 @@ _MOST_CHOICES = 8
 _MOST_STOPS = 4
 _MOST_TOOLS = 128
 _NAME = re.compile("[a-zA-Z0-9_.-]{1,64}")
+#: Keywords of a schema that has no property, unless ``properties`` names some. A target would fill such an object with
+#: anything, up to the longest answer.
+_SAY_NO_PROPERTY = {"type", "properties", "title", "description", "$schema", "$defs", "definitions", "x-guidance"}
 _DEEPEST = 32  # levels of a tool's schema, and of a call's arguments
 _SEEDS = 1 << 64
 _MOST = (1 << 32) - 1  # the largest ``top_k`` and ``min_tokens``
@@ -105,6 +109,7 @@ class AnswerRequest:
     callable: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # schemas of the tools by their names
     parallel: bool = True  # whether an answer may have several calls
     constrained_in: str | None = None  # the field that a grammar comes from
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the grammar, by their fields
     asked_in: str = "messages"  # the field that holds what is asked
 
     def call_splitter(self) -> CallSplitter:
@@ -116,6 +121,22 @@ class AnswerRequest:
     def shown_tokens(self) -> frozenset[int]:
         """Special tokens that stay visible in the answer."""
         return self.calls.shown if self.calls else frozenset()
+
+    def refusal(self, error: MoaError) -> ApiError:
+        """Convert an error of the answer; one of its grammar names the schema that is at fault, if that is known."""
+        found = as_api_error(error, self.asked_in, self.constrained_in)
+        if found.code != "invalid_value" or found.param != self.constrained_in or error.code == "unsupported_grammar":
+            return found
+        problems = ((name, reference_problem(schema)) for name, schema in self.schemas.items())
+        if (fault := next((each for each in problems if each[1]), None)) is not None:
+            return ApiError(400, f"{fault[0]}: {fault[1]}", param=fault[0], code=found.code)
+        if self.constrained_in == "tools" and len(self.schemas) == 1:
+            [name] = self.schemas
+            return ApiError(400, name + str(found).removeprefix("tools"), param=name, code=found.code)
+        if self.constrained_in == "guided_grammar" and "::=" in (self.sampling.grammar or Grammar("lark")).text:
+            text = f"{found}; rules of llguidance's Lark are written `name: ...`, not `name ::= ...`"
+            return ApiError(400, text, param=found.param, code=found.code)
+        return found
 
     def sampling_of(self, index: int) -> Sampling:
         """Return the sampling of the answer at ``index``: the seeds of a request's answers are consecutive."""
@@ -280,6 +301,8 @@ class ResponseFormat(Part):
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
+        if self.type is None:
+            raise invalid(".type is missing", "missing_required_parameter")
         if self.type not in ("text", "json_object", "json_schema"):
             raise invalid(f".type must be text, json_object or json_schema, not {short(self.type)}")
         if self.type == "json_schema" and self.answer_schema is None:
@@ -324,8 +347,10 @@ class ToolDefinition(Part):
 
     def tool(self) -> FunctionTool:
         """Return the tool as grammars take it; without a schema it has no arguments."""
-        nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-        return FunctionTool(self.function.name, self.function.parameters or nothing, self.function.strict)
+        parameters = self.function.parameters
+        if not parameters.get("properties") and parameters.keys() <= _SAY_NO_PROPERTY:
+            parameters = {**parameters, "type": "object", "properties": {}, "additionalProperties": False}
+        return FunctionTool(self.function.name, parameters, self.function.strict)
 
 
 class FunctionCall(Part):
@@ -360,8 +385,7 @@ class ToolCall(Part):
 class Message(Part):
     """A turn of the conversation."""
 
-    # Without a default a missing role would be no wrong one.
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(None, validate_default=True)  # type: ignore[assignment]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], FailFast(), Field(max_length=_MOST_TOOLS)] = []
     tool_call_id: Text = ""
     content: str = Field(None, validate_default=True)  # type: ignore[assignment]
@@ -466,6 +490,12 @@ class CompletionBody(Part):
         return self.response_format.grammar if self.response_format else None
 
     @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schemas of the answer's grammar by their fields, unless they are texts."""
+        schema = self.response_format.answer_schema if self.response_format else None
+        return {} if schema is None else {"response_format.json_schema.schema": schema}
+
+    @property
     def logprobs_wanted(self) -> int | None:
         """See :attr:`moa_runtime.session.events.Sampling.logprobs`."""
         raise NotImplementedError
@@ -491,8 +521,9 @@ class CompletionBody(Part):
 
     def request(self, defaults: Defaults, **asked: Any) -> AnswerRequest:
         """Return the request, with the fields that are not common."""
+        sampling = self.sampling(defaults)
         return AnswerRequest(
-            sampling=self.sampling(defaults),
+            sampling=sampling,
             max_new_tokens=self.most_tokens(defaults),
             stops=tuple(self.stop),
             count=self.n,
@@ -500,7 +531,8 @@ class CompletionBody(Part):
             include_usage=self.stream_options.include_usage,
             offline=self.offline or defaults.offline,
             overflow=defaults.overflow,
-            constrained_in=self.given_grammars[0] if self.grammar else None,
+            constrained_in=self.given_grammars[0] if sampling.grammar else None,
+            schemas=self.schemas,
             **asked,
         )
 
@@ -581,6 +613,16 @@ class ChatBody(CompletionBody):
     def choice(self) -> tuple[str, str]:
         """Whether the target calls tools, and the name of one that is chosen by name."""
         return self.tool_choice or ("auto", "")
+
+    @property
+    def tool_schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schemas of the tools whose calls must conform to them, by their fields."""
+        kind, name = self.choice
+        return {
+            f"tools[{index}].function.parameters": tool.tool().parameters
+            for index, tool in enumerate(self.tools)
+            if (tool.function.name == name if kind == "named" else kind == "required" or tool.function.strict)
+        }
 
     def call_grammar(self, form: ToolFormat, thinking: bool | None) -> Grammar | None:
         """Return what an answer conforms to that is or may be a call; None if it is free."""
@@ -664,6 +706,7 @@ def parse_chat(data: bytes, defaults: Defaults, tool_format: Callable[[], ToolFo
         callable={tool["function"]["name"]: tool["function"]["parameters"] for tool in tools},
         parallel=body.parallel_tool_calls,
         constrained_in="tools" if grammar else None,
+        schemas=body.schemas | body.tool_schemas if grammar else {},
     )
 
 
@@ -706,9 +749,12 @@ def _refusal(error: ErrorDetails) -> ApiError:
     elif kind == "extra_forbidden":
         return unsupported(".".join(map(str, error["loc"])))
     elif expected is not None:
-        text, code = f"{param} must be {_KINDS[expected]}, not {kind_of(given)}", "invalid_type"
+        said = short(given) if isinstance(given, float) else kind_of(given)
+        text, code = f"{param} must be {_KINDS[expected]}, not {said}", "invalid_type"
     elif "text" in context:  # of _invalid
         text, code = f"{param}{'' if context['text'].startswith(('.', '[')) else ' '}{context['text']}", kind
+        if context["text"].startswith("."):  # of a field inside
+            param = text.partition(" ")[0]
     elif kind == "literal_error":
         text = f"{param} must be {context['expected']}, not {short(given)}"
     else:
@@ -723,9 +769,7 @@ def short(value: object) -> str:
 
 
 def _param(path: tuple[int | str, ...]) -> str:
-    """Return the name of a field: the path to it in a list, ``messages[0].role``, else its own name."""
-    if not any(isinstance(step, int) for step in path):
-        return str(path[-1])
+    """Return the name of a field, the path to it: ``messages[0].role``."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
 
 

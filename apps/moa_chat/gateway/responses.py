@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from moa_chat.gateway.tool_formats.tool_format import CallSplitter, ToolFormat
 _KEEPING = ("store", "previous_response_id", "conversation", "background", "prompt")
 #: Fields of a chat completion by those of a response, for errors.
 _NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
+_SCHEMA_IN = "response_format.json_schema"  # whose fields a text's format has itself
 _LOGPROBS = "message.output_text.logprobs"
 #: What else OpenAI's ``include`` names; responses here have none of it.
 _ABSENT = (
@@ -206,14 +208,19 @@ def parse_response(
     try:
         asked = parse_chat(json.dumps(chat).encode(), defaults, tool_format)
     except ApiError as error:
-        name = (error.param or "").partition("[")[0]
+        name = re.split(r"[.\[]", error.param or "")[0]
         if (own := _NAMES.get(name)) is None:
             raise
-        text = str(error).replace(name, own)
+        text = str(error).replace(_SCHEMA_IN, own).replace(name, own)
         text = text if own in text else f"{own}: {text}"
-        raise ApiError(error.status, text, param=own, code=error.code) from error
+        inside = str(error.param).replace(_SCHEMA_IN, name).removeprefix(name) if name == "response_format" else ""
+        raise ApiError(error.status, text, param=own + inside, code=error.code) from error
     constrained_in = _NAMES.get(asked.constrained_in or "", asked.constrained_in)
-    asked = replace(asked, asked_in="input", constrained_in=constrained_in)
+    schemas = {
+        name.replace(_SCHEMA_IN, "text.format").replace("].function", "]"): schema
+        for name, schema in asked.schemas.items()
+    }
+    asked = replace(asked, asked_in="input", constrained_in=constrained_in, schemas=schemas)
     if body.truncation is not None:
         asked = replace(asked, overflow="trim" if body.truncation == "auto" else "error")
     return asked, body.about(chat, asked)

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 
 from moa_chat.chat_config import ChatConfig, open_datastore
 from moa_chat.gateway.app import Access, create_app
+from moa_chat.gateway.grammar_queue import GrammarQueue
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.requests import Defaults
 from moa_chat.gateway.tool_formats.choice import tool_format
@@ -29,6 +30,7 @@ from moa_runtime.backends.load import SharedBackend, load_writer
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for
 from moa_runtime.errors import MoaError, printable
+from moa_runtime.grammar.compiler import GrammarCompiler
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
@@ -88,16 +90,22 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
     chats, texts = _pools(config)
 
     @lru_cache
+    def tokenizer() -> ChatTokenizer:
+        return ChatTokenizer.from_bundle(config.bundle)
+
+    @lru_cache
     def begins_reasoning(thinking: bool | None) -> bool:
-        return ChatTokenizer.from_bundle(config.bundle).begins_reasoning(thinking)
+        return tokenizer().begins_reasoning(thinking)
 
     @lru_cache
     def calls() -> ToolFormat:
-        return tool_format(ChatTokenizer.from_bundle(config.bundle))
+        return tool_format(tokenizer())
 
+    compiler = GrammarCompiler.of_bundle(config.bundle)
+    compiling = () if compiler is None else (GrammarQueue(compiler, tokenizer).compile,)
     with listen(address.host, address.port) as listening:
         _serve(
-            create_app(chats, texts, defaults, access, RequestLines(), begins_reasoning, calls),
+            create_app(chats, texts, defaults, access, RequestLines(), begins_reasoning, calls, *compiling),
             listening,
             config.target,
             verifier,

@@ -57,6 +57,13 @@ def has_llguidance() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
+def check_size(grammar: Grammar) -> None:
+    """Raise GrammarError if a grammar has more than :data:`MOST_BYTES`."""
+    if (size := len(grammar.text.encode("utf-8", "replace"))) > MOST_BYTES:
+        text = f"the grammar has {size} bytes, at most {MOST_BYTES} are compiled"
+        raise GrammarError(text, code="too_large")
+
+
 class GrammarCompiler:
     """Compiles grammars for a target. Limits are counters, so the result does not depend on the load.
 
@@ -79,6 +86,10 @@ class GrammarCompiler:
         manifest = bundle.manifest
         facts = manifest.fingerprints.tokenizer, manifest.vocab_size, manifest.stop_tokens
         return _of_bundle(bundle.tokenizer_path, *facts) if has_llguidance() else None
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Return whether a grammar is compiled, or is known not to compile."""
+        return self._known(grammar) is not None
 
     async def compiled(self, grammar: Grammar) -> AnswerMatcher:
         """Do as :meth:`compile` does, but compile in the compiler's thread. One that is known waits for no other."""
@@ -122,9 +133,7 @@ class GrammarCompiler:
     def _built(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-        if (size := len(grammar.text.encode("utf-8", "replace"))) > MOST_BYTES:
-            text = f"the grammar has {size} bytes, at most {MOST_BYTES} are compiled"
-            raise GrammarError(text, code="too_large")
+        check_size(grammar)
         if self._tokenizer is None:
             self._tokenizer = LLTokenizer(str(self._tokenizer_file), self._vocab_size, self._stop_tokens)
         try:

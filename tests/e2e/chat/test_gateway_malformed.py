@@ -52,13 +52,21 @@ def user(content: object) -> list[dict]:
     return [{"role": "user", "content": content}]
 
 
-SCHEMA_OF_NOTHING = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}
+FORM = "response_format"
+IN_FORM = f"{FORM}.json_schema.schema"
+
+
+def form(schema: object) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
 CHATS = [
     ("messages", "messages", MISSING, (None, [])),
     ("messages", "messages", TYPE, ("Hi", {"0": USER})),
     ("messages", "messages[0]", TYPE, ([3], [None])),
     ("messages", "messages", FULL, ([USER] * 600, user("a" * 20_000), user("word " * 600))),
-    ("messages", "messages[0].role", VALUE, ([{"content": "x"}], [{"role": "tool", "content": "x"}])),
+    ("messages", "messages[0].role", MISSING, ([{"content": "x"}], [{"role": None, "content": "x"}])),
+    ("messages", "messages[0].role", VALUE, ([{"role": "tool", "content": "x"}],)),
     ("messages", "messages[0].role", VALUE, ([{"role": ["user"], "content": "x"}], [{"role": {}, "content": "x"}])),
     ("messages", "messages[0].content", TYPE, ([{"role": "user"}], user({"text": "x"}))),
     ("messages", "messages[0].content", VALUE, (user([{"type": "image_url"}]), user([{"type": "text", "text": 3}]))),
@@ -74,7 +82,7 @@ CHATS = [
     ("stop", "stop", VALUE, (["a"] * 5, "", [1])),
     ("stream", "stream", TYPE, ("yes",)),
     ("stream_options", "stream_options", TYPE, ([],)),
-    ("stream_options", "include_usage", TYPE, ({"include_usage": 1},)),
+    ("stream_options", "stream_options.include_usage", TYPE, ({"include_usage": 1},)),
     ("n", "n", LESS, (0, 9)),
     ("n", "n", TYPE, (True,)),
     ("offline", "offline", VALUE, ("perhaps",)),
@@ -91,13 +99,16 @@ CHATS = [
     *((name, name, UNSUPPORTED, (1.1,)) for name in ("typical_p", "repeat_penalty")),
     ("structured_outputs", "structured_outputs", UNSUPPORTED, ({},)),
     ("response_format", "response_format", TYPE, ("json", ["json_object"])),
-    ("response_format", "json_schema", TYPE, ({"type": "json_schema", "json_schema": []},)),
-    ("response_format", "schema", TYPE, ({"type": "json_schema", "json_schema": {"schema": "{}"}},)),
-    ("response_format", "response_format", MISSING, ({"type": "json_schema"},)),
-    ("response_format", "response_format", VALUE, ({}, {"type": "yaml"}, {"type": ["text"]}, SCHEMA_OF_NOTHING)),
+    ("response_format", f"{FORM}.json_schema", TYPE, ({"type": "json_schema", "json_schema": []},)),
+    ("response_format", IN_FORM, TYPE, [form(each) for each in ("{}", [1])]),
+    ("response_format", IN_FORM, MISSING, ({"type": "json_schema"}, {"type": "json_schema", "json_schema": {}})),
+    ("response_format", f"{FORM}.type", MISSING, ({},)),
+    ("response_format", f"{FORM}.type", VALUE, ({"type": "yaml"}, {"type": ["text"]})),
+    ("response_format", FORM, VALUE, (form({"type": "nothing"}),)),
+    ("response_format", IN_FORM, VALUE, [form({"$ref": each}) for each in ("#", "#/none", "https://example.com/a")]),
     ("guided_json", "guided_json", VALUE, ("{", {"type": "nothing"})),
     ("guided_regex", "guided_regex", VALUE, ("a{", "(" * 5000)),
-    ("guided_grammar", "guided_grammar", VALUE, ("", "start: nothing", "\ud800")),
+    ("guided_grammar", "guided_grammar", VALUE, ("", "start: nothing", "root ::= 'a'", "\ud800", "a" * 140_000)),
     *(
         (name, name, UNSUPPORTED, (value,))
         for name, value in (("functions", [{"name": "f"}]), ("modalities", ["audio"]))
@@ -129,6 +140,7 @@ def called(call: object, **result: object) -> list:
     return [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", **result}]
 
 
+ONLY = "tools[0].function.parameters"
 CALL = {"id": "1", **tool(arguments="{}")}
 NAMED = {"type": "function", "function": {"name": "g"}}
 #: Requests that are malformed or hostile in their tools, by the field and the code that the error names.
@@ -165,10 +177,16 @@ TOOLS: list[tuple[str, str, dict]] = [
             {"type": "object", "\ud800": 1},
         )
     ),
-    *(("tools", VALUE, schema(**own)) for own in ({"properties": 3}, {"properties": {"a": {"type": "nothing"}}})),
-    *(("tools", VALUE, schema(properties={"a": own})) for own in ({"$ref": "#/none"}, {"pattern": "("}, {"allOf": 1})),
-    *(("tools", VALUE, schema(required=[each], additionalProperties=False)) for each in ("a",)),
-    ("tools", VALUE, schema(properties={"a": {"$ref": "#"}}, required=["a"], additionalProperties=False)),
+    *((ONLY, VALUE, schema(**own)) for own in ({"properties": 3}, {"properties": {"a": {"type": "nothing"}}})),
+    *((ONLY, VALUE, schema(properties={"a": own})) for own in ({"$ref": "#/none"}, {"pattern": "("}, {"allOf": 1})),
+    *((ONLY, VALUE, schema(required=[each], additionalProperties=False)) for each in ("a",)),
+    (ONLY, VALUE, schema(properties={"a": {"$ref": "#"}}, required=["a"], additionalProperties=False)),
+    *((ONLY, VALUE, schema(**{"$ref": each})) for each in ("#", "https://example.com/a")),
+    (
+        "tools[1].function.parameters",
+        VALUE,
+        {"tools": [tool("g", strict=True), tool(strict=True, parameters={"$ref": "#"})]},
+    ),
     *(("tool_choice", VALUE, {"tools": [tool()], "tool_choice": value}) for value in ("any", 1, [], {}, NAMED, True)),
     *(
         ("tool_choice", VALUE, {"tools": [tool()], "tool_choice": {"type": "function", **v}})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +17,11 @@ pytest.importorskip("granian")
 from starlette.testclient import TestClient
 
 from moa_chat.gateway.app import Access, create_app
+from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.serve import RequestLines
 from moa_runtime.chat import ChatError, ContextFullError
+from moa_runtime.grammar.compiler import GrammarError
 from moa_runtime.manifest import Fingerprints
 from moa_runtime.transport import ConnectError
 from moa_server.edge.server import EdgeServer
@@ -29,9 +33,13 @@ from support.server.running import in_thread
 HERE = "http://127.0.0.1:11435"
 
 
-def app_of(connect, *, size: int = 8, token: str = "", allow: tuple[str, ...] = (), say=lambda line: None, **defaults):
-    pool = ChatPool(connect, size)
-    return create_app(pool, pool, replace(DEFAULTS, **defaults), Access(token, allow), say)
+async def compiles(request) -> None:
+    pass
+
+
+def app_of(connect, *, size=8, token="", allow=(), say=lambda line: None, grammar=compiles, **defaults):
+    pool, access = ChatPool(connect, size), Access(token, allow)
+    return create_app(pool, pool, replace(DEFAULTS, **defaults), access, say, compile_grammar=grammar)
 
 
 def client(*scripts, lines: list[str] | None = None, chats: list[PooledChat] | None = None, **options) -> TestClient:
@@ -113,6 +121,67 @@ def test_errors_have_a_status_until_text_was_sent(error, status, code):
     events = ask(client([update("a"), error]), stream=True).text.removesuffix("\n\n").split("\n\n")
     sent = json.loads(events[-1].removeprefix("data: "))["error"]
     assert sent["code"] == code and str(error) in sent["message"]
+
+
+def test_a_full_pool_refuses_a_request_before_it_is_read():
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        answered = client(size=0).post(path, content=b"{")
+        assert answered.status_code == 429 and "Retry-After" in answered.headers
+
+
+def test_a_grammar_that_does_not_compile_reaches_no_verifier():
+    async def broken(request) -> None:
+        raise GrammarError("BROKEN", code="invalid_grammar")
+
+    chats: list[PooledChat] = []
+    refused = ask(client([finished("a")], chats=chats, grammar=broken), guided_regex="a")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "guided_regex", "invalid_value")
+    assert not chats
+
+
+def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [((), "verifier_unavailable"), ((cancelled,), "internal_error")], ids=["closed", "cancelled"]
+)
+def test_a_stream_whose_answer_ends_without_an_end_is_not_waited_for(end, code):
+    lines: list[str] = []
+    *_, last = ask(client([update("a"), *end], lines=lines), stream=True).text.strip().split("\n\n")
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["code"] == code and error["message"] in lines[0]
+
+
+async def test_a_client_that_leaves_frees_its_place_and_the_log_says_when():
+    async def connect(needs_verifier: bool) -> PooledChat:
+        return PooledChat([update("a"), HANG])
+
+    lines: list[str] = []
+    pool, left, asked = ChatPool(connect, 1), asyncio.Event(), [json.dumps({"messages": [USER], "stream": True})]
+
+    async def receive() -> dict:
+        if asked:
+            return {"type": "http.request", "body": asked.pop().encode()}
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message) -> None:
+        if b'"content": "a"' in message.get("body", b""):
+            left.set()
+            await asyncio.Event().wait()  # takes no more
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"", "scheme": "http"}
+    scope |= {"headers": [(b"host", b"localhost")], "asgi": {"version": "3.0", "spec_version": "2.3"}}
+    app = create_app(pool, pool, DEFAULTS, Access(""), lines.append)
+    await asyncio.wait_for(app(scope, receive, send), 60)
+    while True:
+        await asyncio.sleep(0)
+        with contextlib.suppress(ApiError):
+            pool.check_room()
+            break
+    assert "not finished: the client left" in lines[0]
 
 
 def test_a_verifier_that_is_away_at_the_start_is_logged():

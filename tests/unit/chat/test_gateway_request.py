@@ -11,8 +11,9 @@ pytest.importorskip("starlette")
 
 from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.requests import Defaults, parse_chat
+from moa_chat.gateway.schema_references import reference_problem
 from moa_chat.gateway.tool_formats.hermes import HermesFormat
-from moa_runtime.errors import ContextFullError
+from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.session.events import Grammar, Sampling
 from support.chat.pooled_chat import ASSISTANT, DEFAULTS, USER, parse, parse_text
 
@@ -108,3 +109,44 @@ def test_a_completion_is_read_and_an_error_names_the_field_of_the_question():
     for request, name in ((parse(), "messages"), (parse_text(), "prompt")):
         full = as_api_error(ContextFullError("FULL", code="refused"), request.asked_in)
         assert (full.status, full.param, full.code) == (400, name, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "none"),
+    [
+        ({}, True),
+        ({"properties": {}}, True),
+        ({"type": "object", "title": "none"}, True),
+        ({"additionalProperties": {"type": "string"}}, False),
+        ({"properties": {"a": {"type": "string"}}}, False),
+        ({"patternProperties": {"a": {}}}, False),
+    ],
+)
+def test_a_tool_without_properties_has_no_arguments(parameters, none):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    asked = {"messages": [USER], "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    request = parse_chat(json.dumps(asked).encode(), DEFAULTS, lambda: HermesFormat("", {}))
+    [schema] = request.schemas.values()
+    assert (schema.get("additionalProperties") is False) == none
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"$ref": "#"}, "itself"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "itself"),
+        ({"$ref": "https://example.com/a"}, "within the schema"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"a": {}}}, "no such part"),
+        ({"properties": {"a": {"$ref": "#/$defs/a~1b"}}, "$defs": {"a/b": {}}}, ""),
+        ({"properties": {"$ref": {"type": "string"}, "a": {"$ref": "#"}, "b": {"$ref": "#c"}}}, ""),
+        ({"allOf": [{"$ref": "#/allOf/1"}, {}]}, ""),
+    ],
+)
+def test_the_reason_why_references_cannot_be_followed_is_told(schema, told):
+    assert told in reference_problem(schema) and bool(told) == bool(reference_problem(schema))
+
+
+def test_a_grammar_in_another_dialect_is_told_from_other_mistakes():
+    failed = MoaError("the grammar does not compile", code="invalid_grammar")
+    hints = [parse(guided_grammar=text).refusal(failed) for text in ('root ::= "a"', 'start: "a"')]
+    assert "Lark" in str(hints[0]) and "Lark" not in str(hints[1]) and hints[0].param == "guided_grammar"
