@@ -47,9 +47,9 @@ _MOST_CHOICES = 8
 _MOST_STOPS = 4
 _MOST_TOOLS = 128
 _NAME = re.compile("[a-zA-Z0-9_.-]{1,64}")
-#: Keywords of a schema that has no property, unless ``properties`` names some. A target would fill such an object with
+#: Keywords of a schema that has no property, unless the first two name some. A target would fill such an object with
 #: anything, up to the longest answer.
-_SAY_NO_PROPERTY = {"type", "properties", "title", "description", "$schema", "$defs", "definitions", "x-guidance"}
+_SAY_NO_PROPERTY = {"properties", "required", "type", "title", "description", "$schema", "$defs", "x-guidance"}
 _DEEPEST = 32  # levels of a tool's schema, and of a call's arguments
 _SEEDS = 1 << 64
 _MOST = (1 << 32) - 1  # the largest ``top_k`` and ``min_tokens``
@@ -348,7 +348,8 @@ class ToolDefinition(Part):
     def tool(self) -> FunctionTool:
         """Return the tool as grammars take it; without a schema it has no arguments."""
         parameters = self.function.parameters
-        if not parameters.get("properties") and parameters.keys() <= _SAY_NO_PROPERTY:
+        named = parameters.get("properties") or parameters.get("required")
+        if not named and parameters.keys() <= _SAY_NO_PROPERTY:
             parameters = {**parameters, "type": "object", "properties": {}, "additionalProperties": False}
         return FunctionTool(self.function.name, parameters, self.function.strict)
 

@@ -115,7 +115,8 @@ def test_a_completion_is_read_and_an_error_names_the_field_of_the_question():
     ("parameters", "none"),
     [
         ({}, True),
-        ({"properties": {}}, True),
+        ({"properties": {}, "required": []}, True),
+        ({"required": ["a"]}, False),
         ({"type": "object", "title": "none"}, True),
         ({"additionalProperties": {"type": "string"}}, False),
         ({"properties": {"a": {"type": "string"}}}, False),
