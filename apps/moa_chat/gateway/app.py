@@ -251,17 +251,28 @@ async def _whole(reply: Reply, pieces: Pieces) -> Response:
 
 
 class AnswerStream(StreamingResponse):
-    """A stream of events; the answer stops with it, also when the client leaves while it takes no more events."""
+    """A stream of events; the answer stops with it, also when the client leaves while it takes no more events. One that
+    is broken off says so in the request's line of the log."""
 
     def __init__(self, writing: AnswerWriter, events: AsyncGenerator[str, None]) -> None:
-        super().__init__(events, media_type="text/event-stream")
-        self._writing = writing
+        super().__init__(self._watched(events), media_type="text/event-stream")
+        self._writing, self._latest, self._ended = writing, time.monotonic(), False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._writing.stop()
+            if not self._ended:
+                silent_s = time.monotonic() - self._latest
+                broken = f"not finished: the stream was broken off {silent_s:.1f} s after its latest event"
+                scope[_NOTE] = "; ".join([*([scope[_NOTE]] if _NOTE in scope else []), broken])
+
+    async def _watched(self, events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        async for event in events:
+            self._latest = time.monotonic()
+            yield event
+        self._ended = True
 
 
 async def _stream(reply: Reply, asked: AnswerRequest, pieces: Pieces) -> AsyncGenerator[str, None]:
@@ -284,25 +295,16 @@ async def _stream(reply: Reply, asked: AnswerRequest, pieces: Pieces) -> AsyncGe
 async def _noted(request: Request, pieces: Pieces) -> Pieces:
     """The pieces; how the answers ended, or why they did not, goes into the request's line of the log."""
     ends: list[str] = []
-    latest = time.monotonic()
-
-    def note(*more: str) -> None:
-        request.scope[_NOTE] = "; ".join([*ends, *more])
-
     try:
         async with aclosing(pieces):
             async for index, piece in pieces:
-                latest = time.monotonic()
                 if isinstance(piece, Ending):
                     end = f"{'offline, ' if piece.offline else ''}{piece.reason}, {piece.completion_tokens} tokens"
                     ends.append(f"{end} | {figures(piece.statistics)}")
-                    note()
+                    request.scope[_NOTE] = "; ".join(ends)
                 yield index, piece
     except MoaError as error:
-        note(str(error))
-        raise
-    except BaseException:  # cancelled
-        note(f"not finished: the client left, {time.monotonic() - latest:.1f} s after the latest piece")
+        request.scope[_NOTE] = "; ".join([*ends, str(error)])
         raise
 
 
