@@ -306,7 +306,7 @@ async def test_a_conversation_that_outgrows_the_context_loses_its_oldest_turns(b
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_verifier_may_hold_fewer_tokens_than_the_bundle(bundle, verifier, known):
-    most = verifier.verifier.engine.max_context
+    most = verifier.parts.engine.max_context
     bundle = Bundle(bundle.folder, replace(bundle.manifest, max_context=4 * most))
     async with chatting(bundle, endpoint(verifier), overflow="trim", wait=known) as chat:
         with refused("context_full", ContextFullError):
