@@ -103,6 +103,8 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
 
     compiler = GrammarCompiler.of_bundle(config.bundle)
     compiling = () if compiler is None else (GrammarQueue(compiler, tokenizer).compile,)
+    if compiler is not None:
+        compiler.load()
     with listen(address.host, address.port) as listening:
         _serve(
             create_app(chats, texts, defaults, access, RequestLines(), begins_reasoning, calls, *compiling),

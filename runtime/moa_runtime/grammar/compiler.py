@@ -87,6 +87,15 @@ class GrammarCompiler:
         facts = manifest.fingerprints.tokenizer, manifest.vocab_size, manifest.stop_tokens
         return _of_bundle(bundle.tokenizer_path, *facts) if has_llguidance() else None
 
+    def load(self) -> LLTokenizer:
+        """Build llguidance's tokenizer unless it is built, and return it. A server does so before it serves: it takes
+        half a second of a core, in which no other thread of Python runs."""
+        from llguidance import LLTokenizer
+
+        if self._tokenizer is None:
+            self._tokenizer = LLTokenizer(str(self._tokenizer_file), self._vocab_size, self._stop_tokens)
+        return self._tokenizer
+
     def knows(self, grammar: Grammar) -> bool:
         """Return whether a grammar is compiled, or is known not to compile."""
         return self._known(grammar) is not None
@@ -131,11 +140,10 @@ class GrammarCompiler:
         return found
 
     def _built(self, grammar: Grammar) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+        from llguidance import LLMatcher, LLParserLimits
 
         check_size(grammar)
-        if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(str(self._tokenizer_file), self._vocab_size, self._stop_tokens)
+        tokenizer = self.load()
         try:
             source = _source(grammar)
         except (ValueError, RecursionError) as error:
@@ -146,7 +154,7 @@ class GrammarCompiler:
         limits = LLParserLimits(
             step_max_items=_ITEMS, step_lexer_fuel=_FUEL, max_items_in_row=row, verbose_errors=False
         )
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
         if reason := self._dead_end(matcher):
             raise GrammarError(f"the grammar does not compile: {_short(reason)}", code="invalid_grammar")
         return matcher

@@ -35,6 +35,15 @@ def compiler(tmp_path_factory):
     made.close()
 
 
+def test_a_compiler_that_is_loaded_builds_no_tokenizer_later(tmp_path, monkeypatch):
+    saved_tokenizer(tmp_path / "tokenizer.json")
+    made = GrammarCompiler(tmp_path / "tokenizer.json", VOCAB, [STOP])
+    made.load()
+    monkeypatch.setattr("llguidance.LLTokenizer", None)
+    assert made.compile(SIX).forced([]) == []
+    made.close()
+
+
 class Guessing(Backend):
     """Its candidates are letters of the grammars and others, by the query's token and position."""
 
