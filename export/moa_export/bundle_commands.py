@@ -142,7 +142,7 @@ def example(words: Sequence[str]) -> int:
         raise ExportError(f"the bundle has an example of {known}, not of {args.graph}", code="unknown_graph")
     elif manifest.has_graph:
         worked = worked_example(load_backend(bundle, args.backend))
-    asked = [{"role": "user", "content": "Name three primary colours."}]
+    asked = [{"role": "user", "content": "Which three colours are primary?"}]
     chat = {"messages": asked, "tokens": ChatTokenizer.from_bundle(bundle).encode_chat(asked)}
     print(json.dumps({"fingerprints": dataclasses.asdict(manifest.fingerprints), "chat": chat, **worked}, indent=1))
     return 0

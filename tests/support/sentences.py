@@ -21,6 +21,9 @@ PACKAGES = {
     "moa_bench": "apps/moa_bench",
 }
 
+#: Lines of a text that is a program.
+_PROGRAM = 8
+
 
 def sources() -> dict[str, dict[Path, ast.Module]]:
     """Parsed source files by package."""
@@ -111,8 +114,9 @@ def repeated(test: ast.Module, said: str) -> Iterator[tuple[int, str]]:
 
 
 def said_by(files: Mapping[Path, ast.Module]) -> str:
-    """All literals of product sources, docstrings aside."""
-    return "\x00".join(_spaced(text) for tree in files.values() for _, text in _literals(tree))
+    """All literals of product sources, docstrings aside, and programs, which are texts of many lines."""
+    said = (text for tree in files.values() for _, text in _literals(tree) if text.count("\n") < _PROGRAM)
+    return "\x00".join(map(_spaced, said))
 
 
 def _literals(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -3,8 +3,8 @@ Every program of ours, and every app that imports the runtime, switches that off
 
 from __future__ import annotations
 
+import ast
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +15,26 @@ from moa_runtime.cli_main import own_program
 from support.chat.programs import chat, verifier
 
 ROOT = Path(__file__).parents[3]
-IMPORTS = re.compile(r"^\s*(?:import|from) onnxruntime\b", re.MULTILINE)
+
+
+def imports_onnxruntime(file: Path) -> bool:
+    """Whether a module does, in a statement: bundles have programs that do, as texts."""
+    nodes = ast.walk(ast.parse(file.read_text("utf-8")))
+    names = [
+        name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names])
+    ]
+    return any(name.split(".")[0] == "onnxruntime" for name in names)
+
+
 #: A module of each of our packages that imports onnxruntime itself; the package's own does it for all of them.
 MODULES = {
     file.relative_to(folder).parts[0]: ".".join(file.relative_to(folder).with_suffix("").parts)
     for folder in (ROOT / "apps", ROOT / "export", ROOT / "runtime", ROOT / "server_stub")
     for file in sorted(folder.glob("moa_*/**/*.py"))
-    if IMPORTS.search(file.read_text())
+    if imports_onnxruntime(file)
 }
 
 
