@@ -38,22 +38,12 @@ LEAST_OFFLINE = 32
 LONGEST_CUT_S = 30.0
 
 
-class Screen:
-    """Prints an answer as it is committed."""
-
-    def __init__(self) -> None:
-        self._shown = 0
-
-    def show(self, event: ChatEvent) -> None:
-        if isinstance(event, AnswerUpdate):
-            self._write(event.committed)
-        elif isinstance(event, AnswerFinished):
-            self._write(event.text)
-            print("\n")
-
-    def _write(self, text: str) -> None:
-        print(text[self._shown :], end="", flush=True)
-        self._shown = len(text)
+def show(event: ChatEvent) -> None:
+    """Print an answer as it is committed."""
+    if isinstance(event, AnswerUpdate):
+        print(event.text, end="", flush=True)
+    elif isinstance(event, AnswerFinished):
+        print("\n")
 
 
 def main() -> int:
@@ -118,7 +108,7 @@ def _second_answer(chat: SyncChat, server: Verifier, link: BackgroundLink) -> bo
 
     def watch(event: ChatEvent) -> None:
         if isinstance(event, LinkChanged):
-            print(f"\n[{event.status.value}{': ' + event.detail if event.detail else ''}]", flush=True)
+            print(f"\n[{event.status.value}: {event.detail}]", flush=True)
         if not isinstance(event, AnswerUpdate):
             return
         committed = sum(token.committed for token in event.tokens)
@@ -154,10 +144,9 @@ def _second_answer(chat: SyncChat, server: Verifier, link: BackgroundLink) -> bo
 def _ask(chat: SyncChat, question: str, watch: Callable[[ChatEvent], None]) -> tuple[AnswerFinished, list[int]]:
     """Ask, show the answer; returns its end and the tokens of everything before it."""
     print(f"> {question}\n")
-    screen = Screen()
     for event in chat.send(question, max_new_tokens=ANSWER_TOKENS):
         watch(event)
-        screen.show(event)
+        show(event)
         if isinstance(event, AnswerFinished):
             prompt = chat.chat.tokens[: len(chat.chat.tokens) - len(event.tokens)]
             return event, prompt

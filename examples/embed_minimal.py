@@ -11,17 +11,15 @@ from moa_runtime import AnswerFinished, AnswerUpdate, Bundle, Chat, Endpoint, Li
 
 
 async def main(folder: str, server: str, question: str) -> None:
-    printed = 0
     endpoint = Endpoint(server, os.environ.get("MOA_TOKEN", ""))
     async with await Chat.connect(Bundle.open(folder), endpoint) as chat:
         async for event in chat.send(question, max_new_tokens=200):
             if isinstance(event, LinkChanged):
                 print(f"[{event.status.value}] {event.detail}", file=sys.stderr)
             elif isinstance(event, AnswerUpdate):  # event.tentative is what the target has not confirmed yet
-                print(event.committed[printed:], end="", flush=True)
-                printed = len(event.committed)
+                print(event.text, end="", flush=True)
             elif isinstance(event, AnswerFinished):
-                print(event.text[printed:])
+                print()
 
 
 if len(sys.argv) != 4:

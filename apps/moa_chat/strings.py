@@ -416,15 +416,10 @@ def link_words(link: LinkChanged, retry_in_s: float | None, *, wanted_offline: b
     if wanted_offline:
         return "working offline"
     if link.status is LinkStatus.ONLINE:
-        return "slow" if slow or is_late(link) else "online"
+        return "slow" if slow or link.late else "online"
     if link.status is LinkStatus.RECONNECTING:
         return "reconnecting"
     return f"reconnecting in {max(1, round(retry_in_s))} s" if retry_in_s else "no connection"
-
-
-def is_late(link: LinkChanged) -> bool:
-    """Return whether the link is up and a verdict is late; the device continues in the meantime."""
-    return link.status is LinkStatus.ONLINE and bool(link.detail)
 
 
 def as_sentence(text: str) -> str:

@@ -17,6 +17,7 @@ from moa_runtime.events import (
     Statistics,
     TextSpan,
     TokenOrigin,
+    WholeAnswer,
 )
 from moa_runtime.session.events import Cause, Committed, Decided, RolledBack
 from moa_runtime.tokenizer import ChatTokenizer, TextStream
@@ -139,20 +140,12 @@ class AnswerRecord:
         self._tokens += [TokenOrigin(token, origin, True, known) for token, origin, known in each]
 
     def update(self, unconfirmed: Sequence[tuple[int, Origin]]) -> AnswerUpdate:
-        """Return the present answer, with unconfirmed tokens and their origins."""
+        """Return the present answer as a first update, with unconfirmed tokens and their origins."""
         tokens = (*self._tokens, *(TokenOrigin(token, origin, False) for token, origin in unconfirmed))
         dropped = self._text.show(tokens, self._settled)
         self._settled = len(self._tokens)
-        spans = self._text.spans()
-        return AnswerUpdate(
-            committed="".join(span.text for span in spans if span.committed),
-            tentative="".join(span.text for span in spans if not span.committed),
-            tokens=tokens,
-            statistics=self.figures(),
-            spans=spans,
-            dropped=dropped,
-            pieces=self._text.pieces(),
-        )
+        whole = WholeAnswer(tokens, self._text.spans(), self._text.pieces(), self.figures())
+        return AnswerUpdate.of(whole, dropped)
 
     def disagreement(self, update: AnswerUpdate) -> Disagreement | None:
         """Return the disagreement if the tokens committed in ``update`` replaced text that was written offline."""

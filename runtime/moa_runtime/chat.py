@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -37,6 +38,7 @@ from moa_runtime.events import (
     AnswerUpdate,
     ChatEvent,
     EventQueue,
+    Follower,
     LinkChanged,
     LinkStatus,
     Origin,
@@ -124,7 +126,7 @@ class Chat:
         self._compiling: asyncio.Task[None] | None = None
         self._closed = False
         self._record = self._new_record(Question([], 0, []))
-        self._following = False
+        self._follower: Follower | None = None  # of the present answer, until it has ended
         self._pending = False  # an answer of an earlier program is being written, and is not followed yet
         self._unheard = False  # the application has not received the end of the record's answer
         #: While an answer is checked: turns and marks as before, which stay until the check is done.
@@ -263,7 +265,7 @@ class Chat:
     @property
     def tokens(self) -> list[int]:
         """Tokens of the whole conversation that the target has confirmed."""
-        return self._loop.committed[: None if self._following or self._pending else self._conversation.length]
+        return self._loop.committed[: None if self._followed or self._pending else self._conversation.length]
 
     @property
     def prompt_tokens(self) -> int:
@@ -291,7 +293,7 @@ class Chat:
 
         Use it to regenerate an answer (all turns but the last two), to edit a question (the turns before it) or to
         open a chat of one's own store. It works offline, too. Tokens that old and new turns share are not sent again.
-        A :meth:`pending` answer is dropped.
+        An answer that is being written is dropped, and so is a :meth:`pending` one.
 
         Args:
             messages: see :data:`moa_runtime.chat_template.Message`; none, a system message, or turns up to an answer,
@@ -299,15 +301,20 @@ class Chat:
             unconfirmed: answers among them for :meth:`check`.
 
         Raises:
-            ChatError: an answer is being written.
             MoaError: a message has another form, or a mark is not on an answer.
         """
-        self._check_idle(pending_too=True)
         self._conversation.restore(messages, unconfirmed)
-        self._record.disputed = None
-        if self._pending:
+        self._record.disputed = self._checking = None
+        if self._follower is not None:
+            self._follower.leave()
+        if self._follower is not None or self._pending:
             self._pending = self._unheard = False
-            self._driver.post(self._loop.cancel)
+
+            def drop() -> None:
+                self._unheard = False  # the loop may have been about to ask
+                self._loop.cancel()
+
+            self._driver.post(drop)
         self._saver.touch()
 
     async def keep_in(self, path: str | Path) -> None:
@@ -338,8 +345,9 @@ class Chat:
         """Ask, and yield events while the answer is written. The last one is :class:`AnswerFinished`, unless the chat
         is closed before.
 
-        Leaving the iteration early stops the answer at its last committed token. Text that the device wrote during an
-        outage stays, too, and is :attr:`unconfirmed`; with policy ``KEEP`` it counts as confirmed.
+        Leaving the iteration early stops the answer at its last committed token; ``aclose()`` waits for that, after
+        which :attr:`messages` has the turn. Asking anything else leaves it, too: its iteration ends. Text that the
+        device wrote during an outage stays and is :attr:`unconfirmed`; with policy ``KEEP`` it counts as confirmed.
 
         Args:
             text: the user's; or a turn of the user, or with the result of a tool that the target has called.
@@ -348,12 +356,12 @@ class Chat:
 
         Raises:
             ContextFullError: the conversation does not fit the target's context.
-            ChatError: the verifier refused it, another answer is being written, or one is :meth:`pending`.
+            ChatError: the verifier refused it, or another answer is :meth:`pending`.
             ChatTemplateError: the target's template refuses the conversation.
         """
 
         async def begin() -> _Asked:
-            self._check_idle()
+            self._check_complete()
             self._check_accepted()
             self._check_request(max_new_tokens, sampling or Sampling())
             question = await self._question(text)
@@ -362,7 +370,7 @@ class Chat:
             ask = partial(self._loop.ask, question.kept, question.supplied, chosen, most, while_away=while_away)
             return self._ask(question, ask)
 
-        return self._follow(begin)
+        return self._iterate(partial(self._follow, begin))
 
     def continue_answer(
         self, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
@@ -383,7 +391,7 @@ class Chat:
         """
 
         async def begin() -> _Asked:
-            self._check_idle()
+            self._check_complete()
             self._check_accepted()
             self._check_request(max_new_tokens, sampling or self._session.sampling)
             committed, record = self._loop.committed, self._record
@@ -398,12 +406,13 @@ class Chat:
             kept = common_length(committed, whole)
             chosen = self._chosen(sampling) if sampling else self._session.sampling
             most = min(max_new_tokens, self.manifest.max_context)
-            self._conversation.restore(question.messages[:-1], self._conversation.unconfirmed)
+            if self._followed:
+                self._conversation.restore(question.messages[:-1], self._conversation.unconfirmed)
             span = kept, whole[kept:], question.length
             ask = partial(self._loop.continue_answer, *span, chosen, most, while_away=while_away)
             return self._ask(question, ask, known)
 
-        return self._follow(begin)
+        return self._iterate(partial(self._follow, begin))
 
     def pending(self) -> AsyncGenerator[ChatEvent, None] | None:
         """Follow the answer to :attr:`question` that was being written when the last program ended.
@@ -413,11 +422,10 @@ class Chat:
         """
 
         async def begin() -> _Asked:
-            self._check_idle(pending_too=True)
             self._pending = False
             return None
 
-        return self._follow(begin) if self._pending else None
+        return self._iterate(partial(self._follow, begin)) if self._pending else None
 
     def keep_mine(self) -> AsyncGenerator[ChatEvent, None] | None:
         """Return to the last :class:`Disagreement`, if there is one, and keep the device's own text there.
@@ -426,38 +434,35 @@ class Chat:
             None while the answer is being written: its events continue. After it, events as of :meth:`send`.
         """
         disputed, self._record.disputed = self._record.disputed, None
-        if disputed is None:
+        if disputed is None or (self._checking and not self._followed):  # leaving a check changes nothing
             return None
-        if self._following or self._pending:
+        if self._followed or self._pending:
             self._take_back(disputed)
             return None
 
         async def reopen() -> _Asked:
-            self._check_idle()
+            self._check_complete()
             self._check_accepted()
             self._conversation.restore(self._record.question.messages)
             self._record.resume_clock()
             self._take_back(disputed)
             return None
 
-        return self._follow(reopen)
+        return self._iterate(partial(self._follow, reopen))
 
-    def check(self) -> AsyncGenerator[ChatEvent, None] | None:
+    def check(self) -> AsyncGenerator[ChatEvent, None]:
         """Have the target check the first :attr:`unconfirmed` answer: the device's text is its draft, and the target's
-        own choice replaces it from the first difference on.
+        own choice replaces it from the first difference on. Yields events as :meth:`send` does; none if all is
+        confirmed, or without a link.
 
         The turns after it stay. If the answer changed, their answers become unconfirmed, because they answer another
         conversation. Leaving the iteration early changes nothing. An answer that the verifier refuses stays as the
         device wrote it and is no longer unconfirmed.
 
-        Returns:
-            events as of :meth:`send`; None if all is confirmed, or if there is no verifier.
-
         Raises:
-            ChatError: an answer is being written or :meth:`pending`.
+            ChatError: an answer is :meth:`pending`.
         """
-        self._check_idle()
-        return self._check() if self._conversation.unconfirmed and self.status is LinkStatus.ONLINE else None
+        return self._iterate(self._check)
 
     # -- link and device ------------------------------------------------------------------------------
 
@@ -547,11 +552,9 @@ class Chat:
 
     # -- preconditions --------------------------------------------------------------------------------
 
-    def _check_idle(self, *, pending_too: bool = False) -> None:
-        """Raise ChatError if an answer is being written or, unless ``pending_too``, is :meth:`pending`."""
-        if self._following:
-            raise ChatError("an answer is being written: stop it or wait for its end", code="busy")
-        if self._pending and not pending_too:
+    def _check_complete(self) -> None:
+        """Raise ChatError if an answer is :meth:`pending`."""
+        if self._pending:
             text = "the answer of the stored chat is not complete: follow pending(), or restore() other turns"
             raise ChatError(text, code="pending")
 
@@ -602,11 +605,7 @@ class Chat:
         self._conversation.context = most if self.overflow == "trim" else 0
         if more + sum(len(turn["content"]) for turn in self._conversation.messages) < _LONG_TEXT:
             return encode()
-        self._following = True  # refuses other questions and changes of the turns meanwhile
-        try:
-            return await asyncio.to_thread(encode)
-        finally:
-            self._following = False
+        return await asyncio.to_thread(encode)
 
     # -- following an answer --------------------------------------------------------------------------
 
@@ -614,11 +613,13 @@ class Chat:
         return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved, self.shown_tokens)
 
     def _ask(self, question: Question, ask: Callable[[], None], known: Sequence[TokenOrigin] = ()) -> _Asked:
-        """Have the loop ask; return None if the chat is not stored.
+        """Have the loop ask; return None if the chat is not stored, or if the application has left meanwhile.
 
         Args:
             known: the answer's beginning, if it is continued.
         """
+        if not self._followed:
+            return None
         asked = asyncio.get_running_loop().create_future()
         self._events.clear()
         edition = self._events.ask_for_edition()
@@ -656,28 +657,51 @@ class Chat:
 
         self._driver.post(follow)
 
-    async def _follow(self, begin: Callable[[], Awaitable[_Asked]]) -> AsyncGenerator[ChatEvent, None]:
+    @property
+    def _followed(self) -> bool:
+        """Whether the application follows an answer."""
+        return self._follower is not None and not self._follower.left
+
+    def _iterate(
+        self, events_of: Callable[[Follower], AsyncGenerator[ChatEvent, None]]
+    ) -> AsyncGenerator[ChatEvent, None]:
+        follower = Follower(self._events.wake)
+        events = events_of(follower)
+        follower.events = weakref.ref(events)
+        return events
+
+    async def _end_other(self) -> None:
+        """End the answer that was asked for before, as leaving it does."""
+        while self._follower is not None:
+            await self._follower.end()
+
+    async def _follow(
+        self, begin: Callable[[], Awaitable[_Asked]], follower: Follower
+    ) -> AsyncGenerator[ChatEvent, None]:
         """Call ``begin`` when the first event is asked for, and yield the events of the answer."""
-        asked = await begin()
-        self._following, ended = True, False
+        await self._end_other()
+        self._follower, stops, known = follower, False, ""
         try:
+            asked = await begin()
+            stops = not follower.left  # else nothing was asked
             # The question is stored first: an application that has seen a part of the answer finds it again.
             if asked is not None and await self._done(asked):
                 await self._done(asked.result())
-            while not ended:
-                event = await self._events.get()
-                if event is None or isinstance(event, AnswerFinished):
-                    self._following, ended = False, True
+            while stops and (event := await self._events.get(follower)) is not None:
+                if isinstance(event, AnswerUpdate):
+                    event, known = event.since(known), event.text
                 if isinstance(event, AnswerFinished):
+                    self._follower, stops = None, False
                     self._answered(event.text)
-                if event is not None:
-                    yield event
+                yield event
         finally:
-            if not ended:
-                try:
+            try:
+                if stops:
                     await self._stop_answer()
-                finally:
-                    self._following = False
+            finally:
+                if self._follower is follower:
+                    self._follower = None
+                follower.closed.set()
 
     def _take_back(self, disputed: RolledBack) -> None:
         edition = self._events.ask_for_edition()
@@ -737,16 +761,17 @@ class Chat:
 
     # -- checking an answer ---------------------------------------------------------------------------
 
-    async def _check(self) -> AsyncGenerator[ChatEvent, None]:
-        self._check_idle()
+    async def _check(self, follower: Follower) -> AsyncGenerator[ChatEvent, None]:
+        await self._end_other()
+        self._check_complete()
         conversation = self._conversation
         turns, marks = conversation.messages, conversation.unconfirmed
-        if not marks:
+        if not marks or self.status is not LinkStatus.ONLINE:
             return
         mark = marks[0]
         written = turns[mark.turn]["content"]
         conversation.restore(turns[: mark.turn - 1])
-        self._checking, finished = (turns, marks), False
+        self._checking = checking = turns, marks
         try:
 
             async def begin() -> _Asked:
@@ -755,11 +780,11 @@ class Chat:
                 ask = partial(self._loop.ask, question.kept, question.supplied, mark.sampling, most, draft=draft)
                 return self._ask(question, ask)
 
-            async with aclosing(self._follow(begin)) as events:
+            async with aclosing(self._follow(begin, follower)) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         conversation.add(turns, self._left(marks, mark, turns, changed=event.text != written))
-                        self._record.disputed, self._checking, finished = None, None, True
+                        self._record.disputed = self._checking = None
                         self._saver.save()
                     yield event
         except MoaError:
@@ -768,8 +793,9 @@ class Chat:
                 marks = [each for each in marks if each is not mark]
             raise
         finally:
+            left = self._checking is checking
             self._checking = self._record.disputed = None
-            if not finished:
+            if left:
                 conversation.restore(turns, marks)
                 self._saver.touch()
 
@@ -878,7 +904,7 @@ class Chat:
             self._events.put(self._record.finish(event.reason))
         elif isinstance(event, PauseBegan):
             self._events.put(Paused(event.reason))
-        elif isinstance(event, LinkChanged) and self._following:
+        elif isinstance(event, LinkChanged) and self._followed:
             self._events.put(event)
         # Text that the user's policy keeps could not be written again, so it must reach the disk.
         if isinstance(event, Finished | Welcomed) or (isinstance(event, Committed) and Origin.KEPT in event.origins):

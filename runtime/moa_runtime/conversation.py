@@ -162,18 +162,19 @@ class Conversation:
             ChatError: the last turn is no answer to a question, or is not confirmed yet.
             ChatTemplateError: see :meth:`ask`.
         """
-        last = len(self.messages) - 1
-        if not is_answer(self.messages, last):
+        messages = self.messages  # restore() replaces them, perhaps while this runs in a thread
+        last = len(messages) - 1
+        if not is_answer(messages, last):
             raise ChatError("there is no answer to continue: ask something", code="nothing_to_continue")
         if any(mark.turn == last for mark in self.unconfirmed):
             text = "the answer is not confirmed yet: it can be continued once it is checked"
             raise ChatError(text, code="unconfirmed")
-        question = self._question(committed, self.messages[:last])
+        question = self._question(committed, messages[:last])
         turns, end = self._ends[-1]
         same = [*committed[: question.kept], *question.supplied] == list(committed[: question.length])
         if turns == last + 1 and same:
             return question, list(committed[question.length : end])
-        return question, self._tokenizer.encode(self.messages[last]["content"])
+        return question, self._tokenizer.encode(messages[last]["content"])
 
     def _question(self, committed: Sequence[int], messages: list[dict[str, Any]]) -> Question:
         ends = (end for end in reversed(self._ends) if self.context or not self._dropped.get(end[0]))

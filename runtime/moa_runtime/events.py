@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, fields, replace
+from types import AsyncGeneratorType
 
 from moa_runtime.errors import ChatError
 from moa_runtime.session.events import FinishReason as FinishReason
 from moa_runtime.session.events import Origin as Origin
 from moa_runtime.session.events import TokenLogprobs as TokenLogprobs
+from moa_runtime.tokens import common_length
 
 
 class LinkStatus(enum.Enum):
@@ -128,34 +133,91 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class AnswerUpdate:
-    """The present answer.
+class WholeAnswer:
+    """An answer as it was at an update.
 
     Attributes:
-        committed: text that the target has confirmed.
-        tentative: text after it that may still change. An incomplete character is in neither.
-        tokens: all of its tokens, the tentative ones last.
-        spans: the text cut wherever the origin or the confirmation changes; joined it is committed + tentative.
-        dropped: tentative text of the update before that was rolled back; mostly empty.
+        tokens: all of them, the tentative ones last.
+        spans: the text cut wherever the origin or the confirmation changes.
         pieces: the text cut by tokens, one piece each, perhaps an empty one; they depend on the tokens alone.
     """
 
-    committed: str
-    tentative: str
-    tokens: tuple[TokenOrigin, ...]
-    statistics: Statistics
+    tokens: tuple[TokenOrigin, ...] = ()
     spans: tuple[TextSpan, ...] = ()
-    dropped: str = ""
     pieces: tuple[str, ...] = ()
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def text(self, *, committed: bool) -> str:
+        """Return the text that the target has confirmed, or the text that it has not."""
+        return "".join(span.text for span in self.spans if span.committed is committed)
+
+
+@dataclass(frozen=True)
+class AnswerUpdate:
+    """What is new in the answer. ``committed``, ``spans``, ``tokens``, ``pieces`` and ``statistics`` are those of the
+    whole answer at this update.
+
+    Attributes:
+        text: text that the target has confirmed since the update before. Joined they are the answer.
+        tentative: text after it that may still change. An incomplete character is in neither.
+        start: index of the first character of ``text`` in the answer. It is less than the length of the text so far
+            only if the user has replaced confirmed text (:meth:`moa_runtime.chat.Chat.keep_mine`).
+        dropped: tentative text of the update before that was rolled back; mostly empty.
+        whole: see :class:`WholeAnswer`.
+    """
+
+    text: str
+    tentative: str
+    start: int = 0
+    dropped: str = ""
+    whole: WholeAnswer = field(default_factory=WholeAnswer, repr=False)
+
+    @classmethod
+    def of(cls, whole: WholeAnswer, dropped: str = "") -> AnswerUpdate:
+        """Return the first update of an answer: all of its text is new."""
+        return cls(whole.text(committed=True), whole.text(committed=False), 0, dropped, whole)
+
+    def since(self, committed: str) -> AnswerUpdate:
+        """Return this first update as the one after an update with this confirmed text."""
+        same = common_length(committed, self.text)
+        return replace(self, text=self.text[same:], start=same)
+
+    @property
+    def committed(self) -> str:
+        """All text that the target has confirmed."""
+        return self.whole.text(committed=True)
+
+    @property
+    def tokens(self) -> tuple[TokenOrigin, ...]:
+        return self.whole.tokens
+
+    @property
+    def spans(self) -> tuple[TextSpan, ...]:
+        return self.whole.spans
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        return self.whole.pieces
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.whole.statistics
 
 
 @dataclass(frozen=True)
 class LinkChanged:
-    """The link changed."""
+    """The link changed.
+
+    Attributes:
+        detail: what has happened, a clause for the user.
+        retry_in_s: seconds from the change to the next attempt to connect, if one is planned.
+        late: whether the link is up, but a verdict is late, so that the device writes on.
+    """
 
     status: LinkStatus
-    detail: str = ""  # a sentence for the user
-    retry_in_s: float | None = None  # from the change to the next attempt to connect, if one is planned
+    detail: str = ""
+    retry_in_s: float | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,7 +262,7 @@ class Paused:
 
 @dataclass(frozen=True)
 class AnswerFinished:
-    """An answer's last event. ``text`` is the whole answer; ``spans`` and ``pieces`` as in :class:`AnswerUpdate`."""
+    """An answer's last event. ``text`` is the whole answer; ``spans`` and ``pieces`` as in :class:`WholeAnswer`."""
 
     text: str
     tokens: tuple[TokenOrigin, ...]
@@ -213,6 +275,39 @@ class AnswerFinished:
 ChatEvent = AnswerUpdate | LinkChanged | Disagreement | Paused | AnswerFinished
 
 
+class Follower:
+    """The application's iteration of an answer's events.
+
+    Attributes:
+        events: the asynchronous generator that is iterated.
+        closed: set when it has ended.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """``wake`` wakes the generator if it waits for an event."""
+        self.events: weakref.ref[AsyncGenerator[ChatEvent, None]] | None = None
+        self.closed = asyncio.Event()
+        self._wake, self._left = wake, False
+
+    @property
+    def left(self) -> bool:
+        """Whether the application has left, or dropped the generator."""
+        return self._left or self.events is None or self.events() is None
+
+    def leave(self) -> None:
+        """Have the generator end when its next event is asked for, or at once if somebody waits for that."""
+        self._left = True
+        self._wake()
+
+    async def end(self) -> None:
+        """Leave; done when the generator has ended."""
+        self.leave()
+        events = self.events() if self.events is not None else None
+        if isinstance(events, AsyncGeneratorType) and not events.ag_running:
+            await events.aclose()
+        await self.closed.wait()  # otherwise it runs, or is dropped and the event loop closes it
+
+
 class EventQueue:
     """A queue from the drafting loop to the application, its only reader.
 
@@ -221,14 +316,16 @@ class EventQueue:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[int, ChatEvent | ChatError | None]] = asyncio.Queue()
+        self._queue: deque[tuple[int, ChatEvent | ChatError | None]] = deque()
+        self._changed = asyncio.Event()
         self._edition = self._edition_asked = 0
         self._published: tuple[TokenOrigin, ...] = ()
         self._ended = False
 
     def clear(self) -> None:
         """Drop all events: another answer begins."""
-        self._queue, self._published = asyncio.Queue(), ()
+        self._published = ()
+        self._queue.clear()
         if self._ended:
             self.end()
 
@@ -241,12 +338,13 @@ class EventQueue:
         """Note that the loop has taken it back; later events are of ``edition``."""
         self._edition, self._published = edition, ()
 
-    def put(self, event: ChatEvent | ChatError) -> None:
+    def put(self, event: ChatEvent | ChatError | None) -> None:
         """Queue an event, or an error for :meth:`get` to raise."""
-        self._queue.put_nowait((self._edition, event))
+        self._queue.append((self._edition, event))
+        self.wake()
 
     def publish(self, update: AnswerUpdate, *, even_without_tokens: bool = False) -> None:
-        """Queue an update, unless the last one had the same tokens: a draft may be empty."""
+        """Queue a first update of the answer, unless the last one had the same tokens: a draft may be empty."""
         if update.tokens != self._published or (even_without_tokens and not update.tokens):
             self._published = update.tokens
             self.put(update)
@@ -254,13 +352,23 @@ class EventQueue:
     def end(self) -> None:
         """Queue the end: the chat is closed."""
         self._ended = True
-        self._queue.put_nowait((self._edition, None))
+        self.put(None)
 
-    async def get(self) -> ChatEvent | None:
-        """Return the next event of the edition, None at the end; raise a queued ChatError."""
-        while True:
-            edition, event = await self._queue.get()
+    def wake(self) -> None:
+        """Have the reader see whether it has left."""
+        self._changed.set()
+
+    async def get(self, follower: Follower) -> ChatEvent | None:
+        """Return the next event of the edition, None at the end or if the follower has left; raise a queued
+        ChatError."""
+        while not follower.left:
+            if not self._queue:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            edition, event = self._queue.popleft()
             if isinstance(event, ChatError):
                 raise event
             if event is None or edition == self._edition_asked or isinstance(event, LinkChanged):
                 return event
+        return None

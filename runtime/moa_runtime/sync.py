@@ -82,9 +82,9 @@ class SyncChat:
         """See :attr:`moa_runtime.chat.Chat.unconfirmed`."""
         return self.chat.unconfirmed
 
-    def check(self) -> Iterator[ChatEvent] | None:
+    def check(self) -> Iterator[ChatEvent]:
         """See :meth:`moa_runtime.chat.Chat.check`."""
-        return self._follow_if_any(self.chat.check)
+        return self._follow(self.chat.check())
 
     def _follow_if_any(self, begin: Callable[[], AsyncGenerator[ChatEvent, None] | None]) -> Iterator[ChatEvent] | None:
         events = self._run(_call(begin))

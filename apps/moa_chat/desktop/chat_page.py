@@ -85,7 +85,7 @@ class StatusBadge(PlainLabel):
         left = None if self._retry_at is None else self._retry_at - time.monotonic()
         slow = self._round_trip_s > _SLOW_SECONDS
         words = strings.link_words(link, left, wanted_offline=self._wanted_offline, slow=slow)
-        if self._wanted_offline or strings.is_late(link) or (slow and link.status is LinkStatus.ONLINE):
+        if self._wanted_offline or link.late or (slow and link.status is LinkStatus.ONLINE):
             return words, theme.warning
         return words, theme.of_link(link.status)
 

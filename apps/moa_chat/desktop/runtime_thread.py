@@ -126,7 +126,7 @@ class RuntimeThread(QObject):
     def check(self, turns: Turns, mark: Unconfirmed) -> None:
         """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once if there is none."""
 
-        def begin(chat: Chat) -> AsyncGenerator[ChatEvent, None] | None:
+        def begin(chat: Chat) -> AsyncGenerator[ChatEvent, None]:
             chat.restore(turns, [mark])
             return chat.check()
 

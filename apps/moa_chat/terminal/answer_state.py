@@ -63,12 +63,11 @@ def figures(statistics: Statistics) -> str:
 
 def status_line(link: LinkChanged, words: str, update: AnswerUpdate | None, palette: Palette) -> list[Span]:
     """Return the link, in ``words``, and figures of the answer that is being written."""
-    late = strings.is_late(link)
-    spans = [Span(words, palette.reconnecting if late else palette.of_link(link.status))]
+    spans = [Span(words, palette.reconnecting if link.late else palette.of_link(link.status))]
     if update is not None:
         spans.append(Span(f" | {figures(update.statistics)}", palette.quiet))
         unconfirmed = sum(not token.committed for token in update.tokens)
-        if unconfirmed and (late or link.status is not LinkStatus.ONLINE):
+        if unconfirmed and (link.late or link.status is not LinkStatus.ONLINE):
             spans.append(Span(f" | {unconfirmed} tentative", palette.offline))
     return spans
 
@@ -178,7 +177,8 @@ class AnswerState:
         pause = strings.PAUSES[self._pause] if self._pause else ""
         row = status_line(link, words, self._update, palette)
         keys, why = ([Span(f" | {note}", palette.quiet)] if note else [] for note in (hint, pause))
-        last = [Span(f" | {link.detail}", palette.quiet)] if link.detail and not (pause or wanted_offline) else []
+        told = (link.late or link.status is LinkStatus.OFFLINE) and link.detail and not (pause or wanted_offline)
+        last = [Span(f" | {link.detail}", palette.quiet)] if told else []
         if self.disagreement is not None or pause:
             return [row[0], *why, *keys, *row[1:], *last]
         return [*row, *keys, *last]

@@ -198,7 +198,8 @@ class Terminal:
     def _check(self) -> None:
         """Have the verifier, if it is there, check what was written without it."""
         stopped = False
-        while not stopped and (events := self._worker.call(self._chat.check)) is not None:
+        while not stopped and self._chat.unconfirmed and self._chat.status is LinkStatus.ONLINE:
+            events = self._worker.call(self._chat.check)
             mark, turns = self._chat.unconfirmed[0], self._chat.messages
             self._say(strings.CHECKED)
             self._view.write(Span(clean(f"you> {turns[mark.turn - 1]['content']}")))

@@ -253,7 +253,7 @@ export class Conversations {
         const mark = { ...checking.mark, turn: checking.place.position + before };
         talk.chat.thinking = thinkingOf(chat.settings, talk.chat.tokenizer.knowsThinking);
         talk.chat.restore(turnsOf(chat.settings.system, chat.messages), [mark]);
-        return talk.chat.check() ?? nothing();
+        return talk.chat.check();
       });
       if (this.leavingCheck || !(checking.done || checking.message.unconfirmed === null)) return;
     }
@@ -612,6 +612,3 @@ function asWritten(written: Message): Message {
   const alone = written.spans.length === 0 || !written.spans.every((span) => span.committed);
   return { ...written, unconfirmed: null, remarks: alone ? AS_WRITTEN : written.remarks, dropped: [] };
 }
-
-/** The events of a check if the verifier has gone meanwhile. */
-async function* nothing(): AsyncGenerator<never, void, undefined> {}

@@ -102,7 +102,7 @@ export function countWords(text: string): number {
 /** Return the link's state in words. `retryInS`: the time left until the next attempt. */
 export function linkWords(link: LinkChanged, retryInS: number | null, wantedOffline: boolean): string {
   if (wantedOffline) return "working offline";
-  if (link.status === "online") return link.detail === "" ? "online" : "slow";
+  if (link.status === "online") return link.late ? "slow" : "online";
   if (link.status === "reconnecting") return "reconnecting";
   return retryInS ? `reconnecting in ${Math.max(1, Math.round(retryInS))} s` : "no connection";
 }

@@ -12,7 +12,7 @@ const pressed: string[] = [];
 const ACTIONS = Object.fromEntries(
   ["retry", "settings", "download", "cancel", "later", "forget"].map((name) => [name, () => pressed.push(name)]),
 ) as unknown as BannerActions;
-const ONLINE: LinkChanged = { event: "LinkChanged", status: "online", detail: "", retryInS: null };
+const ONLINE: LinkChanged = { event: "LinkChanged", status: "online", detail: "", retryInS: null, late: false };
 const READY: DeviceState = { kind: "ready", bytes: 1, writes: true };
 
 function said(problem: string, link: LinkChanged | null, device: DeviceState, postponed = false): string | null {

@@ -114,12 +114,12 @@ test("what the device wrote alone is kept, marked, checked, and can be had back"
   world.talk.leftAlone = "red green";
   world.talk.script = [update(OFFLINE), { event: "Paused", reason: "end" }];
   world.talk.checked = [finished(pieces(["red ", "offline"], ["blue", "corrected"]))];
-  world.talk.chat.link = { event: "LinkChanged", status: "offline", detail: "", retryInS: 3 };
+  world.talk.chat.link = { event: "LinkChanged", status: "offline", detail: "", retryInS: 3, late: false };
   await world.conversations.send("one");
   assert.deepEqual(world.stored, ["one", "red green"]);
   assert.equal(world.conversations.messages[1]!.remarks, "2 words not confirmed yet");
 
-  world.talk.chat.link = { event: "LinkChanged", status: "online", detail: "", retryInS: null };
+  world.talk.chat.link = { event: "LinkChanged", status: "online", detail: "", retryInS: null, late: false };
   await world.conversations.check();
   assert.deepEqual(world.stored, ["one", "red blue"]);
   assert.equal(world.sentence, "1 word that this device wrote was corrected.");
@@ -136,11 +136,11 @@ test("an answer behind a corrected one is to be checked too", async () => {
   const world = new World();
   world.talk.leftAlone = "red green";
   world.talk.script = [update(OFFLINE), { event: "Paused", reason: "end" }];
-  world.talk.chat.link = { event: "LinkChanged", status: "offline", detail: "", retryInS: 3 };
+  world.talk.chat.link = { event: "LinkChanged", status: "offline", detail: "", retryInS: 3, late: false };
   await world.conversations.send("one");
   world.talk.leftAlone = null;
   await world.asked("two", "2");
-  world.talk.chat.link = { event: "LinkChanged", status: "online", detail: "", retryInS: null };
+  world.talk.chat.link = { event: "LinkChanged", status: "online", detail: "", retryInS: null, late: false };
   let checks = 0;
   const check = world.talk.chat.check.bind(world.talk.chat);
   world.talk.chat.check = () => {

@@ -1,8 +1,8 @@
 /** A runtime's chat whose answers a test writes, and stored chats in memory. */
 
+import { AnswerUpdate } from "@moa-edge/runtime";
 import type {
   AnswerFinished,
-  AnswerUpdate,
   ChatEvent,
   Message,
   SendOptions,
@@ -41,10 +41,7 @@ export const STATISTICS: Statistics = {
 };
 
 export function update(spans: readonly TextSpan[], dropped = ""): AnswerUpdate {
-  const textOf = (committed: boolean): string =>
-    spans.filter((span) => span.committed === committed).map(({ text }) => text).join("");
-  const [committed, tentative] = [textOf(true), textOf(false)];
-  return { event: "AnswerUpdate", committed, tentative, spans, tokens: [], dropped, statistics: STATISTICS };
+  return new AnswerUpdate({ spans, tokens: [], statistics: STATISTICS }, dropped);
 }
 
 export function finished(spans: readonly TextSpan[], reason: AnswerFinished["reason"] = "stop"): AnswerFinished {
@@ -71,7 +68,7 @@ export class FakeTalk implements Talk {
     let messages: Message[] = [];
     let marks: Unconfirmed[] = [];
     this.chat = {
-      link: { event: "LinkChanged", status: "online", detail: "", retryInS: null },
+      link: { event: "LinkChanged", status: "online", detail: "", retryInS: null, late: false },
       newTokens: 5,
       thinking: undefined,
       tokenizer: { knowsThinking: true, beginsReasoning: (thinking?: boolean) => thinking === true },
@@ -95,7 +92,7 @@ export class FakeTalk implements Talk {
         });
       },
       continueAnswer: () => talk.play(talk.script),
-      check: () => (marks.length > 0 ? talk.play(talk.checked) : undefined),
+      check: () => talk.play(marks.length > 0 ? talk.checked : []),
       keepMine: () => (talk.kept === null ? undefined : talk.play(talk.kept)),
       pending: () => undefined,
     } as unknown as Talk["chat"];

@@ -10,9 +10,9 @@ import { STATISTICS } from "./fake_talk.js";
 import { pieces } from "./spans.js";
 
 test("the link in words", () => {
-  const link = { event: "LinkChanged", detail: "", retryInS: null } as const;
+  const link = { event: "LinkChanged", detail: "", retryInS: null, late: false } as const;
   assert.equal(linkWords({ ...link, status: "online" }, null, false), "online");
-  assert.equal(linkWords({ ...link, status: "online", detail: "a verdict is late" }, null, false), "slow");
+  assert.equal(linkWords({ ...link, status: "online", late: true }, null, false), "slow");
   assert.equal(linkWords({ ...link, status: "reconnecting" }, null, false), "reconnecting");
   assert.equal(linkWords({ ...link, status: "offline" }, 3.4, false), "reconnecting in 3 s");
   assert.equal(linkWords({ ...link, status: "offline" }, 0, false), "no connection");

@@ -42,6 +42,8 @@ from moa_runtime.session.events import (
 )
 from moa_runtime.session.tree import DraftTree
 
+_ONLINE = "connected to the server"
+
 
 class DraftingLoop:
     """Drive a :class:`ClientSession`, a drafter and a controller.
@@ -93,7 +95,7 @@ class DraftingLoop:
         parts = self._timeouts, self._in_flight, self._selection, self._unsolicited
         self._policy = DraftPolicy(session, drafter, writer, controller, settings, *parts)
         self._listeners: list[Callable[[LoopEvent], None]] = []
-        self.link = LinkChanged(LinkStatus.OFFLINE)
+        self.link = LinkChanged(LinkStatus.OFFLINE, "no connection has been made yet")
         self._paused: PauseReason | None = None
 
     # -- the application reads and sets these at any time -------------------------------------------
@@ -208,7 +210,7 @@ class DraftingLoop:
 
     def connecting(self) -> None:
         """Note that the host tries to connect."""
-        self._set_link(LinkStatus.RECONNECTING)
+        self._set_link(LinkStatus.RECONNECTING, "a connection to the server is being made")
 
     def opened(self) -> None:
         """Note that a connection is established; the Hello is among the :meth:`frames_to_send`.
@@ -316,12 +318,12 @@ class DraftingLoop:
         self._timeouts.up()
         self._selection.takes_drafts = self._session.takes_unsolicited
         self._in_flight.resume(len(self._session.tentative))
-        self._set_link(LinkStatus.ONLINE)
+        self._set_link(LinkStatus.ONLINE, _ONLINE)
 
     def _take_verdict(self, verdict: Decided, now: float) -> None:
         was_late, waited_s = self._timeouts.late, self._timeouts.answered(now)
         if was_late:
-            self._set_link(LinkStatus.ONLINE)
+            self._set_link(LinkStatus.ONLINE, _ONLINE)
         if self._session.awaiting_verdict:
             self._timeouts.sent(now, prefill=False)  # the server continues: from now on silence is late
         if self._session.rows_coming:
@@ -391,7 +393,7 @@ class DraftingLoop:
 
     def _take_alarm(self, alarm: Alarm) -> None:
         if alarm is Alarm.LATE:
-            self._set_link(LinkStatus.ONLINE, "the verdict is late; the device writes on")
+            self._set_link(LinkStatus.ONLINE, "the server answers late; this device writes on", late=True)
         elif alarm is Alarm.RESEND:
             self.resend()
         elif self._session.declare_offline(self._in_flight.sent_path):
@@ -434,8 +436,10 @@ class DraftingLoop:
             for listener in self._listeners:
                 listener(event)
 
-    def _set_link(self, status: LinkStatus, detail: str = "", retry_in_s: float | None = None) -> None:
-        changed = LinkChanged(status, detail, retry_in_s)
+    def _set_link(
+        self, status: LinkStatus, detail: str, retry_in_s: float | None = None, *, late: bool = False
+    ) -> None:
+        changed = LinkChanged(status, detail, retry_in_s, late)
         if changed != self.link:
             self.link = changed
             self._tell(changed)

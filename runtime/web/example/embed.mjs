@@ -11,15 +11,13 @@ async function main(folder, url, question) {
   const models = await loadModels(bundle, { ort: await import(process.env.ORT ?? "onnxruntime-web") });
   const endpoint = { url, token: process.env.MOA_TOKEN };
   const chat = await Chat.connect(bundle, endpoint, { ...models.forConversation(), host: nodeHost(WebSocket) });
-  let printed = 0;
   for await (const event of chat.send(question, { maxNewTokens: 200 })) {
     if (event.event === "LinkChanged") {
       console.error(`[${event.status}] ${event.detail}`);
     } else if (event.event === "AnswerUpdate") { // event.tentative is what the target has not confirmed yet
-      process.stdout.write(event.committed.slice(printed));
-      printed = event.committed.length;
+      process.stdout.write(event.text);
     } else if (event.event === "AnswerFinished") {
-      console.log(event.text.slice(printed));
+      console.log();
     }
   }
   await chat.close();

@@ -9,6 +9,9 @@ export class Follower {
   /** Called when it leaves. */
   onLeave: (() => void) | undefined;
 
+  /** @param stop leaves, and is done when the answer has stopped. */
+  constructor(readonly stop: () => Promise<unknown>) {}
+
   leave(): void {
     this.left = true;
     this.onLeave?.();
@@ -20,7 +23,7 @@ export class Follower {
  * does not wait for the next event, so a button that stops the answer can call it at any time.
  */
 export class AnswerStream implements AsyncGenerator<ChatEvent, void, undefined> {
-  private readonly follower = new Follower();
+  private readonly follower = new Follower(() => this.return());
   private readonly events: AsyncGenerator<ChatEvent, void, undefined>;
 
   /** @param begin makes the generator, which ends soon after its follower has left. */

@@ -3,7 +3,8 @@
 import type { ChatTokenizer } from "./chat_tokenizer.js";
 import { lengthOf, type Question } from "./conversation.js";
 import type { LoopEvent, Pushed, RoundEnded } from "./drafting/events.js";
-import type { AnswerFinished, AnswerUpdate, Disagreement, TextSpan, TokenOrigin } from "./events.js";
+import { AnswerUpdate } from "./events.js";
+import type { AnswerFinished, Disagreement, TextSpan, TokenOrigin } from "./events.js";
 import type { Host } from "./host.js";
 import type { Committed, FinishReason, Origin, RolledBack } from "./session/events.js";
 import { copyOf, newStatistics, type Statistics } from "./statistics.js";
@@ -137,24 +138,13 @@ export class AnswerRecord {
     tokens.forEach((token, at) => this.tokens.push({ token, origin: origins[at]!, committed: true }));
   }
 
-  /** Return the answer as it stands, with the `unconfirmed` tokens and their origins. */
+  /** Return the answer as it stands as a first update, with the `unconfirmed` tokens and their origins. */
   update(unconfirmed: readonly (readonly [number, Origin])[]): AnswerUpdate {
     const after = unconfirmed.map(([token, origin]) => ({ token, origin, committed: false }));
     const tokens = [...this.tokens, ...after];
     const dropped = this.text.show(tokens, this.settled);
     this.settled = this.tokens.length;
-    const spans = this.text.spans();
-    const textOf = (committed: boolean): string =>
-      spans.map((span) => (span.committed === committed ? span.text : "")).join("");
-    return {
-      event: "AnswerUpdate",
-      committed: textOf(true),
-      tentative: textOf(false),
-      tokens,
-      statistics: this.figures(),
-      spans,
-      dropped,
-    };
+    return new AnswerUpdate({ tokens, spans: this.text.spans(), statistics: this.figures() }, dropped);
   }
 
   /** Return the disagreement if the committed tokens that `update` shows replaced text written offline. */

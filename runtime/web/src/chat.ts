@@ -86,7 +86,7 @@ export class Chat {
   private readonly driver: Driver;
   private readonly loopEnd = new Ending(); // the loop has ended: the chat is closed, or there was a defect
   private record: AnswerRecord;
-  private following = false;
+  private follower: Follower | undefined; // of the answer that is followed
   private isPending = false; // an answer of another program is under way, and is not followed yet
   private unfinished = false; // the application has not received the end of the record's answer
   private checking: Turns | undefined; // during a check: turns and marks as they were before it
@@ -302,7 +302,7 @@ export class Chat {
   /** Tokens of the whole conversation that the target has confirmed. */
   get tokens(): readonly number[] {
     const { committed } = this.loop;
-    return this.following || this.isPending ? [...committed] : committed.slice(0, this.conversation.length);
+    return this.followed || this.isPending ? [...committed] : committed.slice(0, this.conversation.length);
   }
 
   /** Tokens of the conversation before the last answer. */
@@ -332,21 +332,23 @@ export class Chat {
    * Set the conversation to these turns, so that the next question continues them.
    *
    * Use it to regenerate an answer (all turns but the last two), to edit a question (the turns before it) and to open a stored
-   * chat. Works offline, too. The common beginning of new and old turns is not sent again. A `pending` answer of another
-   * program is dropped.
+   * chat. Works offline, too. The common beginning of new and old turns is not sent again. An answer that is being written is
+   * dropped, and so is a `pending` one of another program.
    *
    * @param messages none, a system message, or turns up to an answer.
    * @param unconfirmed those answers among them that `check` is to have checked.
-   * @throws ChatError an answer is being written.
    * @throws MoaError a malformed message, or a mark on a turn that is no answer.
    */
   restore(messages: readonly Message[], unconfirmed: readonly Unconfirmed[] = []): void {
-    this.checkIdle();
     this.conversation.restore(messages, unconfirmed);
-    this.record.disputed = undefined;
-    if (this.isPending) {
+    this.record.disputed = this.checking = undefined;
+    this.follower?.leave();
+    if (this.follower || this.isPending) {
       this.isPending = this.unfinished = false;
-      this.driver.post(() => this.loop.cancel());
+      this.driver.post(() => {
+        this.unfinished = false; // the loop may have been about to ask
+        this.loop.cancel();
+      });
     }
     this.saver.touch();
   }
@@ -356,13 +358,14 @@ export class Chat {
   /**
    * Ask, and follow the answer as it is written; the last event is `AnswerFinished`, unless the chat is closed before.
    *
-   * Leaving the iteration early stops the answer at its last confirmed token. Text that the device has written without the
-   * verifier stays as well, and is `unconfirmed`; with policy `keep` it stays without a mark.
+   * Leaving the iteration early stops the answer at its last confirmed token. Asking anything else leaves it, too: its iteration
+   * ends. Text that the device has written without the verifier stays as well, and is `unconfirmed`; with policy `keep` it stays
+   * without a mark.
    *
    * With the first event it throws:
    *
    * @throws ContextFullError the conversation does not fit the target's context.
-   * @throws ChatError the verifier refused it, or another answer is being written, or `pending`.
+   * @throws ChatError the verifier refused it, or another answer is `pending`.
    * @throws ChatTemplateError the target's template refuses the conversation.
    */
   send(text: string, options: SendOptions = {}): AnswerStream {
@@ -407,8 +410,8 @@ export class Chat {
   keepMine(): AnswerStream | undefined {
     const { disputed } = this.record;
     this.record.disputed = undefined;
-    if (!disputed) return undefined;
-    if (!this.following && !this.isPending) return new AnswerStream((follower) => this.reopen(follower, disputed));
+    if (!disputed || (this.checking && !this.followed)) return undefined; // leaving a check changes nothing
+    if (!this.followed && !this.isPending) return new AnswerStream((follower) => this.reopen(follower, disputed));
     this.takeBack(disputed);
     return undefined;
   }
@@ -421,13 +424,10 @@ export class Chat {
    * iteration early changes nothing. If the verifier refuses the answer, it stays as the device wrote it and is no longer
    * unconfirmed.
    *
-   * @returns the answer's events, like those of `send`; undefined if all is confirmed, or without a verifier.
-   * @throws ChatError an answer is being written, or `pending`.
+   * @returns the answer's events, like those of `send`; none if all is confirmed, or without a link. With the first it throws
+   *   ChatError if an answer is `pending`.
    */
-  check(): AnswerStream | undefined {
-    this.checkIdle();
-    this.checkComplete();
-    if (!this.conversation.unconfirmed.length || this.status !== "online") return undefined;
+  check(): AnswerStream {
     return new AnswerStream((follower) => this.checked(follower));
   }
 
@@ -436,7 +436,7 @@ export class Chat {
   private async *sent(follower: Follower, text: string, options: SendOptions): Events {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
     const sampling = this.chosen(options.sampling ?? {});
-    this.checkReady();
+    await this.checkReady();
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { loop, maxContext } = this;
     this.limitContext();
@@ -455,7 +455,7 @@ export class Chat {
 
   private async *continued(follower: Follower, options: SendOptions): Events {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
-    this.checkReady();
+    await this.checkReady();
     const { conversation, loop, maxContext, record } = this;
     const sampling = options.sampling ? this.chosen(options.sampling) : this.session.sampling;
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
@@ -492,17 +492,16 @@ export class Chat {
   }
 
   private async *checked(follower: Follower): Events {
-    this.checkIdle();
+    await this.endOther();
     this.checkComplete();
     const { conversation, loop, session } = this;
     const { messages, unconfirmed } = conversation;
     let marks = unconfirmed;
     const mark = marks[0];
-    if (!mark) return;
+    if (!mark || this.status !== "online") return;
     const written = messages[mark.turn]!.content;
     conversation.restore(messages.slice(0, mark.turn - 1));
-    this.checking = { messages, marks };
-    let finished = false;
+    const checking = (this.checking = { messages, marks });
     try {
       this.limitContext();
       const question = conversation.ask(loop.committed, messages[mark.turn - 1]!.content);
@@ -513,7 +512,6 @@ export class Chat {
         if (event.event === "AnswerFinished") {
           conversation.add(messages, this.marksAfter(marks, mark, messages, event.text !== written));
           this.record.disputed = this.checking = undefined;
-          finished = true;
           void this.saver.save();
         }
         yield event;
@@ -523,8 +521,9 @@ export class Chat {
       if (error instanceof MoaError && this.status === "online") marks = marks.slice(1);
       throw error;
     } finally {
+      const left = this.checking === checking;
       this.checking = this.record.disputed = undefined;
-      if (!finished) {
+      if (left) {
         conversation.restore(messages, marks);
         this.saver.touch();
       }
@@ -587,14 +586,14 @@ export class Chat {
   }
 
   private async *takeUp(follower: Follower): Events {
-    this.checkIdle();
+    await this.endOther();
     this.isPending = false;
     yield* this.follow(follower);
   }
 
   /** Continue an answer that has ended. */
   private async *reopen(follower: Follower, disputed: RolledBack): Events {
-    this.checkIdle();
+    await this.endOther();
     this.checkAccepted();
     this.conversation.restore(this.record.question.messages);
     this.record.resumeClock();
@@ -615,27 +614,33 @@ export class Chat {
   }
 
   private async *follow(follower: Follower, asked?: Promise<void>): Events {
-    this.following = true;
+    this.follower = follower;
     let ended = false;
+    let known = "";
     try {
       if (asked) await this.loopEnd.before(asked);
       while (!ended) {
         const event = await this.events.get(follower);
         if (event === "left") return;
         if (event === "end" || event.event === "AnswerFinished") {
-          this.following = false;
+          this.follower = undefined;
           ended = true;
         }
         if (event === "end") return;
         if (event.event === "AnswerFinished") this.answered(event.text);
-        yield event;
+        if (event.event === "AnswerUpdate") {
+          yield event.since(known);
+          known = event.committed;
+        } else {
+          yield event;
+        }
       }
     } finally {
       if (!ended) {
         try {
           await this.stopAnswer();
         } finally {
-          this.following = false;
+          this.follower = undefined;
         }
       }
     }
@@ -741,7 +746,7 @@ export class Chat {
     else if (event.event === "Drafted") this.publish();
     else if (event.event === "Finished") this.events.put(this.record.finish(event.reason));
     else if (event.event === "PauseBegan") this.events.put({ event: "Paused", reason: event.reason });
-    else if (event.event === "LinkChanged" && this.following) this.events.put(event);
+    else if (event.event === "LinkChanged" && this.followed) this.events.put(event);
     // Text kept by the user's policy is stored at once: the target would not write it again.
     if (event.event === "LinkChanged") this.onLink?.(event);
     const kept = event.event === "Committed" && event.origins.includes("kept");
@@ -799,14 +804,20 @@ export class Chat {
   // -- checks ------------------------------------------------------------------------------------
 
   /** @throws ChatError nothing can be asked now. */
-  private checkReady(): void {
-    this.checkIdle();
+  private async checkReady(): Promise<void> {
+    await this.endOther();
     this.checkComplete();
     this.checkAccepted();
   }
 
-  private checkIdle(): void {
-    if (this.following) throw new ChatError("an answer is being written: stop it or wait for its end");
+  /** Whether the application follows an answer. */
+  private get followed(): boolean {
+    return this.follower !== undefined && !this.follower.left;
+  }
+
+  /** End the answer that was asked for before, as leaving it does. */
+  private async endOther(): Promise<void> {
+    while (this.follower) await this.follower.stop();
   }
 
   private checkComplete(): void {

@@ -45,7 +45,7 @@ export class EventQueue {
     this.wake?.();
   }
 
-  /** Put an update, unless the last one had the same tokens: a draft may be empty. */
+  /** Put a first update of the answer, unless the last one had the same tokens: a draft may be empty. */
   publish(update: AnswerUpdate, evenWithoutTokens = false): void {
     if (sameTokens(update.tokens, this.published) && !(evenWithoutTokens && !update.tokens.length)) return;
     this.published = update.tokens;

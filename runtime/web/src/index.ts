@@ -30,6 +30,7 @@ export { USUAL_SETTINGS, type Conditions, type Drafting, type LoopSettings, type
 export { Address } from "./address.js";
 export { Endpoint } from "./endpoint.js";
 export { ChatError, ConnectError, ContextFullError, MoaError, StoreError } from "./errors.js";
+export { AnswerUpdate } from "./events.js";
 export type * from "./events.js";
 export { gumbel } from "./gumbel.js";
 export type { Answered, Host, Socket } from "./host.js";

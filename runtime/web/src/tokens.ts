@@ -1,7 +1,7 @@
 /** Helpers on token lists. */
 
-/** Return how many leading items two lists share. */
-export function commonLength(a: readonly number[], b: readonly number[]): number {
+/** Return how many leading items two lists, or code units two texts, share. */
+export function commonLength(a: ArrayLike<unknown>, b: ArrayLike<unknown>): number {
   const most = Math.min(a.length, b.length);
   let length = 0;
   while (length < most && a[length] === b[length]) length++;

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { sessionIdFor, stateFromJson } from "../src/chat_store.js";
 import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau, wasted, wire } from "../src/index.js";
-import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter } from "../src/index.js";
+import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter, LoopEvent } from "../src/index.js";
 import { ChatWorld, MemoryChatStore, bundle, own, tokenizer } from "./chatting.js";
 import { FakeHost } from "./fake_host.js";
 
@@ -167,10 +167,10 @@ chat("what was written in an outage stays unconfirmed until it is checked", asyn
   await world.follow(talk.send(QUESTION, { maxNewTokens: 40 }), (event) => offline(event) >= 10);
   await world.host.pass(1);
   assert.deepEqual(talk.unconfirmed.map(({ most, turn }) => [turn, most]), [[1, offlineTokens(talk)]]);
-  assert.equal(talk.check(), undefined); // without a verifier
+  assert.deepEqual(await world.follow(talk.check()), []); // without a verifier
   await talk.workOffline(false);
   await world.host.pass(1);
-  const end = finished(await world.follow(talk.check()!));
+  const end = finished(await world.follow(talk.check()));
   assert.deepEqual(ids(end), own(talk.promptTokens, end.tokens.length));
   assert.deepEqual(talk.unconfirmed, []);
   assert.equal(talk.messages[1]!.content, end.text);
@@ -203,6 +203,26 @@ chat("the user is asked, and may keep what the device wrote", async (world) => {
   assert.equal(talk.keepMine(), undefined);
   assert.equal(talk.messages[1]!.content, again.text);
 });
+
+for (const when of ["in the loop", "after leaving it"]) {
+  chat(`what the device wrote may be kept ${when}`, async (world) => {
+    const talk = await world.begin({ policy: "ask", writer: PARROT });
+    let away: Promise<void> | undefined;
+    let back: Promise<void> | undefined;
+    let disputed = false;
+    const seen = await world.follow(talk.send(QUESTION, { maxNewTokens: 60 }), (event) => {
+      if (event.event === "AnswerUpdate" && event.tokens.length >= 4) away ??= talk.workOffline(true);
+      if (offline(event) >= 20) back ??= talk.workOffline(false);
+      if (event.event === "Disagreement" && when === "in the loop") assert.equal(talk.keepMine(), undefined);
+      disputed ||= event.event === "Disagreement";
+      return disputed && when === "after leaving it";
+    });
+    await Promise.all([away, back]);
+    const again = finished(when === "in the loop" ? seen : await world.follow(talk.keepMine()!));
+    assert.ok(disputed && again.text.includes("hello hello") && again.statistics.kept >= 8);
+    assert.deepEqual(talk.messages.map(({ content }) => content), [QUESTION, again.text]);
+  });
+}
 
 chat("an answer that was cut off goes on as a larger limit would have made it", async (world) => {
   const talk = await world.begin();
@@ -428,11 +448,22 @@ chat("JSON may follow the reasoning of a target that reasons", async (world) => 
 
 chat("one answer at a time", async (world) => {
   const talk = await world.begin();
-  const events = talk.send(QUESTION);
-  await world.within(5, events.next());
-  await assert.rejects(talk.send("And?").next(), /^ChatError: an answer is being written: stop it or wait for its end$/);
-  assert.throws(() => talk.restore([]), ChatError);
-  await world.within(5, events.return());
+  await world.within(5, talk.workOffline(true));
+  talk.offline = "off";
+  const turns = [{ role: "user", content: QUESTION }, { role: "assistant", content: "None of them." }];
+  const others = [
+    async () => void (await talk.send("And now?").next()),
+    async () => void (await talk.check().next()),
+    async () => talk.restore(turns),
+  ];
+  for (const other of others) {
+    const events = talk.send(QUESTION);
+    await world.within(5, events.next());
+    const waiting = world.follow(events);
+    await world.within(5, other());
+    assert.ok(!(await waiting).some(({ event }) => event === "AnswerFinished"));
+  }
+  assert.deepEqual(talk.messages, turns);
 });
 
 chat("a drafter that fails ends the chat with its error", async (world) => {
@@ -466,4 +497,64 @@ test("chat: opening in the background waits for nothing", async () => {
   talk.tellConditions({});
   assert.deepEqual(ids(finished(await world.follow(talk.send(QUESTION, { maxNewTokens: 4 })))), own(talk.promptTokens, 4));
   await world.end();
+});
+
+chat("the next question ends an answer that was left", async (world) => {
+  const talk = await world.begin();
+  const events = talk.send(QUESTION, { maxNewTokens: 200 });
+  for (let count = 0; count < 3; count++) await world.within(5, events.next());
+  assert.deepEqual(ids(finished(await world.follow(talk.send("And now?", { maxNewTokens: 4 })))), own(talk.promptTokens, 4));
+  assert.deepEqual(talk.messages.map(({ content }) => content).filter((_, at) => at % 2 === 0), [QUESTION, "And now?"]);
+  assert.ok(talk.messages[1]!.content.length > 0);
+  assert.deepEqual(await world.within(5, events.next()), { done: true, value: undefined });
+});
+
+chat("other turns take the place of an answer that was left", async (world) => {
+  const talk = await world.begin();
+  const turns = [{ role: "user", content: QUESTION }, { role: "assistant", content: "None of them." }];
+  const events = talk.send(QUESTION, { maxNewTokens: 200 });
+  await world.within(5, events.next());
+  talk.restore(turns);
+  await world.within(5, events.return());
+  assert.deepEqual(talk.messages, turns);
+  talk.restore(turns, [{ turn: 1, sampling: GREEDY, most: 16 }]);
+  const checks = talk.check();
+  await world.within(5, checks.next());
+  assert.deepEqual(talk.messages, turns);
+  talk.restore([]);
+  await world.within(5, checks.return());
+  assert.deepEqual([talk.messages, talk.unconfirmed], [[], []]);
+});
+
+chat("the texts of updates are the answer, and they are all of its JSON", async (world) => {
+  const talk = await world.begin();
+  const seen = await world.follow(talk.send(QUESTION, { maxNewTokens: 300 }));
+  let written = "";
+  let json = 0;
+  for (const event of seen) {
+    if (event.event !== "AnswerUpdate") continue;
+    assert.equal(event.start, written.length);
+    written += event.text;
+    assert.equal(event.committed, written);
+    assert.equal(event.spans.map(({ text }) => text).join(""), event.committed + event.tentative);
+    json += JSON.stringify(event).length - event.tentative.length;
+  }
+  assert.equal(written, finished(seen).text);
+  assert.ok(json < 100 * seen.length + written.length);
+});
+
+chat("each change of the link has a sentence", async (world) => {
+  const talk = await world.begin();
+  const details = new Set([talk.link.detail]);
+  const hear = (event: LoopEvent) => event.event === "LinkChanged" && details.add(`${event.status}: ${event.detail}`);
+  talk["loop"].listen(hear);
+  await world.within(5, talk.workOffline(true));
+  await talk.workOffline(false);
+  await world.host.pass(1);
+  assert.deepEqual([...details], [
+    "connected to the server",
+    "offline: working offline",
+    "reconnecting: a connection to the server is being made",
+    "online: connected to the server",
+  ]);
 });

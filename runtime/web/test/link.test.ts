@@ -136,7 +136,7 @@ link("what does not open in time is given up", async ({ changes, host, problems 
   await host.pass(5.1);
   assert.match(problems[0]!.message, /^nothing answers at .* within 5 s: a verifier may still be starting$/);
   assert.ok(host.sockets[0]!.left);
-  assert.deepEqual(changes.at(-1), { event: "LinkChanged", status: "offline", detail: problems[0]!.message, retryInS: 0.25 });
+  assert.deepEqual(changes.at(-1), { event: "LinkChanged", status: "offline", detail: problems[0]!.message, retryInS: 0.25, late: false });
 });
 
 link("who never welcomes is no verifier", async ({ host, problems }) => {
@@ -220,8 +220,8 @@ link("another network is used at once, and the old link is not waited for", asyn
   assert.ok(host.sockets[0]!.left);
   assert.deepEqual(changes.slice(2).map(({ detail, status }) => [status, detail]), [
     ["offline", "the network changed"],
-    ["reconnecting", ""],
-    ["online", ""],
+    ["reconnecting", "a connection to the server is being made"],
+    ["online", "connected to the server"],
   ]);
 });
 

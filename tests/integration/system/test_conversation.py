@@ -165,15 +165,31 @@ async def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(small_bun
     asking = asyncio.create_task(events.__anext__())
     await begun.wait()
     assert not asking.done()
-    with refused("busy", ChatError):
-        chat.restore([])
-    with refused("busy", ChatError):
-        await anext(chat.send("And now?"))
     seen_busy.set()
     with refused("context_full", ContextFullError) as caught:
         await asking
     assert f"{1000 + continued} tokens" in str(caught.value)
-    chat.restore([])
+
+
+@pytest.mark.parametrize("continued", [False, True], ids=["asked", "continued"])
+async def test_other_turns_take_the_place_of_a_question_that_becomes_tokens(small_bundle, monkeypatch, continued):
+    chat, text = Chat(small_bundle, Endpoint("ws://127.0.0.1:9"), drafter=None), "a" * 10_000
+    others = [{"role": "system", "content": "Be brief."}]
+    begun, restored, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def encode(messages: object, **_: object) -> list[int]:
+        loop.call_soon_threadsafe(begun.set)
+        assert restored.wait(TIMEOUT_S)
+        return [5] * 10
+
+    monkeypatch.setattr(chat.tokenizer, "encode_chat", encode)
+    if continued:
+        chat.restore([{"role": "user", "content": text}, {"role": "assistant", "content": "b"}])
+    asking = asyncio.create_task(anext(chat.continue_answer() if continued else chat.send(text), None))
+    await begun.wait()
+    chat.restore(others)
+    restored.set()
+    assert await asking is None and chat.messages == others
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), LONG])

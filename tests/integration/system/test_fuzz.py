@@ -77,12 +77,12 @@ async def _check_all(world: World, rng: random.Random, turns: list[dict[str, str
         assert chat.pending() is None
         if not marks:
             return
-        if chat.status is not LinkStatus.ONLINE or (events := chat.check()) is None:
+        if chat.status is not LinkStatus.ONLINE:
             await asyncio.sleep(0.1)
             continue
         leaves, seen, done, left = rng.choice([None, None, 0, 1, 3, 8]), 0, False, False
         with contextlib.suppress(MoaError):
-            async with aclosing(events) as following:
+            async with aclosing(chat.check()) as following:
                 async for event in following:
                     if isinstance(event, AnswerFinished):
                         _check(world, chat, event.tokens)

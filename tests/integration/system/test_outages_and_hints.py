@@ -59,7 +59,7 @@ class Seen:
 
     @property
     def late(self) -> bool:
-        return any(change.status is LinkStatus.ONLINE and change.detail for change in self.of(LinkChanged))
+        return any(change.late for change in self.of(LinkChanged))
 
     @property
     def pauses(self) -> list[PauseReason]:

@@ -17,6 +17,7 @@ from moa_runtime.events import (
     Statistics,
     TextSpan,
     TokenOrigin,
+    WholeAnswer,
 )
 from moa_runtime.transport import Endpoint
 
@@ -43,7 +44,7 @@ def update(committed: str, drafted: str = "", offline: str = "") -> AnswerUpdate
     )
     tokens, texts = origins(committed, drafted, offline), tuple(span for span in spans if span.text)
     whole = committed + drafted + offline
-    return AnswerUpdate(committed, drafted + offline, tokens, figures(len(committed)), texts, pieces=tuple(whole))
+    return AnswerUpdate.of(WholeAnswer(tokens, texts, tuple(whole), figures(len(committed))))
 
 
 def finished(text: str, reason: FinishReason = FinishReason.STOP) -> AnswerFinished:
@@ -93,9 +94,11 @@ class FakeChat:
 
     def check(self):
         """The next script is what the first unconfirmed answer becomes."""
-        return self._check() if self.marks and self.status is LinkStatus.ONLINE else None
+        return self._check()
 
     async def _check(self):
+        if not self.marks or self.status is not LinkStatus.ONLINE:
+            return
         async with contextlib.aclosing(self._play(self._scripts.pop(0))) as events:
             async for event in events:
                 if isinstance(event, AnswerFinished):

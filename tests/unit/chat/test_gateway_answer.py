@@ -23,8 +23,10 @@ from moa_runtime.events import (
     Paused,
     PauseReason,
     Statistics,
+    TextSpan,
     TokenLogprobs,
     TokenOrigin,
+    WholeAnswer,
 )
 from support.chat.fake_chat import HANG, finished, origins, update
 from support.chat.pooled_chat import PooledChat, parse
@@ -34,7 +36,8 @@ from support.refusals import refused
 def kept(committed: str, tail: str) -> AnswerUpdate:
     """The verifier is back, and has not yet confirmed what is kept."""
     tokens = (*origins(committed), *(TokenOrigin(ord(char), Origin.KEPT, False) for char in tail))
-    return AnswerUpdate(committed, tail, tokens, Statistics())
+    spans = TextSpan(committed, Origin.DRAFTED, True), TextSpan(tail, Origin.KEPT, False)
+    return AnswerUpdate.of(WholeAnswer(tokens, spans))
 
 
 def write(*script, **fields) -> tuple[list[str], Ending, PooledChat]:
@@ -96,7 +99,8 @@ def scored(text: str, known: int = 99) -> list[TokenOrigin]:
 
 def test_tokens_have_logprobs_up_to_the_one_that_completes_a_stop_text():
     whole = replace(finished("Paris€."), tokens=(*scored("Paris€", 5), *scored(".")))
-    first = replace(update("Par"), tokens=tuple(scored("Par")))
+    first = update("Par")
+    first = replace(first, whole=replace(first.whole, tokens=tuple(scored("Par"))))
     parts, ending, _ = write(first, whole, stop=["€"], logprobs=True, top_logprobs=2)
     tokens = [token for part in parts if isinstance(part, list) for token in part]
     assert [part for part in parts if isinstance(part, str)] == ["Par", "is"] and ending.completion_tokens == 6

@@ -58,7 +58,7 @@ def test_json_is_ascii_for_every_output():
 def test_a_lost_link_is_reported_once_on_stderr(capsys):
     retries = [LinkChanged(LinkStatus.RECONNECTING), LinkChanged(LinkStatus.OFFLINE, "AWAY")] * 3
     lost = LinkChanged(LinkStatus.OFFLINE, "CLOSED")
-    late, online = LinkChanged(LinkStatus.ONLINE, "LATE"), LinkChanged(LinkStatus.ONLINE)
+    late, online = LinkChanged(LinkStatus.ONLINE, late=True), LinkChanged(LinkStatus.ONLINE)
     chat = FakeChat([update("a"), late, online, lost, *retries, online, late, online, finished("ab")])
     assert run(chat) == "ab\n"
     assert capsys.readouterr().err.splitlines() == [strings.ONCE_OFFLINE.format(lost.detail), strings.ONCE_ONLINE]

@@ -64,10 +64,14 @@ class ChatActivity : ComponentActivity() {
     private fun follow(events: Flow<AnswerEvent>) {
         answering?.cancel()
         answering = lifecycleScope.launch {
+            var confirmed = ""
             try {
                 events.collect { event ->
                     when (event) {
-                        is AnswerEvent.Update -> answer.text = event.confirmed + event.tentative
+                        is AnswerEvent.Update -> {
+                            confirmed = confirmed.take(event.start) + event.text
+                            answer.text = confirmed + event.tentative
+                        }
                         is AnswerEvent.Finished -> answer.text = event.text
                         is AnswerEvent.Link -> status.text = "${event.status}: ${event.detail}"
                         is AnswerEvent.Paused -> status.text = "waiting: ${event.reason}"

@@ -56,7 +56,9 @@ struct ChatView: View {
         do {
             for try await event in events {
                 switch event {
-                case .update(let certain, let rest): (confirmed, tentative) = (certain, rest)
+                case .update(let text, let start, let rest):
+                    confirmed = String(confirmed.utf16.prefix(start))! + text
+                    tentative = rest
                 case .finished(let text, _): (confirmed, tentative) = (text, "")
                 case .link(let state, let detail): status = "\(state): \(detail)"
                 case .paused(let reason): status = "waiting: \(reason)"

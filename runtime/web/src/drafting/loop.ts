@@ -26,6 +26,8 @@ import { USUAL_SETTINGS, type Conditions, type LoopSettings, type Offline } from
 import { Timeouts, type Alarm } from "./timeouts.js";
 import { UnsolicitedDrafts } from "./unsolicited.js";
 
+const ONLINE = "connected to the server";
+
 export interface AskOptions {
   readonly whileAway?: boolean;
   /** The answer as it was written without the target, which is asked about it first. */
@@ -46,7 +48,13 @@ export class DraftingLoop<D extends Drafter = Drafter> {
   private readonly unsolicited = new UnsolicitedDrafts();
   private readonly draftPolicy: DraftPolicy<D>;
   private readonly listeners: ((event: LoopEvent) => void)[] = [];
-  private lastLink: LinkChanged = { event: "LinkChanged", status: "offline", detail: "", retryInS: null };
+  private lastLink: LinkChanged = {
+    event: "LinkChanged",
+    status: "offline",
+    detail: "no connection has been made yet",
+    retryInS: null,
+    late: false,
+  };
   private paused: PauseReason | undefined;
 
   /**
@@ -183,7 +191,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
 
   /** Note that the host tries to connect. */
   connecting(): void {
-    this.setLink("reconnecting");
+    this.setLink("reconnecting", "a connection to the server is being made");
   }
 
   /**
@@ -299,13 +307,13 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     this.timeouts.up();
     this.selection.takesDrafts = this.session.takesUnsolicited;
     this.inFlight.resume(this.session.tentative.length);
-    this.setLink("online");
+    this.setLink("online", ONLINE);
   }
 
   private takeVerdict(verdict: Decided, now: number): void {
     const wasLate = this.timeouts.late;
     const waitedS = this.timeouts.answered(now);
-    if (wasLate) this.setLink("online");
+    if (wasLate) this.setLink("online", ONLINE);
     if (this.session.awaitingVerdict) this.timeouts.sent(now, false); // the server streams on: silence from here on is late
     if (this.session.rowsComing) this.timeouts.awaitRows(now);
     const outcome = this.recordOutcome(verdict, waitedS);
@@ -375,7 +383,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
 
   private takeAlarm(alarm: Alarm): void {
     if (alarm === "late") {
-      this.setLink("online", "the verdict is late; the device writes on");
+      this.setLink("online", "the server answers late; this device writes on", null, true);
     } else if (alarm === "resend") {
       this.resend();
     } else if (this.session.declareOffline(this.inFlight.sentPath)) {
@@ -424,10 +432,10 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     for (const event of events) for (const listener of this.listeners) listener(event);
   }
 
-  private setLink(status: LinkChanged["status"], detail = "", retryInS: number | null = null): void {
+  private setLink(status: LinkChanged["status"], detail: string, retryInS: number | null = null, late = false): void {
     const { link } = this;
     if (link.status === status && link.detail === detail && link.retryInS === retryInS) return;
-    this.lastLink = { event: "LinkChanged", status, detail, retryInS };
+    this.lastLink = { event: "LinkChanged", status, detail, retryInS, late };
     this.tell(this.lastLink);
   }
 }

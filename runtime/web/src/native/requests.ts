@@ -203,7 +203,7 @@ export class Requests {
   /** Report the events of an answer to its end. */
   private async follow(open: OpenChat, answer: AnswerStream | undefined, report: Report): Promise<boolean> {
     if (!answer) return false;
-    open.answer ??= answer; // a second one is refused
+    open.answer = answer;
     try {
       for (let next = await answer.next(); !next.done; next = await answer.next()) report(next.value);
     } finally {

@@ -25,13 +25,16 @@ async function main(): Promise<void> {
   const ort = module.default ?? module;
   ort.env.wasm.numThreads = 1;
   let answer = 0;
+  let written = "";
   const app = await App.start({
     engine: given.engine,
     bundle: given.bundle,
     texts: () => given.store,
     ort,
     onEvent: (_, event) => {
-      if (event.event === "AnswerUpdate") appendFileSync(given.seen, JSON.stringify([answer, event["committed"]]) + "\n");
+      if (event.event !== "AnswerUpdate") return;
+      written = written.slice(0, event["start"] as number) + (event["text"] as string); // a first update starts at 0
+      appendFileSync(given.seen, JSON.stringify([answer, written]) + "\n");
     },
   });
   const { chat, pending, storeProblem } = (await app.request("open", {

@@ -19,6 +19,7 @@ from moa_runtime.events import (
     Origin,
     Statistics,
     TextSpan,
+    WholeAnswer,
 )
 from moa_runtime.session.events import Sampling
 
@@ -33,9 +34,7 @@ def answering() -> StreamingAnswer:
 
 def update(*spans: tuple[str, Origin, bool], dropped: str = "") -> AnswerUpdate:
     cut = tuple(TextSpan(*span) for span in spans)
-    committed = "".join(span.text for span in cut if span.committed)
-    tentative = "".join(span.text for span in cut if not span.committed)
-    return AnswerUpdate(committed, tentative, (), Statistics(), cut, dropped)
+    return AnswerUpdate.of(WholeAnswer(spans=cut), dropped)
 
 
 BEGUN = ("Red and ", CORRECTED, True)
@@ -151,7 +150,7 @@ def test_figures_count_words_rounds_and_bytes():
     [
         (LinkChanged(LinkStatus.ONLINE), None, {}, "online"),
         (LinkChanged(LinkStatus.ONLINE), None, {"slow": True}, "slow"),
-        (LinkChanged(LinkStatus.ONLINE, "LATE"), None, {}, "slow"),
+        (LinkChanged(LinkStatus.ONLINE, late=True), None, {}, "slow"),
         (LinkChanged(LinkStatus.RECONNECTING), None, {}, "reconnecting"),
         (LinkChanged(LinkStatus.OFFLINE), 4.6, {}, "reconnecting in 5 s"),
         (LinkChanged(LinkStatus.OFFLINE), None, {}, "no connection"),

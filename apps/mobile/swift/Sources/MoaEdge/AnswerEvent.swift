@@ -2,8 +2,8 @@ import Foundation
 
 /// What happens while an answer is written.
 public enum AnswerEvent: Sendable {
-    /// The answer so far: its confirmed text, and the text after it that may still change.
-    case update(confirmed: String, tentative: String)
+    /// New confirmed `text`, which begins at UTF-16 offset `start` of the answer, and the text after it that may still change.
+    case update(text: String, start: Int, tentative: String)
     /// The link changed: `online`, `reconnecting` or `offline`, and why.
     case link(status: String, detail: String)
     /// The server's text differs from the text written offline (policy `ask`).
@@ -18,7 +18,7 @@ public enum AnswerEvent: Sendable {
         func text(_ name: String) -> String { event[name] as? String ?? "" }
         switch text("event") {
         case "AnswerUpdate":
-            self = .update(confirmed: text("committed"), tentative: text("tentative"))
+            self = .update(text: text("text"), start: event["start"] as? Int ?? 0, tentative: text("tentative"))
         case "LinkChanged": self = .link(status: text("status"), detail: text("detail"))
         case "Disagreement": self = .disagreement(dropped: text("droppedText"), replacement: text("replacementText"))
         case "Paused": self = .paused(reason: text("reason"))

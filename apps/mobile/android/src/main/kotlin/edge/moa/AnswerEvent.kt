@@ -4,8 +4,8 @@ import org.json.JSONObject
 
 /** What happens while an answer is written. */
 sealed interface AnswerEvent {
-    /** The answer so far: its [confirmed] text, and the text after it that may still change. */
-    data class Update(val confirmed: String, val tentative: String) : AnswerEvent
+    /** New confirmed [text], which begins at offset [start] of the answer, and the text after it that may still change. */
+    data class Update(val text: String, val start: Int, val tentative: String) : AnswerEvent
 
     /** The link changed: `online`, `reconnecting` or `offline`, and why. */
     data class Link(val status: String, val detail: String) : AnswerEvent
@@ -22,7 +22,7 @@ sealed interface AnswerEvent {
     companion object {
         /** Read an event as the core reports it; null for events of other kinds. */
         fun of(event: JSONObject): AnswerEvent? = when (event.getString("event")) {
-            "AnswerUpdate" -> Update(event.getString("committed"), event.getString("tentative"))
+            "AnswerUpdate" -> Update(event.getString("text"), event.getInt("start"), event.getString("tentative"))
             "LinkChanged" -> Link(event.getString("status"), event.getString("detail"))
             "Disagreement" -> Disagreement(event.getString("droppedText"), event.getString("replacementText"))
             "Paused" -> Paused(event.getString("reason"))
