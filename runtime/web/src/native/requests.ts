@@ -49,12 +49,15 @@ export interface AnswerRequest {
   readonly topP?: number;
   readonly seed?: string;
   readonly whileAway?: boolean;
+  /** A name for the answer, see `stop`. */
+  readonly answer?: string;
 }
 
 interface OpenChat {
   readonly chat: Chat;
   readonly drafters: readonly (MoaDrafter | NgramDrafter)[];
-  answer: AnswerStream | undefined;
+  /** The answer that is followed, and its name. */
+  answer: { readonly stream: AnswerStream; readonly name: unknown } | undefined;
 }
 
 type Report = (event: ChatEvent) => void;
@@ -79,7 +82,7 @@ export class Requests {
    * | --- | --- | --- |
    * | `open` | {@link OpenRequest}, without `chat` | `{chat, pending, storeProblem}` |
    * | `send`, `continue`, `pending`, `check`, `keepMine` | {@link AnswerRequest} | whether there was an answer to follow; its events before |
-   * | `stop` | | after the answer has stopped |
+   * | `stop` | `answer`: its name; without one the present answer | after it has stopped; an earlier one has stopped already |
    * | `state` | | `{status, detail, retryInS, messages, unconfirmed, question, tokens}` |
    * | `restore` | `messages`, `unconfirmed` | |
    * | `set` | `policy`, `offline`, `thinking` | |
@@ -98,17 +101,17 @@ export class Requests {
     const { chat } = open;
     switch (name) {
       case "send":
-        return this.follow(open, chat.send((given["text"] as string | undefined) ?? "", optionsOf(given)), report);
+        return this.follow(open, chat.send((given["text"] as string | undefined) ?? "", optionsOf(given)), given, report);
       case "continue":
-        return this.follow(open, chat.continueAnswer(optionsOf(given)), report);
+        return this.follow(open, chat.continueAnswer(optionsOf(given)), given, report);
       case "pending":
-        return this.follow(open, chat.pending(), report);
+        return this.follow(open, chat.pending(), given, report);
       case "check":
-        return this.follow(open, chat.check(), report);
+        return this.follow(open, chat.check(), given, report);
       case "keepMine":
-        return this.follow(open, chat.keepMine(), report);
+        return this.follow(open, chat.keepMine(), given, report);
       case "stop":
-        await open.answer?.return();
+        if (given["answer"] === undefined || given["answer"] === open.answer?.name) await open.answer?.stream.return();
         return undefined;
       case "state":
         return stateOf(chat);
@@ -201,11 +204,16 @@ export class Requests {
   }
 
   /** Report the events of an answer to its end. */
-  private async follow(open: OpenChat, answer: AnswerStream | undefined, report: Report): Promise<boolean> {
-    if (!answer) return false;
-    open.answer = answer;
+  private async follow(
+    open: OpenChat,
+    stream: AnswerStream | undefined,
+    given: { readonly [name: string]: unknown },
+    report: Report,
+  ): Promise<boolean> {
+    if (!stream) return false;
+    const answer = (open.answer = { stream, name: given["answer"] });
     try {
-      for (let next = await answer.next(); !next.done; next = await answer.next()) report(next.value);
+      for (let next = await stream.next(); !next.done; next = await stream.next()) report(next.value);
     } finally {
       if (open.answer === answer) open.answer = undefined;
     }

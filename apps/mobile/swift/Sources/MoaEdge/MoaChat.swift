@@ -78,10 +78,11 @@ public final class MoaChat: Sendable {
 
     private func follow(_ name: String, _ arguments: [String: any Sendable] = [:]) -> Events {
         let (engine, number) = (engine, number)
+        let answer = UUID().uuidString  // its name: another may be written when this one is left
         return Events { continuation in
             let task = Task {
                 do {
-                    let given: [String: Any] = arguments.merging(["chat": number]) { own, _ in own }
+                    let given: [String: Any] = arguments.merging(["chat": number, "answer": answer]) { own, _ in own }
                     _ = try await engine.request(name, given) { event in
                         if let known = AnswerEvent(event) { continuation.yield(known) }
                     }
@@ -92,7 +93,7 @@ public final class MoaChat: Sendable {
             }
             continuation.onTermination = { ending in
                 guard case .cancelled = ending else { return }
-                Task { _ = try? await engine.request("stop", ["chat": number]) }
+                Task { _ = try? await engine.request("stop", ["chat": number, "answer": answer]) }
                 task.cancel()
             }
         }

@@ -2,6 +2,7 @@ package edge.moa
 
 import android.content.Context
 import java.io.File
+import java.util.UUID
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.channels.awaitClose
@@ -67,9 +68,10 @@ class MoaChat private constructor(
 
     private fun follow(name: String, arguments: JSONObject): Flow<AnswerEvent> = callbackFlow {
         var ended = false
+        val answer = UUID.randomUUID().toString() // its name: another may be written when this one is left
         launch {
             try {
-                engine.request(name, arguments) { event -> AnswerEvent.of(event)?.let(::trySend) }
+                engine.request(name, arguments.put("answer", answer)) { event -> AnswerEvent.of(event)?.let(::trySend) }
                 ended = true
                 channel.close()
             } catch (error: MoaException) {
@@ -77,7 +79,7 @@ class MoaChat private constructor(
                 channel.close(error)
             }
         }
-        awaitClose { if (!ended) scope.launch { engine.request("stop", ofChat()) } }
+        awaitClose { if (!ended) scope.launch { engine.request("stop", ofChat().put("answer", answer)) } }
     }
 
     companion object {
