@@ -19,8 +19,10 @@ from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target_facts import facts_of
 from moa_drafter.target_folder import weights_of
 from moa_drafter.target_source import BUILTIN, DEFAULT_TARGET, resolve_target, shown_name
+from moa_export.bundle_readme import write_readme
 from moa_export.bundle_writer import staged_bundle
 from moa_export.device_parts import DeviceParts
+from moa_export.golden_step import worked_example
 from moa_export.graph_files import (
     TARGET,
     WEB_WRITER,
@@ -36,6 +38,7 @@ from moa_export.graph_files import (
 from moa_export.plain_bundle import write_drafter_texts
 from moa_export.progress import Advance, Progress
 from moa_export.recipe import Recipe
+from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import write_manifest
 from moa_runtime.manifest import Manifest, TargetEntry
 from moa_runtime.offline_stopping import StoppingRule
@@ -97,7 +100,10 @@ def build_bundle(
                 writers[label] = replace(entry, details=details, checks=not_checked("perplexity"))
         with progress.stage(_WRITE):
             graphs = {"targets": halves, "writer": writers.get(WRITER), "web_writer": writers.get(WEB_WRITER)}
-            manifest = write_manifest(stage, replace(manifest, **graphs))
+            manifest = replace(manifest, **graphs)
+            worked = {"onnx": worked_example(OnnxBackend(stage / halves["onnx"].file))} if "onnx" in halves else {}
+            write_readme(stage, manifest, worked)
+            manifest = write_manifest(stage, manifest)
             if (checkpoint / PROOF_FILE).is_file():
                 proof = json.loads((checkpoint / PROOF_FILE).read_text(encoding="utf-8"))
                 manifest = write_manifest(stage, with_proof(manifest, proof))

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moa_drafter.pretrained import shipped_names
+from moa_export.bundle_readme import EXAMPLE_FILE
+from moa_export.errors import ExportError
 from moa_export.golden_step import worked_example
 from moa_export.licences import LICENCES
 from moa_runtime.backends.load import BACKENDS, load_backend
@@ -18,6 +20,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.manifest import Manifest, TargetEntry, read_manifest
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
+from moa_runtime.tokenizer import ChatTokenizer
 
 NPM_HELP = (
     "let npm install onnxruntime-web into the cache (150 MB), by which graphs for browsers are compared in Node; "
@@ -121,14 +124,27 @@ def diff(words: Sequence[str]) -> int:
 
 
 def example(words: Sequence[str]) -> int:
-    """Print three steps with their inputs and outputs, to check a port against."""
-    what = "Three drafting steps with their inputs and outputs, to check a port against (docs/bundle.md)."
+    """Print three steps with their inputs and outputs, and a question as tokens, to check a port against."""
+    what = "Three drafting steps in numbers and a question as tokens, to check a port against (docs/bundle.md)."
     parser = _parser("example", what, "BUNDLE")
-    parser.add_argument("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: the first that is there)")
+    parser.add_argument("--graph", metavar="NAME", help="of which graph (default: the first one)")
+    parser.add_argument("--backend", metavar="NAME", help=f"compute them now: {', '.join(BACKENDS)}")
     args = parser.parse_args(words)
     bundle = Bundle.open(args.bundle)
-    worked = worked_example(load_backend(bundle, args.backend))
-    print(json.dumps({"fingerprints": dataclasses.asdict(bundle.manifest.fingerprints), **worked}, indent=1))
+    manifest = bundle.manifest
+    stored = json.loads((bundle.folder / EXAMPLE_FILE).read_text()) if EXAMPLE_FILE in manifest.files else {}
+    graph = args.graph or next(iter(stored), None)
+    worked: dict[str, Any] = {}
+    if args.backend is None and graph in stored:
+        worked = {"graph": graph, **stored[graph]}
+    elif args.graph is not None:
+        known = ", ".join(stored) or "no graph"
+        raise ExportError(f"the bundle has an example of {known}, not of {args.graph}", code="unknown_graph")
+    elif manifest.has_graph:
+        worked = worked_example(load_backend(bundle, args.backend))
+    asked = [{"role": "user", "content": "Name three primary colours."}]
+    chat = {"messages": asked, "tokens": ChatTokenizer.from_bundle(bundle).encode_chat(asked)}
+    print(json.dumps({"fingerprints": dataclasses.asdict(manifest.fingerprints), "chat": chat, **worked}, indent=1))
     return 0
 
 
@@ -150,8 +166,8 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _graphs(manifest: Manifest) -> dict[str, TargetEntry]:
     """All of a bundle's, by the names of messages."""
-    writers = {"writer": manifest.writer, "web writer": manifest.web_writer}
-    return {**manifest.targets, **{name: entry for name, entry in writers.items() if entry is not None}}
+    writers = {name.replace("_", " "): entry for name, entry in manifest.writers.items()}
+    return {**manifest.targets, **writers}
 
 
 def _offline(manifest: Manifest) -> str:

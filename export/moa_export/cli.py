@@ -238,7 +238,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "seconds": round(report.seconds, 1),
         "targets": {name: {**graph(one), "seconds": round(one.seconds, 1)} for name, one in report.made.items()},
         "writer": None,
-        "web_writer": None,
+        **dict.fromkeys(("web_writer", "executorch_writer", "coreml_writer")),
         **writers,
         "notes": list(report.notes),
     }

@@ -269,6 +269,12 @@ def _slice_update(
 
 
 #: Operators that compute new numbers.
+def _gelu(x: Array, mode: str) -> Array:
+    approximate = "tanh" if mode == "TANH_APPROXIMATION" else "none"
+    gelu: Array = torch.nn.functional.gelu(torch.from_numpy(x), approximate=approximate).numpy()
+    return gelu
+
+
 ARITHMETIC: dict[str, Operator] = {
     "abs": lambda x: np.abs(x),
     "add": lambda x, y: x + y,
@@ -280,14 +286,17 @@ ARITHMETIC: dict[str, Operator] = {
     "mul": lambda x, y: x * y,
     "real_div": lambda x, y: x / y,
     "reduce_log_sum_exp": _reduce_log_sum_exp,
+    "gelu": _gelu,
     "reduce_max": lambda x, axes, keep_dims: x.max(axis=tuple(axes), keepdims=keep_dims),
     "reduce_mean": lambda x, axes, keep_dims: x.mean(axis=tuple(axes), keepdims=keep_dims),
     # exp of a large number would overflow; its share is 0 in float16 long before.
+    "reduce_sum": lambda x, axes, keep_dims: x.sum(axis=tuple(axes), keepdims=keep_dims),
     "silu": lambda x: x / (1 + np.exp(np.minimum(-x, 80))),
     "softmax": _softmax,
     "sqrt": lambda x: np.sqrt(x),
     "square": lambda x: x * x,
     "sub": lambda x, y: x - y,
+    "tanh": lambda x: np.tanh(x),
 }
 #: Operators that only choose or rearrange numbers.
 MOVEMENT: dict[str, Operator] = {

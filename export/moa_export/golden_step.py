@@ -33,13 +33,23 @@ def worked_example(backend: Backend) -> dict[str, Any]:
     2. Continue drafting: the token that step 1 proposes, after the cache that step 1 filled.
     3. Roll back: the target chose :data:`CORRECTION` instead; the cache is cut to the prefix, and one more
        row has come.
+
+    ``first_token`` has the candidates after the single token 1 with one memory row of zeros and an empty cache, for the
+    samples in a bundle's README.
     """
     cache = GrowingRows(backend.kv_shape)
     first = _step(backend, cache, PREFIX, rows=len(PREFIX) - 1)
     second = _step(backend, cache, (first["outputs"]["top_tokens"][0][0],), rows=len(PREFIX) - 1)
     cache.truncate(len(PREFIX))
     third = _step(backend, cache, (CORRECTION,), rows=len(PREFIX))
-    return {"kv_shape": list(backend.kv_shape), "steps": [first, second, third]}
+    return {"kv_shape": list(backend.kv_shape), "steps": [first, second, third], "first_token": first_token(backend)}
+
+
+def first_token(backend: Backend) -> dict[str, Any]:
+    """Return the candidates after the token 1 alone; see :func:`worked_example`."""
+    empty, rows = np.zeros((0, *backend.kv_shape), np.float32), np.zeros((1, *backend.row_shape), np.float32)
+    result = backend.step(StepInputs.chain((1,), (empty, empty), (rows, rows)))
+    return {"top_tokens": result.top_tokens[0].tolist(), "top_logprobs": _rounded(result.top_logprobs[0])}
 
 
 def _step(backend: Backend, cache: GrowingRows, tokens: tuple[int, ...], rows: int) -> dict[str, Any]:
@@ -50,11 +60,15 @@ def _step(backend: Backend, cache: GrowingRows, tokens: tuple[int, ...], rows: i
     named = {name: array.astype(int).tolist() for name, array in inputs.by_name().items() if array.dtype != np.float32}
     outputs = {
         "top_tokens": result.top_tokens.tolist(),
-        "top_logprobs": np.round(result.top_logprobs.astype(np.float64), 4).tolist(),
+        "top_logprobs": _rounded(result.top_logprobs),
         "keys": _digest(result.keys),
         "values": _digest(result.values),
     }
     return {"inputs": {**named, "cached": held, "memory_rows": rows}, "outputs": outputs}
+
+
+def _rounded(array: Float32) -> Any:
+    return np.round(array.astype(np.float64), 4).tolist()
 
 
 def _digest(array: Float32) -> dict[str, Any]:

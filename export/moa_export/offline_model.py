@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,10 @@ from moa_runtime.manifest import TargetEntry
 
 #: Most parameters of a target that is its own writer; a larger one needs a small sibling.
 LARGEST = 500_000_000
+#: Answers that Core ML's writer is compared on: without a Mac a token takes a second.
+_COMPUTED_WITH_NUMPY = 1
+#: Names of the graphs in messages: for ExecuTorch, for Core ML.
+EXECUTORCH_WRITER, COREML_WRITER = "executorch writer", "coreml writer"
 #: Most that rounding may multiply the perplexity by.
 _MOST_RATIO = 1.1
 NONE = "none"
@@ -87,14 +91,15 @@ def make_writer(
     folder: Path,
     progress: Progress,
     *,
-    web: bool = False,
+    engines: Collection[str] = (),
     npm: bool = False,
 ) -> tuple[dict[str, Made], str]:
     """Write the graphs into ``folder``, and compare their perplexity of the target's answers with PyTorch's.
 
     Args:
         recordings: the answers; none, and nothing is compared, and 4 bits are never found too few.
-        web: whether the model is written for onnxruntime-web too, and ``npm`` may install that.
+        engines: each that is no onnxruntime (``web``, ``executorch``, ``coreml``) gets a graph of its own besides.
+        npm: whether npm may install onnxruntime-web.
 
     Returns:
         graphs by their names in messages, and a note for the user, or the empty string. No graphs where none is wanted,
@@ -107,14 +112,13 @@ def make_writer(
     model, note = model_of(settings, target)
     if model == NONE:
         return {}, note
-    source, before = _source(model, target, recordings, progress)
+    source, losses = _source(model, target, recordings, progress)
 
     def make(name: str, bits: int) -> Made:
         began = time.monotonic()
         with progress.stage(f"offline {name}: exporting in {bits} bits"):
-            export = write_web_writer if name == WEB_WRITER else write_writer
-            entry = export(RoundedWeights(weights, bits), folder)
-        proof = _prove(lambda: _runner(name, folder, entry, npm=npm), recordings, before, progress)
+            entry = _exporter(name)(RoundedWeights(weights, bits), folder)
+        proof = _prove(name, partial(_runner, name, folder, entry, npm=npm), recordings, losses, progress)
         details = writer_details(entry, shown_name(model), bits, source.config)
         return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
 
@@ -137,7 +141,14 @@ def make_writer(
     if made.proof.failures and settings.model is None and settings.bits is None:
         (folder / made.entry.file).unlink()
         return {}, missing.format(made.proof.failures[0])
-    return {WRITER: made, **({WEB_WRITER: make(WEB_WRITER, bits)} if web else {})}, note
+    own = {"web": WEB_WRITER, "executorch": EXECUTORCH_WRITER, "coreml": COREML_WRITER}
+    others: dict[str, Made] = {}
+    for name in (name for engine, name in own.items() if engine in engines):
+        try:
+            others[name] = make(name, bits)
+        except ExportError as error:
+            note = note or f"the bundle has no {name}: {error}"
+    return {WRITER: made, **others}, note
 
 
 def prove_writers(
@@ -148,23 +159,44 @@ def prove_writers(
     Raises:
         MoaError: see :func:`make_writer`.
     """
-    entries = {WRITER: bundle.manifest.writer, WEB_WRITER: bundle.manifest.web_writer}
-    found = {name: entry for name, entry in entries.items() if entry is not None}
+    found = {name.replace("_", " "): entry for name, entry in bundle.manifest.writers.items()}
     if not found:
         return {}
-    _, before = _source(model, target, recordings, progress)
+    _, losses = _source(model, target, recordings, progress)
     return {
-        name: _prove(partial(_runner, name, bundle.folder, entry, npm=npm), recordings, before, progress)
+        name: _prove(name, partial(_runner, name, bundle.folder, entry, npm=npm), recordings, losses, progress)
         for name, entry in found.items()
     }
 
 
+def _exporter(name: str) -> Callable[[RoundedWeights, Path], TargetEntry]:
+    if name == EXECUTORCH_WRITER:
+        from moa_export.targets.executorch_writer import export_executorch_writer  # its package is an extra
+
+        return export_executorch_writer
+    if name == COREML_WRITER:
+        from moa_export.targets.coreml_writer import export_coreml_writer  # the same
+
+        return export_coreml_writer
+    return write_web_writer if name == WEB_WRITER else write_writer
+
+
 def _runner(name: str, folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:
+    if name == EXECUTORCH_WRITER:
+        from moa_export.targets.executorch_writer_backend import ExecutorchWriter
+
+        return ExecutorchWriter(folder / entry.file, entry)
+    if name == COREML_WRITER:
+        from moa_export.targets.coreml_writer import coreml_writer_backend
+
+        return StandIn(coreml_writer_backend(folder, entry), "Core ML was not run: the package was computed with numpy")
     return web_runner(folder, entry, npm=npm) if name == WEB_WRITER else writer_backend(folder, entry)
 
 
-def _source(model: str, target: Target, recordings: Sequence[Recording], progress: Progress) -> tuple[Target, float]:
-    """Load the model; return it with its mean loss in PyTorch (nats a token). Raises MoaError."""
+def _source(
+    model: str, target: Target, recordings: Sequence[Recording], progress: Progress
+) -> tuple[Target, list[Sequence[float]]]:
+    """Load the model; return it with its losses in PyTorch (nats) at each recording's tokens. Raises MoaError."""
     with progress.stage("offline writer: loading"):
         source = target if model == TARGET else load_target(model)
         if source is not target and source.tokenizer.get_vocab() != target.tokenizer.get_vocab():
@@ -173,33 +205,34 @@ def _source(model: str, target: Target, recordings: Sequence[Recording], progres
                 "a model of the target's family, or none",
                 code="other_tokenizer",
             )
-        if not recordings:
-            return source, 0.0
         if source is target:
-            return source, float(np.mean([loss for recording in recordings for loss in recording.losses]))
-        return source, loss_of(source, recordings)
+            return source, [recording.losses for recording in recordings]
+        return source, [losses_of(source, recording) for recording in recordings]
 
 
 def _prove(
-    runner: Callable[[], Backend | StandIn], recordings: Sequence[Recording], before: float, progress: Progress
+    name: str,
+    runner: Callable[[], Backend | StandIn],
+    recordings: Sequence[Recording],
+    losses: Sequence[Sequence[float]],
+    progress: Progress,
 ) -> Proof:
     if not recordings:
         return unproved(NOT_ASKED, "perplexity")
+    if name == COREML_WRITER:
+        recordings = recordings[:_COMPUTED_WITH_NUMPY]
     with progress.stage("offline writer: comparing with PyTorch", len(recordings)) as advance:
+        before = float(np.mean([loss for some in losses[: len(recordings)] for loss in some]))
         return proof_of(runner(), lambda backend: {"perplexity": check_of(backend, recordings, before, advance)})
 
 
 @torch.no_grad()
-def loss_of(source: Target, recordings: Sequence[Recording]) -> float:
-    """Mean loss of a model at the recorded answers (nats a token), in PyTorch."""
-    losses = []
-    for recording in recordings:
-        logits = source.model(torch.tensor([recording.tokens], device=source.device)).logits[
-            0, recording.prompt - 1 : -1
-        ]
-        answer = torch.tensor(recording.tokens[recording.prompt :], device=source.device)
-        losses += torch.nn.functional.cross_entropy(logits.float(), answer, reduction="none").tolist()
-    return float(np.mean(losses))
+def losses_of(source: Target, recording: Recording) -> Sequence[float]:
+    """Losses of a model at a recorded answer's tokens (nats), in PyTorch."""
+    logits = source.model(torch.tensor([recording.tokens], device=source.device)).logits[0, recording.prompt - 1 : -1]
+    answer = torch.tensor(recording.tokens[recording.prompt :], device=source.device)
+    losses: list[float] = torch.nn.functional.cross_entropy(logits.float(), answer, reduction="none").tolist()
+    return losses
 
 
 def check_of(backend: Backend, recordings: Sequence[Recording], before: float, advance: Advance) -> Check:

@@ -19,11 +19,13 @@ from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_folder import write_tensors
 from moa_drafter.target_source import DEFAULT_TARGET, check_target, resolve_target, shown_name
+from moa_export.bundle_readme import write_readme
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
 from moa_export.fit_stopping import fit_stopping_rule
+from moa_export.golden_step import worked_example
 from moa_export.gptq import calibrate, needs_calibration
-from moa_export.graph_files import NOT_ASKED, TARGET, WEB_WRITER, WRITER, size_of
+from moa_export.graph_files import NOT_ASKED, TARGET, size_of
 from moa_export.offline_model import WriterSettings, make_writer, prove_writers
 from moa_export.plain_bundle import plain_facts, write_drafter_texts, write_texts
 from moa_export.progress import Progress
@@ -31,8 +33,9 @@ from moa_export.quarot import rotate_residual_stream
 from moa_export.recipe import Recipe
 from moa_export.recordings import CALIBRATION_PROMPTS, PROMPTS, record
 from moa_export.targets import target_of
-from moa_export.targets.base import ExportTarget, TargetOptions
+from moa_export.targets.base import ExportTarget, NotRun, StandIn, TargetOptions
 from moa_export.validation import Made, Proof, Reference, prove, reference_of, unproved
+from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.manifest import TargetEntry
 
@@ -105,8 +108,8 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         with progress.stage("recording conversations of the target"):
             recordings = record(target, drafter, settings.questions) if settings.checked else []
             others = record(target, drafter, CALIBRATION_PROMPTS) if needs_calibration(settings.recipe) else []
-        web, npm = "web" in settings.targets, settings.options.npm
-        writers, note = make_writer(settings.writer, target, recordings, stage, progress, web=web, npm=npm)
+        engines, npm = settings.targets, settings.options.npm
+        writers, note = make_writer(settings.writer, target, recordings, stage, progress, engines=engines, npm=npm)
         notes += (note,) if note else ()
         del target  # may be large, and the drafter holds what is still needed of it
         reference = None
@@ -117,20 +120,22 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
                 rule = fit_stopping_rule(backend, recordings, manifest.stop_tokens, advance)
             manifest = dataclasses.replace(manifest, manners=rule)
         made: dict[str, Made] = {}
+        examples: dict[str, Any] = {}
         for name, exporter in exporters.items():
             if not exporter.rotates:
-                made |= _make(name, exporter, drafter, stage, reference, progress)
+                made |= _make(name, exporter, drafter, stage, reference, progress, examples)
         drafter = rotate_residual_stream(drafter)
         if others:
             with progress.stage("rounding with an eye on real inputs"):
                 drafter = calibrate(drafter, others, settings.recipe)
         for name, exporter in exporters.items():
             if exporter.rotates:
-                made |= _make(name, exporter, drafter, stage, reference, progress)
+                made |= _make(name, exporter, drafter, stage, reference, progress, examples)
         with progress.stage("writing the bundle"):
-            entries, own = ({name: one.entry for name, one in some.items()} for some in (made, writers))
-            plain, web = own.get(WRITER), own.get(WEB_WRITER)
-            write_manifest(stage, dataclasses.replace(manifest, targets=entries, writer=plain, web_writer=web))
+            entries = {name: one.entry for name, one in made.items()}
+            manifest = dataclasses.replace(manifest, targets=entries, **_fields(writers))
+            write_readme(stage, manifest, examples)
+            write_manifest(stage, manifest)
         _check_proofs({**made, **writers}, out)
     return Report(out, size_of(out), time.monotonic() - began, made, notes, writers)
 
@@ -154,12 +159,18 @@ def export_plain(
         manifest = write_texts(stage, facts, shown_name(settings.model), architecture)
         with progress.stage("recording conversations of the target"):
             recordings = record(target, None, settings.questions) if settings.checked else []
-        web, npm = "web" in settings.targets, settings.options.npm
-        writers, note = make_writer(settings.writer, target, recordings, stage, progress, web=web, npm=npm)
-        own = {name: one.entry for name, one in writers.items()}
-        write_manifest(stage, dataclasses.replace(manifest, writer=own.get(WRITER), web_writer=own.get(WEB_WRITER)))
+        engines, npm = settings.targets, settings.options.npm
+        writers, note = make_writer(settings.writer, target, recordings, stage, progress, engines=engines, npm=npm)
+        manifest = dataclasses.replace(manifest, **_fields(writers))
+        write_readme(stage, manifest, {})
+        write_manifest(stage, manifest)
         _check_proofs(writers, out)
     return Report(out, size_of(out), time.monotonic() - began, {}, (note,) if note else (), writers)
+
+
+def _fields(writers: Mapping[str, Made]) -> dict[str, TargetEntry]:
+    """Return fields of the manifest."""
+    return {name.replace(" ", "_"): one.entry for name, one in writers.items()}
 
 
 def _check_proofs(graphs: Mapping[str, Made], out: Path) -> None:
@@ -216,27 +227,30 @@ def _make(
     stage: Path,
     reference: Reference | None,
     progress: Progress,
+    examples: dict[str, Any],
 ) -> dict[str, Made]:
-    """Export the graphs of one target, and prove each against ``reference`` unless that is None."""
+    """Export the graphs of one target, and prove each against ``reference`` unless that is None. ``examples`` get a
+    worked example of each that runs here, by its name."""
     began = time.monotonic()
     with progress.stage(f"{name}: exporting"):
         entries = exporter.export(drafter, stage)
     made = {}
     for name, entry in entries.items():
-        proof = unproved(NOT_ASKED, "parity", "tau")
+        proof, runner = unproved(NOT_ASKED, "parity", "tau"), exporter.runner(stage, entry)
+        backend = runner.backend if isinstance(runner, StandIn) else runner
+        if not isinstance(backend, NotRun):
+            examples[name] = worked_example(backend)
         if reference is not None:
-            proof = _prove(name, exporter, stage, entry, reference, progress)
+            proof = _prove(name, runner, reference, progress)
         now = time.monotonic()
         made[name] = Made(dataclasses.replace(entry, checks=proof.checks), proof, now - began)
         began = now
     return made
 
 
-def _prove(
-    name: str, exporter: ExportTarget, folder: Path, entry: TargetEntry, reference: Reference, progress: Progress
-) -> Proof:
+def _prove(name: str, runner: Backend | NotRun | StandIn, reference: Reference, progress: Progress) -> Proof:
     with progress.stage(f"{name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:
-        return prove(exporter.runner(folder, entry), reference, advance)
+        return prove(runner, reference, advance)
 
 
 def prove_again(
@@ -281,5 +295,5 @@ def prove_again(
         # "executorch-vulkan" was made by the target "executorch".
         exporter = target_of(name.partition("-")[0])(recipe, TargetOptions(npm=npm))
         entry = bundle.manifest.targets[name]
-        proofs[name] = _prove(name, exporter, bundle.folder, entry, reference, progress)
+        proofs[name] = _prove(name, exporter.runner(bundle.folder, entry), reference, progress)
     return proofs

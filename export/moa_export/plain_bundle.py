@@ -15,6 +15,7 @@ from moa_drafter.catalogue import drafter_advice
 from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig, drafter_fingerprint, longest_context
 from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of, parameters_of
 from moa_drafter.target_source import resolve_target, shown_name
+from moa_export.bundle_readme import write_readme
 from moa_export.bundle_writer import staged_bundle
 from moa_export.errors import ExportError
 from moa_export.licences import write_licences
@@ -164,7 +165,9 @@ def make_plain_bundle(
         MoaError: see :func:`write_texts` and :func:`moa_export.bundle_writer.staged_bundle`.
     """
     with staged_bundle(out, force=force) as stage:
-        write_manifest(stage, write_texts(stage, target, name, architecture))
+        manifest = write_texts(stage, target, name, architecture)
+        write_readme(stage, manifest, {})
+        write_manifest(stage, manifest)
 
 
 def cached_plain_bundle(model: str) -> Path:

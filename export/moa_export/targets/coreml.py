@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -115,20 +116,8 @@ class CoremlTarget:
         stateful = stateful_program(drafter, self._recipe, self._context)
         description = f"{_PURPOSE} Its caches are states. Functions: {purposes}"
         written, stored = self._write(stateful, folder / STATEFUL_FILE, ct.target.iOS18, description)
-        functions = {function.name: function for function in written.functions}
-        main = functions[written.defaultFunctionName]
-        details = {
-            "least_systems": {"iOS": 18, "macOS": 15},
-            "stored": stored,
-            "functions": {
-                name: {
-                    "purpose": purpose,
-                    **plain_signature(_specs(functions[name].input), _specs(functions[name].output)),
-                }
-                for name, purpose in FUNCTIONS.items()
-            },
-        }
-        entries = {"coreml": _entry(folder / STATEFUL_FILE, main, details)}
+        details = {"least_systems": {"iOS": 18, "macOS": 15}, "stored": stored, "purposes": FUNCTIONS}
+        entries = {"coreml": described(folder / STATEFUL_FILE, written, details)}
         stateless = stateless_program(drafter, self._recipe, self._context)
         description = f"{_PURPOSE} Its caches are inputs, which the caller extends by the outputs keys and values."
         main, stored = self._write(stateless, folder / STATELESS_FILE, ct.target.iOS17, description)
@@ -157,15 +146,7 @@ class CoremlTarget:
         return StatefulBackend(calls, state.read_state, state.write_state, shapes)
 
     def _write(self, program: Program, path: Path, opset: ct.target, description: str) -> tuple[Any, dict[str, str]]:
-        """Write an ``.mlpackage``; the same program gives the same bytes.
-
-        Args:
-            opset: the oldest system that it is for.
-            description: what the model does, for Xcode's model page.
-
-        Returns:
-            the model's description, a protocol buffer as Core ML defines it, and how its parts are stored.
-        """
+        """Write an ``.mlpackage``, see :func:`write_package`; return its description and how its parts are stored."""
         stored = {
             "linear": stored_form(self._recipe.linear, opset),
             "head": stored_form(self._recipe.head, opset),
@@ -173,25 +154,50 @@ class CoremlTarget:
             "activations": "float16",
             "positions": str(self._context),
         }
-        # The program is what it should be: coremltools' passes would only rename and fuse operators.
-        program.skip_all_passes = True
-        with tempfile.TemporaryDirectory() as weights:
-            specification = as_specification(program, weights, specification_version=opset.value)
-            model = specification.description
-            model.metadata.shortDescription = description
-            model.metadata.author = AUTHOR
-            model.metadata.license = LICENSE
-            model.metadata.versionString = version("moa-edge")
-            model.metadata.userDefined.update({**stored, "coremltools": ct.__version__})
-            for function in model.functions or [model]:
-                for feature in (*function.input, *function.output, *function.state):
-                    feature.shortDescription = FEATURES[feature.name]
-            ct.models.utils.save_spec(specification, str(path), weights_dir=weights)
-        # Otherwise the order of a stored map's entries differs each time.
-        file = path / "Data" / "com.apple.CoreML" / "model.mlmodel"
-        file.write_bytes(specification.SerializeToString(deterministic=True))
-        _fix_identifiers(path / "Manifest.json")
-        return model, stored
+        return write_package(program, path, opset, description, stored), stored
+
+
+def write_package(program: Program, path: Path, opset: ct.target, description: str, stored: Mapping[str, str]) -> Any:
+    """Write an ``.mlpackage``; the same program gives the same bytes.
+
+    Args:
+        opset: the oldest system that it is for.
+        description: what the model does, for Xcode's model page.
+        stored: how its parts are stored, for the same page.
+
+    Returns:
+        the model's description, a protocol buffer as Core ML defines it.
+    """
+    # The program is what it should be: coremltools' passes would only rename and fuse operators.
+    program.skip_all_passes = True
+    with tempfile.TemporaryDirectory() as weights:
+        specification = as_specification(program, weights, specification_version=opset.value)
+        model = specification.description
+        model.metadata.shortDescription = description
+        model.metadata.author = AUTHOR
+        model.metadata.license = LICENSE
+        model.metadata.versionString = version("moa-edge")
+        model.metadata.userDefined.update({**stored, "coremltools": ct.__version__})
+        for function in model.functions or [model]:
+            for feature in (*function.input, *function.output, *function.state):
+                feature.shortDescription = FEATURES[re.sub(r"_\d+$", "", feature.name)]
+        ct.models.utils.save_spec(specification, str(path), weights_dir=weights)
+    # Otherwise the order of a stored map's entries differs each time.
+    file = path / "Data" / "com.apple.CoreML" / "model.mlmodel"
+    file.write_bytes(specification.SerializeToString(deterministic=True))
+    _fix_identifiers(path / "Manifest.json")
+    return model
+
+
+def described(path: Path, model: Any, details: Mapping[str, Any]) -> TargetEntry:
+    """Describe a package with several functions; ``details`` get their signatures by name, with their ``purposes``."""
+    functions = {function.name: function for function in model.functions}
+    signatures = {
+        name: {"purpose": purpose, **plain_signature(_specs(functions[name].input), _specs(functions[name].output))}
+        for name, purpose in details["purposes"].items()
+    }
+    rest = {name: value for name, value in details.items() if name != "purposes"}
+    return _entry(path, functions[model.defaultFunctionName], {**rest, "functions": signatures})
 
 
 def _entry(path: Path, function: Any, details: Mapping[str, Any]) -> TargetEntry:
@@ -244,6 +250,7 @@ class StatefulBackend(Backend):
     ) -> None:
         _, kv_heads, self._capacity, head_dim = shapes["self_keys"]
         self.max_positions = self._capacity
+        self.needs_a_row = "memory_keys" in shapes
         self._functions, self._read_state, self._write_state = functions, read_state, write_state
         self.top_k, self.kv_shape = shapes["top_tokens"][1], (kv_heads, head_dim)
 
@@ -257,8 +264,10 @@ class StatefulBackend(Backend):
         held, count, rows = len(inputs.self_keys), len(tokens), len(inputs.memory_keys)
         check_capacity(self._capacity, held + count, rows, int(positions.max()) + 1)
         self._restore(inputs.self_keys, inputs.self_values)
-        self._remember(inputs.memory_keys, inputs.memory_values)
-        memory_mask = additive_mask(np.arange(self._capacity)[None] < rows)
+        more = {}
+        if self.needs_a_row:
+            self._remember(inputs.memory_keys, inputs.memory_values)
+            more["memory_mask"] = additive_mask(np.arange(self._capacity)[None] < rows)
         top_tokens = np.zeros((count, self.top_k), np.int64)
         top_logprobs = np.zeros((count, self.top_k), np.float32)
         for name, size, start, stop in self._pieces(held, count, int(queries.min())):
@@ -270,7 +279,7 @@ class StatefulBackend(Backend):
             if name == "step":
                 allowed = np.zeros((size, self._capacity), np.bool_)
                 allowed[: stop - start, : held + stop] = inputs.self_mask[start:stop, : held + stop]
-                given.update(self_mask=additive_mask(allowed), memory_mask=memory_mask)
+                given.update(self_mask=additive_mask(allowed), **more)
             outputs = self._functions[f"{name}_{size}"](given)
             if name == "step":
                 top_tokens[start:stop] = outputs["top_tokens"][: stop - start]

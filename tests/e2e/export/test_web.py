@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -184,6 +185,22 @@ def test_a_bundle_is_proved_by_the_engine_itself(tmp_path, tiny_target, tiny_dra
     found = run_json(capsys, "verify", out, "--model", tiny_target, "--drafter", tiny_drafter, "--quiet")["targets"]
     assert found["web"]["parity"]["status"] == found["web writer"]["perplexity"]["status"] == "passed"
     assert len(json.loads(run(capsys, "example", out, "--backend", "web"))["steps"]) == 3
+
+
+@pytest.mark.parametrize("graph", ["web", "onnx"])
+def test_a_sample_in_typescript_prints_what_it_says(every_target, tmp_path, web_engine_here, graph):
+    engine = find_engine(npm=False)
+    assert isinstance(engine, WebEngine)
+    section = (every_target.folder / "README.md").read_text().split(f"## {graph}: ", 1)[1]
+    code = section.split("```typescript\n", 1)[1].split("```", 1)[0]
+    esbuild = Path(__file__).parents[3] / "runtime" / "web" / "node_modules" / ".bin" / "esbuild"
+    plain = subprocess.run([esbuild, "--loader=ts"], input=code, capture_output=True, text=True, check=True).stdout
+    program = tmp_path / "sample.mjs"
+    program.write_text(re.sub('"onnxruntime-(web|node)"', json.dumps(engine.module.as_uri()), plain))
+    run = subprocess.run([engine.node, program], cwd=every_target.folder, capture_output=True, text=True, check=True)
+    token, logprob = re.search("// (.*)", code.rpartition("console.log")[2])[1].split()
+    printed = run.stdout.split()
+    assert printed[0] == token and float(printed[1]) == pytest.approx(float(logprob), abs=0.05)
 
 
 def test_without_node_python_compares_and_the_report_says_so(tmp_path, tiny_target, tiny_drafter, monkeypatch, capsys):

@@ -44,6 +44,9 @@ def test_it_says_what_a_client_needs(tiny_target, tmp_path, capsys, architecture
     with refused("unknown_target"):
         load_backend(bundle)
     assert main(["inspect", str(bundle.folder)]) == main(["verify", str(bundle.folder)]) == 0
+    capsys.readouterr()
+    assert main(["example", str(bundle.folder)]) == 0
+    assert json.loads(capsys.readouterr().out)["chat"]["tokens"] and "README.md" in manifest.files
 
 
 def test_licences_travel_with_it(tiny_target, tmp_path, capsys) -> None:
