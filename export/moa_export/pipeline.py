@@ -238,7 +238,7 @@ def _make(
     for name, entry in entries.items():
         proof, runner = unproved(NOT_ASKED, "parity", "tau"), exporter.runner(stage, entry)
         backend = runner.backend if isinstance(runner, StandIn) else runner
-        if not isinstance(backend, NotRun):
+        if not isinstance(backend, NotRun) and drafter.config.architecture == "moa":
             examples[name] = worked_example(backend)
         if reference is not None:
             proof = _prove(name, runner, reference, progress)

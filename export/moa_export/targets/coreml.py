@@ -276,10 +276,12 @@ class StatefulBackend(Backend):
                 "positions": padded(positions[start:stop], size),
                 "slot": np.array([held + start], np.int32),
             }
-            if name == "step":
+            if name == "step" or not self.needs_a_row:  # a drafter's layer extends its cache without looking at it
                 allowed = np.zeros((size, self._capacity), np.bool_)
                 allowed[: stop - start, : held + stop] = inputs.self_mask[start:stop, : held + stop]
-                given.update(self_mask=additive_mask(allowed), **more)
+                given["self_mask"] = additive_mask(allowed)
+            if name == "step":
+                given.update(more)
             outputs = self._functions[f"{name}_{size}"](given)
             if name == "step":
                 top_tokens[start:stop] = outputs["top_tokens"][: stop - start]

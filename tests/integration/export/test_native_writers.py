@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_decoder.rounded_weights import RoundedWeights
@@ -17,6 +18,7 @@ from moa_export.targets.executorch_writer import Writer, export_executorch_write
 from moa_export.targets.executorch_writer_backend import ExecutorchWriter
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import writer_backend
+from support.export.rounded import rounded_model
 from support.refusals import refused
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
@@ -33,7 +35,7 @@ def weights_of(folder, bits: int, *, window: int | None = None, **otherwise) -> 
             replace(layer, window=own, **otherwise) for layer, own in zip(weights.spec.layers, windows, strict=True)
         ]
         more = {"embedding_scale": 2.0, "logits_scale": 0.5, "logits_cap": 30.0}
-        weights.spec = replace(weights.spec, layers=tuple(layers), **more)
+        weights._spec = replace(weights.spec, layers=tuple(layers), **more)
     return RoundedWeights(weights, bits)
 
 
@@ -69,6 +71,22 @@ def test_the_program_computes_what_its_rounded_weights_do(tiny_target, tmp_path,
     assert stepped(ours, long).top_tokens.shape == (1, ours.top_k)
 
 
+@pytest.mark.parametrize("engine", ["executorch", "coreml"])
+def test_64_greedy_tokens_are_those_of_the_rounded_model_in_pytorch(target, tiny_target, tmp_path, engine):
+    weights = weights_of(tiny_target, 4)
+    model, ours, text = rounded_model(target, weights), made(engine, weights, tmp_path), list(TEXT)
+    cache = tuple(np.zeros((0, *ours.kv_shape), np.float32) for _ in range(2))
+    for _ in range(64):
+        new = text[len(cache[0]) :]
+        step = stepped(ours, new, cache=cache)
+        cache = np.concatenate((cache[0], step.keys)), np.concatenate((cache[1], step.values))
+        with torch.no_grad():
+            best = model(torch.tensor([text])).logits[0, -1].topk(2)
+        # A random model has near ties, which activations in 8 bits or floats in 16 may decide otherwise.
+        assert step.top_tokens[0, 0] == best.indices[0] or best.values[0] - best.values[1] < 0.05
+        text.append(int(best.indices[0]))
+
+
 def test_the_same_weights_give_the_same_package(tiny_target, tmp_path):
     digests = []
     for name in ("a", "b"):
@@ -88,6 +106,6 @@ def test_windows_of_two_sizes_are_refused(tiny_target):
     weights = weights_of(tiny_target, 8)
     first, second, *rest = weights.spec.layers
     layers = replace(first, window=4), replace(second, window=8), *rest
-    weights.weights.spec = replace(weights.spec, layers=layers)
+    weights.weights._spec = replace(weights.spec, layers=layers)
     with refused("unsupported_writer", ExportError):
         Writer(weights, top_k=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import json
@@ -39,6 +38,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.manifest import TargetEntry
+from support.export.rounded import rounded_model
 from support.refusals import refused
 from support.tiny import make_tiny_bundle
 
@@ -145,18 +145,8 @@ def test_the_writer_computes_what_its_rounded_weights_do(target, tiny_target, tm
     graph = writer_backend(tmp_path, entry, threads=1)
     assert not graph.needs_a_row and graph.heads_first and graph.kv_shape == (8, 16) and graph.top_k == 16
     ours = stepped(graph, asked=len(TEXT))
-    model = copy.deepcopy(target.model)
-    names = {"q": "self_attn.q", "k": "self_attn.k", "v": "self_attn.v", "out": "self_attn.o"}
-    names |= {name: f"mlp.{name}" for name in ("gate", "up", "down")}
-    rounded = {
-        f"model.layers.{layer}.{place}_proj.weight": weights.matrix(layer, name).dense()
-        for layer in range(4)
-        for name, place in names.items()
-    }
-    rounded |= {"lm_head.weight": weights.head().dense(), "model.embed_tokens.weight": weights.embedding().dense()}
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in rounded.items()}, strict=False)
     with torch.no_grad():
-        expected = model(torch.tensor([TEXT])).logits[0].log_softmax(-1).topk(16)
+        expected = rounded_model(target, weights)(torch.tensor([TEXT])).logits[0].log_softmax(-1).topk(16)
     # One cache for all layers, as graphs of older versions and for browsers have; floats are multiplied.
     other = writer_backend(tmp_path, write_web_writer(weights, tmp_path), threads=1)
     assert isinstance(other, OnnxBackend) and not other.heads_first and other.kv_shape == graph.kv_shape
