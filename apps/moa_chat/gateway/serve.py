@@ -101,10 +101,10 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
     def calls() -> ToolFormat:
         return tool_format(tokenizer())
 
-    compiler = GrammarCompiler.of_bundle(config.bundle)
-    compiling = () if compiler is None else (GrammarQueue(compiler, tokenizer).compile,)
-    if compiler is not None:
+    compiling = []
+    if (compiler := GrammarCompiler.of_bundle(config.bundle)) is not None:
         compiler.load()
+        compiling = [GrammarQueue(compiler, tokenizer).compile]
     with listen(address.host, address.port) as listening:
         _serve(
             create_app(chats, texts, defaults, access, RequestLines(), begins_reasoning, calls, *compiling),

@@ -14,25 +14,13 @@ import pytest
 pytest.importorskip("granian")
 
 from support.chat.pooled_chat import ASSISTANT, USER
-from support.chat.programs import Running, gateway, verifier
+from support.chat.programs import Running, gateway
 from support.malformed_framing import REQUESTS, SMUGGLED
 
 CHAT, TEXT = "chat/completions", "completions"
 TIMEOUT_S = 60
 FULL, LESS, MISSING = "context_length_exceeded", "out_of_range", "missing_required_parameter"
 TYPE, VALUE, UNSUPPORTED = "invalid_type", "invalid_value", "unsupported_parameter"
-
-
-@pytest.fixture(scope="module")
-def server(tiny_target: Path, tiny_drafter: Path) -> Iterator[Running]:
-    with verifier(tiny_target, tiny_drafter) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def endpoint(onnx_bundle: Path, server: Running) -> Iterator[Running]:
-    with gateway(onnx_bundle, server.url) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

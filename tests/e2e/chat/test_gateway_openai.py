@@ -34,18 +34,6 @@ LEGACY = ("tokens", "token_logprobs", "top_logprobs")
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-@pytest.fixture(scope="module")
-def server(tiny_target: Path, tiny_drafter: Path) -> Iterator[Running]:
-    with verifier(tiny_target, tiny_drafter) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def endpoint(onnx_bundle: Path, server: Running) -> Iterator[Running]:
-    with gateway(onnx_bundle, server.url) as running:
-        yield running
-
-
 @pytest.fixture
 def start(tiny_target, tiny_drafter) -> Iterator:
     """Starts verifiers and gateways that end with the test."""
