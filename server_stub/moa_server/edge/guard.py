@@ -14,8 +14,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from moa_server.edge.connection_limits import ALL_BUSY, END_KEY, TOO_MANY_BODIES, ConnectionSlots
+from moa_server.edge.connection_limits import ALL_BUSY, END_KEY, TOO_MANY_BODIES, ConnectionSlots, network_of
 from moa_server.edge.port_sockets import PortSockets
+from moa_server.edge.turnstile import Turnstile
 from moa_server.logging import log_unexpected
 
 _log = logging.getLogger(__name__)
@@ -29,20 +30,22 @@ _FREE_PIECES = 64
 # granian also sends files by their paths, all at once, which would pass by the limits of downloads.
 _EXTENSIONS: dict[str, Any] = {"websocket.http.response": {}}
 
+# Made once: a flood of requests is refused more cheaply than it is made.
+_BUSY = JSONResponse({"error": ALL_BUSY}, 503, headers={"Retry-After": "5", "Connection": "close"})
 _DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 class EdgeGuard:
     """Bounds the requests and WebSockets of an app that granian serves.
 
-    * If too many connections are busy, a request is refused with status 503.
+    * If too many connections are busy, or too many requests of a network wait to begin, one is refused with status 503.
     * A body must be whole in time, and in pieces that are not too small, for each costs the event loop a turn.
     * What was written last is not lost: to close a socket with data unread would reset the connection, and the peer
       might never see it. So its socket is held open, and what comes is dropped unparsed, until the peer closes as well.
     """
 
     def __init__(self, app: ASGIApp, slots: ConnectionSlots, sockets: PortSockets) -> None:
-        self._app, self._slots, self._sockets = app, slots, sockets
+        self._app, self._slots, self._sockets, self._turnstile = app, slots, sockets, Turnstile()
         self.tasks: set[asyncio.Task[None]] = set()  # requests, WebSockets and closing connections
         self.lingering: set[asyncio.Task[None]] = set()  # the last of these
 
@@ -53,9 +56,8 @@ class EdgeGuard:
         peer = scope["client"]
         begun = self._slots.begin(peer, scope["type"] == "websocket")
         try:
-            if not begun:
-                refusal = JSONResponse({"error": ALL_BUSY}, 503, headers={"Retry-After": "5", "Connection": "close"})
-                await (_denial(refusal, send) if scope["type"] == "websocket" else refusal(scope, receive, send))
+            if not (begun and await self._turnstile.enter(network_of(peer[0]))):
+                await _refuse(scope["type"] == "websocket", send)
             elif scope["type"] == "websocket":
                 await self._websocket(scope, receive, send)
             else:
@@ -197,7 +199,7 @@ async def _awaited(receive: Receive) -> Message:
     return await receive()
 
 
-async def _denial(response: JSONResponse, send: Send) -> None:
-    start = {"status": response.status_code, "headers": response.raw_headers}
-    await send({"type": "websocket.http.response.start", **start})
-    await send({"type": "websocket.http.response.body", "body": response.body})
+async def _refuse(websocket: bool, send: Send) -> None:
+    prefix = "websocket.http.response" if websocket else "http.response"
+    await send({"type": f"{prefix}.start", "status": 503, "headers": _BUSY.raw_headers})
+    await send({"type": f"{prefix}.body", "body": _BUSY.body})

@@ -87,10 +87,11 @@ async def test_a_memory_row_is_made_once_for_the_device_and_the_verifier(verifie
         return outcomes
 
     monkeypatch.setattr(verifier.parts.engine, "step", noting)
+    # Where rows do not pay for a while, the device gets none, and those that the verifier had meanwhile are made again.
+    monkeypatch.setattr(verifier.parts.store, "rows_pay", lambda conversation: True)
     async with chatting(bundle, endpoint(verifier), **options("server")) as chat:
         await ask(chat, count=COUNT)
-    # Where a machine is busy, 4 and 16 of 103 rows were seen to be made again; twice as many rows would be two makers.
-    assert len(made) <= 1.25 * len(set(made)) and len(set(made)) >= COUNT
+    assert len(made) == len(set(made)) >= COUNT
 
 
 @pytest.mark.parametrize("option", [(), ("--no-drafts",)], ids=["drafts", "--no-drafts"])
