@@ -72,6 +72,8 @@ class VerifierServer(EdgeServer):
             with contextlib.suppress(ValueError):  # in a thread
                 signal.signal(number, self.handle_exit)
         if self._warm:
+            if self.verifier.grammars is not None:
+                self.verifier.grammars.load()
             await self._measure_steps()
             freeze_loaded_objects()
         await super().startup()
