@@ -14,10 +14,9 @@ from moa_drafter.pretrained import shipped_names
 from moa_export.bundle_readme import EXAMPLE_FILE
 from moa_export.errors import ExportError
 from moa_export.golden_step import worked_example
-from moa_export.licences import LICENCES
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle
-from moa_runtime.manifest import Manifest, TargetEntry, read_manifest
+from moa_runtime.manifest import LICENCES, Manifest, TargetEntry, read_manifest
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.tokenizer import ChatTokenizer

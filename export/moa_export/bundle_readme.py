@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moa_export.licences import LICENCES
-from moa_runtime.manifest import Manifest, TargetEntry, TensorSpec
+from moa_runtime.manifest import LICENCES, Manifest, TargetEntry, TensorSpec
 
 README_FILE = "README.md"
 #: Worked examples of the graphs, by their names; see :func:`moa_export.golden_step.worked_example`.

@@ -9,9 +9,8 @@ from moa_decoder.errors import TargetError
 from moa_decoder.gguf_file import GgufFile
 from moa_drafter.target_folder import gguf_of
 from moa_runtime.checked_file import read_checked
+from moa_runtime.manifest import LICENCES
 
-#: Folder of a bundle with one folder for the target and one for the drafter.
-LICENCES = "licenses"
 _NAMES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")
 _CARD = "README.md"  # a model card, which names a licence
 _SAID = ("general.name", "general.author", "general.license", "general.license.name", "general.license.link")

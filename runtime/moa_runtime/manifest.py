@@ -22,6 +22,8 @@ SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+#: Folder of a bundle with the licences of target and drafter, in a folder for each, which travel with the bundle.
+LICENCES = "licenses"
 _LARGEST_MANIFEST = 1 << 24
 
 

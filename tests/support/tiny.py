@@ -69,6 +69,7 @@ def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16, hidden_
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
+    (folder / "LICENSE").write_text("A licence, which travels with bundles.\n")
     PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         unk_token="<|endoftext|>",

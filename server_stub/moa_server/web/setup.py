@@ -16,6 +16,7 @@ from moa_runtime.bundle import Bundle, make_bundle
 from moa_runtime.errors import MoaError
 from moa_runtime.manifest import (
     CHAT_TEMPLATE_FILE,
+    LICENCES,
     MANIFEST_FILE,
     TOKENIZER_FILE,
     BundleError,
@@ -140,7 +141,7 @@ def find_bundle(named: Path | None, *, default_target: bool, plain: str | None =
 
 
 def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
-    """Return the bundle's files for browsers by URL path: manifest, tokenizer, template and graphs.
+    """Return the bundle's files for browsers by URL path: manifest, tokenizer, template, licences and graphs.
 
     Raises:
         BundleError: it is damaged.
@@ -158,7 +159,8 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
         raise MoaError(text, code="other_target")
     files: dict[str, WebFile] = {}
     try:
-        for name in (MANIFEST_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE):
+        licences = (name for name in manifest.files if name.startswith(f"{LICENCES}/"))
+        for name in (MANIFEST_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE, *licences):
             files[BUNDLE_PATH + name] = small_file(folder / name, {"cache-control": REVALIDATE})
         for entry in (manifest.targets.get(_TARGET), manifest.web_writer):
             if entry is not None:

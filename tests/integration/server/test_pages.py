@@ -314,7 +314,8 @@ def test_which_bundle_is_served(tmp_path, monkeypatch, tiny_target):
     plain = find_bundle(None, default_target=False, plain=str(tiny_target))
     assert find_bundle(plain, default_target=False) == plain
     served = bundle_files(plain, Bundle.open(plain).manifest.fingerprints)
-    assert set(served) == {f"/bundle/{name}" for name in ("manifest.json", "tokenizer.json", "chat_template.jinja")}
+    names = ("manifest.json", "tokenizer.json", "chat_template.jinja", "licenses/target/LICENSE")
+    assert set(served) == {f"/bundle/{name}" for name in names}
     assert len(made) == 1
 
 

@@ -60,7 +60,9 @@ def test_licences_travel_with_it(tiny_target, tmp_path, capsys) -> None:
         assert (", ".join(listed) or "none named") in capsys.readouterr().out
         return {file: (out / file).read_text() for file in listed}
 
+    assert licences(tiny_target, "own") == {"licenses/target/LICENSE": (tiny_target / "LICENSE").read_text()}
     model = shutil.copytree(tiny_target, tmp_path / "model")
+    (model / "LICENSE").unlink()
     assert licences(model, "none") == {}
     (model / "README.md").write_text("license: mit")
     assert licences(model, "card") == {"licenses/target/README.md": "license: mit"}
