@@ -61,7 +61,8 @@ export function deviceNotice(device: DeviceState, actions: BannerActions): Notic
       return { text, actions: [{ label: `Download ${megabytes(device.bytes)}`, run: actions.download }] };
     }
     case "downloading": {
-      const text = `Downloading the model: ${megabytes(device.received)} of ${megabytes(device.total)}.`;
+      const toGo = device.toGoS === null ? "" : `, ${Math.ceil(device.toGoS)} s to go`;
+      const text = `Downloading the model: ${megabytes(device.received)} of ${megabytes(device.total)}${toGo}.`;
       return { text, actions: [{ label: "Cancel", run: actions.cancel }] };
     }
     case "stopped": {

@@ -13,7 +13,8 @@ export type DeviceState =
   /** `why` is a sentence that says what to do. */
   | { readonly kind: "unable"; readonly why: string }
   | { readonly kind: "absent" | "ready"; readonly bytes: number; readonly writes: boolean }
-  | { readonly kind: "downloading"; readonly received: number; readonly total: number }
+  /** `toGoS`: seconds until the end at the pace so far; null in the first second. */
+  | { readonly kind: "downloading"; readonly received: number; readonly total: number; readonly toGoS: number | null }
   /** The received part is kept. */
   | { readonly kind: "stopped"; readonly received: number; readonly total: number; readonly why: string };
 
@@ -82,7 +83,9 @@ export class Device {
     const { bytes: total, writes } = this.needs(bundle);
     let received = 0;
     this.download = new AbortController();
-    this.become({ kind: "downloading", received, total });
+    this.become({ kind: "downloading", received, total, toGoS: null });
+    const began = performance.now();
+    let held: number | undefined; // by an earlier download
     void navigator.storage.persist(); // or the browser may drop it where space is short
     try {
       await Bundle.open(url, {
@@ -91,7 +94,10 @@ export class Device {
         signal: this.download.signal,
         onProgress: (bytes, all) => {
           received = Math.max(0, bytes - (all - total)); // the texts are here already, and not part of the offered size
-          this.become({ kind: "downloading", received, total });
+          held ??= received;
+          const passedS = (performance.now() - began) / 1000;
+          const toGoS = passedS > 1 && received > held ? ((total - received) * passedS) / (received - held) : null;
+          this.become({ kind: "downloading", received, total, toGoS });
         },
       });
     } catch (error) {

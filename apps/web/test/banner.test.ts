@@ -35,9 +35,10 @@ test("a model that is not here is offered with its size, once", () => {
 });
 
 test("a download says how far it is, can be ended, and goes on", () => {
-  const device: DeviceState = { kind: "downloading", received: 12_300_000, total: 49_200_000 };
+  const device: DeviceState = { kind: "downloading", received: 12_300_000, total: 49_200_000, toGoS: null };
   const banner = bannerOf("", ONLINE, device, true, ACTIONS)!;
   assert.equal(banner.text, "Downloading the model: 12.3 MB of 49.2 MB.");
+  assert.equal(said("", ONLINE, { ...device, toGoS: 11.2 }), "Downloading the model: 12.3 MB of 49.2 MB, 12 s to go. [Cancel]");
   assert.equal(banner.progress, 0.25);
   banner.actions[0]!.run();
   assert.equal(pressed.at(-1), "cancel");
