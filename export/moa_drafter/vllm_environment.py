@@ -77,6 +77,6 @@ def set_variables(threads: int | None = None) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of ``error``, for a sentence."""
-    lines = (line.strip(" .") for line in str(error).splitlines())
-    return next(filter(None, lines), type(error).__name__)
+    """Return the first sentence of ``error``, without the count that pydantic puts before it."""
+    lines = (line.strip(" .") for line in str(error).splitlines() if "validation error for" not in line)
+    return next(filter(None, lines), type(error).__name__).removeprefix("Value error, ").partition(". ")[0]

