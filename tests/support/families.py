@@ -1,13 +1,17 @@
 """Tiny random targets of many families, and how the engine computes each beside transformers.
 
-``PYTHONPATH=tests python -m support.families`` prints the table of families in docs/models.md: each cell is run.
+``PYTHONPATH=tests python -m support.families`` prints the table of families in docs/models.md: each cell is run, those
+for vLLM where it is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import multiprocessing
 import shutil
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +34,9 @@ from moa_runtime.backends.onnx_writer import OnnxWriter
 from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
-from moa_server.engine.base import StepRequest
+from moa_server.engine.base import StepRequest, TargetEngine
 from moa_server.engine.engine import LocalEngine
+from moa_server.engine.load import prepare_vllm
 from moa_server.engine.onnx_pass import OnnxPass
 from moa_server.engine.target_pass import Piece, TargetPass
 from moa_server.engine.torch_engine import torch_engine
@@ -137,7 +142,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "StableLM": ("stablelm", {}),
     "Starcoder 2": ("starcoder2", {}),
     "Llama 4 (chunks)": ("llama4_text", {**_HEAD, "attention_chunk_size": WINDOW}),
-    "gpt-oss": ("gpt_oss", {**_MIXED, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "gpt-oss": (
+        "gpt_oss",
+        {**_MIXED, "layer_types": _MIXED["layer_types"][::-1], "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
     "Qwen 2 MoE": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 32}),
     "Qwen 3 MoE": ("qwen3_moe", {**_EXPERTS, **_HEAD}),
     "Mixtral (window)": ("mixtral", {"num_local_experts": 4, **_WINDOW}),
@@ -191,6 +199,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Falcon": ("falcon", {}),
 }
 
+#: Sizes for vLLM, whose kernels for processors take heads of 32 numbers and more; its contexts end in a third block.
+_WIDE = {
+    **{"hidden_size": 128, "initializer_range": 0.1, "max_position_embeddings": 4 * ORIGINAL},
+    **{"head_dim": 32, "global_head_dim": 64, "mamba_head_dim": 32, "mamba_d_head": 64, "mamba_d_ssm": 256},
+    "attention_chunk_size": 32,  # whole blocks
+    **{"qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "word_embed_proj_dim": 128},
+}
+
 
 @dataclass(frozen=True)
 class Found:
@@ -215,21 +231,27 @@ class FoundByGraphs:
     writer: float  # largest error of the log-probabilities (nats) of an offline writer of float32 weights
 
 
-def config_of(family: str) -> Any:
-    """transformers' configuration."""
+def config_of(family: str, *, wide: bool = False) -> Any:
+    """transformers' configuration; ``wide`` for vLLM."""
     from transformers import AutoConfig
 
-    kind, fields = FAMILIES[family]
-    return AutoConfig.for_model(kind, **{**SIZES, **fields})
+    kind, own = FAMILIES[family]
+    fields = {**SIZES, **own}
+    if wide:
+        fields = {name: _WIDE.get(name, value) for name, value in fields.items()}
+        rope = fields.get("rope_parameters", {})
+        factors = {name: value * 4 for name, value in rope.items() if isinstance(value, list)}
+        fields |= {"rope_parameters": {**rope, **factors}} if factors else {}
+    return AutoConfig.for_model(kind, **fields)
 
 
-def make_target(family: str, tokenizer: Path, folder: Path) -> Path:
+def make_target(family: str, tokenizer: Path, folder: Path, *, wide: bool = False) -> Path:
     """Write a random target of a family into ``folder``, with the files of the tokenizer of another target."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config_of(family))
+        model = AutoModelForCausalLM.from_config(config_of(family, wide=wide))
         for parameter in model.parameters():
             if parameter.ndim == 1 or not parameter.any():  # norms and biases are ones and zeros at first
                 parameter.data += torch.randn_like(parameter) / 4
@@ -273,6 +295,36 @@ def computed_by_graphs(folder: Path, weights: DecoderWeights | None = None) -> F
         _correlation(folder, text, logits),
         float((_written(weights, text, folder) - own.logits[0].log_softmax(-1).topk(_BEST).values).abs().max()),
     )
+
+
+def vllm_processes() -> ProcessPoolExecutor:
+    """A new process for each call, because vLLM changes modules of transformers. Its environment must be prepared."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.families"])  # without vLLM: transformers' text comes first
+    return ProcessPoolExecutor(1, context, max_tasks_per_child=1)
+
+
+@torch.no_grad()
+def refusal_of_vllm(folder: Path) -> str:
+    """Run a wide target with vLLM, also after a part of its text was taken back; return why it is refused, or nothing.
+    Raises AssertionError if the text, or its probability, is not transformers'."""
+    from moa_server.engine.vllm.engine import VllmEngine
+
+    try:
+        target = load_target(str(folder))
+        text = _text_of(target, target.config.max_position_embeddings)
+        own = target.model(input_ids=torch.tensor([text])).logits[0].float().log_softmax(-1)
+        engine = VllmEngine.load(str(folder), None)
+    except MoaError as error:
+        return str(error)
+    text = text[: engine.max_context]
+    for start in (PROMPT, len(text) - 4):
+        assert _greedy(engine, text[:start], text) == text
+    draft = StepRequest(1, text[:PROMPT], text[PROMPT:-1], sampling=Sampling(logprobs=1))
+    found = [each.logprob for each in engine.step_now([draft])[0].logprobs]
+    assert np.allclose(found, own[range(PROMPT - 1, len(text) - 1), text[PROMPT:]], atol=0.01)
+    engine.close()
+    return ""
 
 
 def _correlation(folder: Path, text: list[int], logits: Any) -> float:
@@ -331,7 +383,7 @@ def _variation(engine: LocalEngine, text: list[int]) -> float:
     return float((given.softmax(-1) - own).abs().sum(-1).max() / 2)
 
 
-def _greedy(engine: LocalEngine, prompt: list[int], text: list[int]) -> list[int]:
+def _greedy(engine: TargetEngine, prompt: list[int], text: list[int]) -> list[int]:
     """What the engine writes: token by token at first, then with ``text`` as a draft up to where it differs."""
     tokens, half = list(prompt), (len(prompt) + len(text)) // 2
     while len(tokens) < len(text):
@@ -375,16 +427,31 @@ def _begins(name: str, target: Target) -> bool:
 def table() -> list[str]:
     """The lines of the table: families with equal cells are in one row."""
     rows: dict[tuple[str, ...], list[str]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, vllm_processes() as processes:
         tokenizer = make_tiny_target(Path(scratch) / "tokenizer")
+        served = {}
+        for family in FAMILIES if importlib.util.find_spec("vllm") else ():  # while the other cells are run here
+            wide = make_target(family, tokenizer, Path(scratch) / f"{len(served)} wide", wide=True)
+            served[family] = processes.submit(refusal_of_vllm, wide)
         for number, family in enumerate(FAMILIES):
-            rows.setdefault(cells(make_target(family, tokenizer, Path(scratch) / str(number))), []).append(family)
+            found = cells(make_target(family, tokenizer, Path(scratch) / str(number)))
+            last = "not run" if family not in served else "no" if served[family].result() else "yes"
+            rows.setdefault((*found, last), []).append(family)
     titles = ["families", "without torch, writer", "4 bits", "pass in torch", "drafts", "drafters", "vLLM"]
-    lines = [["; ".join(names), *found, "no" if found[2] == "no" else "not run"] for found, names in rows.items()]
+    lines = [["; ".join(names), *found] for found, names in rows.items()]
     return ["| " + " | ".join(line) + " |" for line in (titles, ["---"] * len(titles), *lines)]
 
 
+def shown() -> dict[str, list[str]]:
+    """The cells of each family in the table of docs/models.md."""
+    lines = (Path(__file__).parents[2] / "docs" / "models.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return {family: found for names, *found in rows for family in names.split("; ") if family in FAMILIES}
+
+
 def main() -> None:
+    if importlib.util.find_spec("vllm"):
+        prepare_vllm(1)
     print(*table(), sep="\n")
 
 
