@@ -39,7 +39,7 @@ class CataloguedModel:
 
     Attributes:
         target: the built-in target's name, or a Hub id.
-        drafters: names of shipped drafters or Hub ids, the default first; none: copies of what was said before.
+        drafters: names of shipped drafters or Hub ids, the default first; none: ``sssd``, which copies.
         writer: what writes offline: ``target``, a Hub id with the same tokenizer, or empty for none.
         licence: of the target; "gated": it has to be accepted on the Hub, whose token is in HF_TOKEN.
         use: what it is good for.
@@ -161,7 +161,7 @@ def catalogue_rows() -> Iterator[tuple[str, ...]]:
         yield (
             name,
             model.target,
-            model.drafters[0] if model.drafters else "copies",
+            model.drafters[0] if model.drafters else "sssd",
             model.writer or "none",
             model.licence,
             " / ".join(f"{size:.1f}" for size in sizes),

@@ -260,6 +260,8 @@ def is_published(config: Mapping[str, Any]) -> bool:
 def published_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> DrafterConfig:
     """Make the configuration from ``config.json`` and the shapes of the tensors. Raises ConfigError if neither has a
     field."""
+    if "model.embed_tokens.weight" in shapes:
+        raise ConfigError("its weights are those of a whole model", code="weights_differ")
     if "Ekv2E.weight" not in shapes:
         raise ConfigError("its weights have no Ekv2E.weight", code="weights_differ")
     try:

@@ -59,7 +59,8 @@ def is_head(config: Mapping[str, Any], names: set[str]) -> bool:
         config: its ``config.json``.
         names: of its tensors.
     """
-    return SPECULATORS_TYPE in config or ("fc.weight" in names and any(name.startswith(_PREFIXES) for name in names))
+    layers = {prefix for prefix in _PREFIXES if any(name.startswith(prefix) for name in names)}
+    return SPECULATORS_TYPE in config or "midlayer." in layers or bool("fc.weight" in names and layers)
 
 
 def head_of(raw: Mapping[str, Any], stored: Mapping[str, Mapping[str, Any]]) -> tuple[Eagle3Config, Stored]:

@@ -66,9 +66,11 @@ def _from_hub(hub_id: str) -> Path:
         return Path(hub_id)
     try:
         reachable = functools.cache(hub_answers)
-        folder = fetch_hub_files(hub_id, (CONFIG_FILE, WEIGHTS_FILE), reachable=reachable)
-        if not (folder / WEIGHTS_FILE).is_file():
-            folder = fetch_hub_files(hub_id, (TORCH_WEIGHTS_FILE,), revision=folder.name, reachable=reachable)
+        folder = fetch_hub_files(hub_id, (CONFIG_FILE,), reachable=reachable)
+        names = WEIGHTS_FILE, TORCH_WEIGHTS_FILE
+        for name in names:
+            if not any((folder / each).is_file() for each in names):
+                fetch_hub_files(hub_id, (name,), revision=folder.name, reachable=reachable)
     except TargetError as error:
         raise CheckpointError(f"there is no folder {hub_id}, and {error}", code=error.code) from error
     return folder

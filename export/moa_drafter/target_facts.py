@@ -183,4 +183,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _unreadable(path: Path) -> TargetError:
+    if not path.exists():
+        return TargetError(f"there is no {path}: fetch the target again", code="file_missing")
     return TargetError(f"{path} is unreadable: fetch the target again", code="unreadable")

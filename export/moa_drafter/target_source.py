@@ -35,6 +35,7 @@ from moa_decoder.gguf_file import is_gguf, parts_of
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.catalogue import CATALOGUE
 from moa_drafter.config import ropes
+from moa_drafter.hub_download import download_large_files
 from moa_drafter.target_folder import room_in, write_folder
 from moa_runtime.checked_file import sha256_of
 from moa_runtime.manifest import RecommendedSampling
@@ -83,6 +84,7 @@ BUILTIN = {
 }
 #: Small files of a model on the Hub; those in its folders are other formats.
 _HUB_TEXTS = ("*.json", "*.jinja", "*.model", "LICEN[CS]E*", "COPYING*", "NOTICE*", "README.md")
+_HUB_IGNORED = ("*/*", "consolidated*")
 
 
 #: Is told the bytes that are here, and those of the whole download.
@@ -248,6 +250,8 @@ def _from_hub(hub_id: str) -> Path:
     reachable = functools.cache(hub_answers)
     folder = fetch_hub_files(hub_id, _HUB_TEXTS, reachable=reachable)
     names = weight_names(folder)
+    if all((folder / name).is_file() for name in names):
+        return folder
     folder = fetch_hub_files(hub_id, names, revision=folder.name, reachable=reachable)
     if (folder / WEIGHT_INDEX).is_file() or (folder / names[0]).is_file():
         return folder
@@ -268,22 +272,41 @@ def fetch_hub_files(
     Args:
         reachable: :func:`hub_answers`, which waits for a Hub that is away; cached for several fetches. Without the Hub
             the folder is as it was cached.
+        revision: the commit, which large files need to be continued.
 
     Raises:
         TargetError: ``hub_failed``.
     """
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     except ImportError as error:
         raise TargetError(
             f"{hub_id} is a name on the Hub, which needs huggingface_hub: pip install huggingface_hub",
             code="missing_package",
         ) from error
     try:
-        wanted = {"allow_patterns": list(patterns), "ignore_patterns": ["*/*", "consolidated*"], "revision": revision}
+        if revision is not None and reachable():
+            download_large_files(hub_id, patterns, _HUB_IGNORED, revision, cache_dir() / "hub")
+        wanted = {"allow_patterns": list(patterns), "ignore_patterns": list(_HUB_IGNORED), "revision": revision}
         return Path(snapshot_download(hub_id, **wanted, local_files_only=not reachable()))
+    except GatedRepoError as error:
+        raise TargetError(
+            f"{hub_id} is gated: accept its terms at {_hub_url().geturl()}/{hub_id}, and give a token of this account "
+            "as HF_TOKEN",
+            code="hub_failed",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise TargetError(
+            f"the Hub has no {hub_id} that it shows you: check the name; a private one needs HF_TOKEN",
+            code="hub_failed",
+        ) from error
     except LocalEntryNotFoundError as error:
+        if (answer := getattr(error.__cause__, "response", None)) is not None:
+            raise TargetError(
+                f"{hub_id} is not cached, and the Hub answered with status {answer.status_code}: try again later",
+                code="hub_failed",
+            ) from error
         way = " through the proxy that the environment names" if _hub_proxy() else ""
         raise TargetError(f"{hub_id} is not cached and the Hub cannot be reached{way}", code="hub_failed") from error
     except Exception as error:  # each library has its own errors for a proxy that is malformed or needs a package

@@ -23,8 +23,10 @@ class Hub:
         cuts: bytes of a file's reply after which the connection breaks, each once.
     """
 
-    def __init__(self, repositories: dict[str, Path], cuts: dict[str, list[int]]) -> None:
-        self._repositories, self.cuts = repositories, cuts
+    def __init__(
+        self, repositories: dict[str, Path], cuts: dict[str, list[int]], refusal: tuple[int, str] = (404, "")
+    ) -> None:
+        self._repositories, self.cuts, self._refusal = repositories, cuts, refusal
         self.asked: list[tuple[str, int]] = []
         self.url = ""
 
@@ -32,7 +34,8 @@ class Hub:
         path = unquote(urlsplit(handler.path).path)
         if found := re.fullmatch(r"/api/models/(?P<id>[^/]+/[^/]+)/(?P<what>revision|tree)/.*", path):
             if (folder := self._repositories.get(found["id"])) is None:
-                return self._send(handler, b"{}", 404)
+                status, code = self._refusal
+                return self._send(handler, b"{}", status, {"X-Error-Code": code} if code else None)
             files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
             listed = [
                 {
@@ -84,9 +87,11 @@ def _oid(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def standing_in(repositories: dict[str, Path], cuts: dict[str, list[int]] | None = None) -> Iterator[Hub]:
-    """Serve repositories while the context is open."""
-    hub = Hub(repositories, cuts or {})
+def standing_in(
+    repositories: dict[str, Path], cuts: dict[str, list[int]] | None = None, refusal: tuple[int, str] = (404, "")
+) -> Iterator[Hub]:
+    """Serve repositories while the context is open; others are refused with a status and the Hub's code of errors."""
+    hub = Hub(repositories, cuts or {}, refusal)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

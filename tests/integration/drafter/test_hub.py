@@ -23,6 +23,7 @@ pytest.importorskip("huggingface_hub")
 #: The library keeps what it received in pieces of this size.
 PIECE = 1 << 16
 BEGIN = f"import huggingface_hub.constants as c; c.DOWNLOAD_CHUNK_SIZE = {PIECE}\n"
+BEGIN += "import moa_drafter.hub_download as h; h.LARGE_BYTES = 1 << 10\n"
 Program = Callable[..., subprocess.CompletedProcess]
 
 
@@ -68,17 +69,32 @@ def test_a_fetch_that_was_interrupted_goes_on_and_the_target_is_chatted_with(tin
     )
     size = in_shards(tiny_target, tmp_path / "model").joinpath(second).stat().st_size
     assert size > 3 * PIECE
-    with standing_in({"some/model": tmp_path / "model"}, {second: [0] * 6}) as hub:
+    with standing_in({"some/model": tmp_path / "model"}, {second: [PIECE + 100] + [0] * 5}) as hub:
         broken = program(hub.url, chat)
         assert broken.returncode == 2 and broken.stderr.rstrip().endswith("[hub_failed]"), broken.stderr
+        assert hub.asked[-6:] == [(second, 0), *[(second, PIECE)] * 5]
         hub.asked.clear()
-        hub.cuts[second] = [PIECE + 100, PIECE + 5]
+        hub.cuts[second] = [PIECE + 5]
         done = program(hub.url, chat)
         assert done.returncode == 0 and done.stdout.strip(), done.stderr
-        assert hub.asked == [(second, 0), (second, PIECE), (second, 2 * PIECE)]
+        assert hub.asked == [(second, PIECE), (second, 2 * PIECE)]
         hub.asked.clear()
         assert program(hub.url, chat).stdout == done.stdout and hub.asked == []
     assert program("http://127.0.0.1:9", chat).stdout == done.stdout  # without the Hub
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (403, "GatedRepo", "is gated: accept its terms at"),
+        (401, "RepoNotFound", "the Hub has no some/model"),
+        (400, "", "answered with status 400"),
+    ],
+)
+def test_a_refusal_of_the_hub_names_its_cause(status, code, said, program) -> None:
+    with standing_in({}, refusal=(status, code)) as hub:
+        done = program(hub.url, "from moa_drafter.target_source import resolve_target\nresolve_target('some/model')")
+    assert said in done.stderr.splitlines()[-1]
 
 
 def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(tiny_target, program) -> None:

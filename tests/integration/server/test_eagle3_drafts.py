@@ -132,3 +132,7 @@ def test_a_head_of_another_target_is_refused(tmp_path, tiny_target, load):
         load(str(tiny_target), deep, dtype="float32")
     with refused("weights_differ", CheckpointError):
         load(str(tiny_target), write_head(tmp_path / "short", without="layers.0.hidden_norm.weight"), dtype="float32")
+    short = write_head(tmp_path / "authors", of="authors", without="fc.weight")
+    with refused("weights_differ", CheckpointError) as caught:
+        load(str(tiny_target), short, dtype="float32")
+    assert "Ekv2E" not in str(caught.value)
