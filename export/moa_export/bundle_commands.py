@@ -38,15 +38,17 @@ def inspect(words: Sequence[str]) -> int:
     if args.json:
         print(manifest.to_json(), end="")
         return 0
-    print(*format_rows([Row(*graph) for graph in _graphs(manifest).items()]), sep="\n")
+    if graphs := _graphs(manifest):
+        print(*format_rows([Row(*graph) for graph in graphs.items()]), sep="\n")
     prints, own = manifest.fingerprints, manifest.sampling
     parts = ("linear", "head", "embedding") if manifest.has_graph else ()
+    drafted = manifest.vocab_size if manifest.architecture == "sssd" else manifest.draft_vocab_size
     facts = {
         "target": f"{manifest.target} ({prints.target})",
         "drafter": f"{manifest.architecture} ({prints.drafter})" if manifest.has_graph else manifest.architecture,
         "tokenizer": prints.tokenizer,
         "context": f"{manifest.max_context} tokens",
-        "vocabulary": f"{manifest.draft_vocab_size} of {manifest.vocab_size} tokens can be drafted",
+        "vocabulary": f"{drafted} of {manifest.vocab_size} tokens can be drafted",
         "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in parts) or "no graph",
         "offline": _offline(manifest),
         "sampling": f"temperature {own.temperature:g}, top-p {own.top_p:g}" if own else "no recommendation",

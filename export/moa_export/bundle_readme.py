@@ -19,14 +19,14 @@ def write_readme(stage: Path, manifest: Manifest, examples: Mapping[str, Any]) -
     """Write the README, and the ``examples`` if there are some, into a bundle whose other files are there."""
     if examples:
         (stage / EXAMPLE_FILE).write_text(json.dumps(examples, indent=1) + "\n", encoding="utf-8")
-    parts = [f"# A bundle for {manifest.target}", _FACTS.format(m=manifest), _licences(stage)]
+    port = ", `example.json` has numbers to check a\nport with" if examples else ""
+    parts = [f"# A bundle for {manifest.target}", _FACTS.format(m=manifest, port=port), _licences(stage)]
     for name, entry in {**manifest.targets, **manifest.writers}.items():
         parts += [_described(name, entry), *_samples(name, entry, manifest, examples.get(name))]
     (stage / README_FILE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-_FACTS = """Made by moa-export. `manifest.json` describes it for programs, `example.json` has numbers to check a
-port with.
+_FACTS = """Made by moa-export. `manifest.json` describes it for programs{port}.
 
 * Tokenizer: `tokenizer.json`, `chat_template.jinja`; {m.vocab_size} tokens, contexts of up to {m.max_context}.
 * Drafter: `{m.architecture}`."""

@@ -179,8 +179,19 @@ def cached_plain_bundle(model: str) -> Path:
     target = plain_facts(model)
     out = cache_dir() / "bundles" / f"plain-{target.fingerprint}"
     try:
-        Bundle.open(out)
-    except BundleError:
-        shutil.rmtree(out, ignore_errors=True)  # damaged, or of another version
-        make_plain_bundle(out, target, shown_name(model))
+        if _is_current(Bundle.open(out).manifest, out, target):
+            return out
+    except (BundleError, OSError):
+        pass  # damaged, or of another version
+    shutil.rmtree(out, ignore_errors=True)
+    make_plain_bundle(out, target, shown_name(model))
     return out
+
+
+def _is_current(manifest: Manifest, folder: Path, target: TargetFacts) -> bool:
+    """Return whether a bundle has the target's texts, which its authors may change without the weights."""
+    held = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8"), manifest.fingerprints.tokenizer
+    held += manifest.stop_tokens, manifest.special_tokens, manifest.sampling
+    wanted = target.chat_template, tokenizer_fingerprint(target.folder / TOKENIZER_FILE)
+    wanted += target.stop_tokens, target.special_tokens, target.recommended_sampling
+    return held == wanted

@@ -94,7 +94,8 @@ def parser() -> argparse.ArgumentParser:
         "--drafter",
         metavar="NAME|FOLDER",
         help="checkpoint whose server half makes the memory rows, and which drafts for clients that leave drafting to "
-        f"the verifier: {', '.join(shipped_names())}, a folder or Hub id (default: that of --list-models, if any)",
+        f"the verifier: {', '.join(shipped_names())}, a folder or Hub id, or sssd: copies alone "
+        "(default: that of --list-models, if any)",
     )
     p.add_argument(
         "--device",

@@ -16,7 +16,7 @@ from moa_drafter import vllm_environment
 from moa_drafter.vllm_environment import VllmError
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
-from moa_runtime.options import too_many_threads
+from moa_runtime.options import WITHOUT_GRAPH, too_many_threads
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import Engine, EngineError, Outcome, StepRequest, new_sequence
@@ -65,7 +65,7 @@ def load_engine(options: argparse.Namespace) -> LocalEngine | VllmEngine:
         check_memory(model, options.dtype, options.device, options.cache_tokens, options.memory)
     published = CATALOGUE[model].drafters if model in CATALOGUE else ()
     named = options.drafter or (published[0] if published else None)
-    drafter = None if named is None else checkpoint_of(named)
+    drafter = None if named is None or named in WITHOUT_GRAPH else checkpoint_of(named)  # copies need no weights
     settings = {"cache_tokens": options.cache_tokens, "threads": options.threads}
     if options.engine == "vllm":
         from moa_drafter.devices import check_device

@@ -238,7 +238,8 @@ class WebSetup:
         options = self._options
         model, drafter = options.model, options.drafter
         built_in = model is None and drafter in (None, DEFAULT_DRAFTER)
-        without = drafter is None and not (model in CATALOGUE and CATALOGUE[model].drafters)
+        published = model in CATALOGUE and CATALOGUE[model].drafters
+        without = drafter in WITHOUT_GRAPH or (drafter is None and not published)
         self.bundle = find_bundle(options.bundle, default_target=built_in, plain=model if without else None)
 
     def files(self, served: Fingerprints) -> Mapping[str, WebFile]:

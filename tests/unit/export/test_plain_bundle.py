@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 import moa_runtime.bundle
 from moa_drafter.target_facts import facts_of, parameters_of
 from moa_export.cli import main
+from moa_export.plain_bundle import cached_plain_bundle
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.factory import backend_for, drafter_for
@@ -44,7 +45,8 @@ def test_it_says_what_a_client_needs(tiny_target, tmp_path, capsys, architecture
     with refused("unknown_target"):
         load_backend(bundle)
     assert main(["inspect", str(bundle.folder)]) == main(["verify", str(bundle.folder)]) == 0
-    capsys.readouterr()
+    assert f"{manifest.vocab_size if drafts else 0} of {manifest.vocab_size} tokens" in capsys.readouterr().out
+    assert "example.json" not in (bundle.folder / "README.md").read_text()
     assert main(["example", str(bundle.folder)]) == 0
     assert json.loads(capsys.readouterr().out)["chat"]["tokens"] and "README.md" in manifest.files
 
@@ -74,6 +76,16 @@ def test_licences_travel_with_it(tiny_target, tmp_path, capsys) -> None:
     }
     (said,) = write_gguf(tiny_target, tmp_path / "model.gguf", add=lambda writer: writer.add_license("apache-2.0"))
     assert "general.license: apache-2.0\n" in licences(said, "gguf")["licenses/target/LICENSE.txt"]
+
+
+def test_a_new_chat_template_of_the_same_weights_makes_the_cached_one_anew(tiny_target, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
+    model = shutil.copytree(tiny_target, tmp_path / "model")
+    made, template = cached_plain_bundle(str(model)), model / "chat_template.jinja"
+    (made / "mark").touch()
+    assert (cached_plain_bundle(str(model)) / "mark").exists()
+    template.write_text(template.read_text() + "{# new #}")
+    assert (cached_plain_bundle(str(model)) / "chat_template.jinja").read_text() == template.read_text()
 
 
 def test_it_is_made_without_torch(tiny_target, tmp_path) -> None:
