@@ -47,6 +47,7 @@ Shape = tuple[int, ...]
 #: Types of tensors in safetensors, as numpy reads them; bfloat16 is the upper half of a float32.
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+_TOKENS = "draft_to_target"
 _OTHER_HEAD = "take another head, or draft with --drafter sssd"
 
 
@@ -78,7 +79,8 @@ class DrafterWeights:
         if kind in _INTEGERS:
             return np.frombuffer(stored["data"], _INTEGERS[kind]).reshape(shape).astype(np.int64)
         numbers = np.frombuffer(stored["data"], _FLOATS[kind]).reshape(shape)
-        wide = (numbers.astype("<u4") << 16).view("<f4") if kind == "BF16" else numbers.astype(np.float32)
+        with np.errstate(over="ignore"):  # read_weights refuses what is infinite then
+            wide = (numbers.astype("<u4") << 16).view("<f4") if kind == "BF16" else numbers.astype(np.float32)
         if self._order is None or not name.startswith(("layer_self_attention.", "Ekv2E.weight")):
             return wide
         over_outputs = wide.ndim == 1 or name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -109,7 +111,7 @@ def read_weights(folder: Path) -> DrafterWeights:
         elif config is None and (published := is_published(raw)):
             config = published_config(raw, {name: tuple(each["shape"]) for name, each in stored.items()})
             tokens = np.arange(config.vocab_size, dtype="<i8")
-            stored["draft_to_target"] = {"dtype": "I64", "shape": tokens.shape, "data": tokens.tobytes()}
+            stored[_TOKENS] = {"dtype": "I64", "shape": tokens.shape, "data": tokens.tobytes()}
         elif config is None:
             config = config_of(raw)
     except ConfigError as error:
@@ -121,7 +123,9 @@ def read_weights(folder: Path) -> DrafterWeights:
             f"{folder} has no {WEIGHTS_FILE}: expected a folder written by moa-train, or a published head in one file",
             code="file_missing",
         ) from error
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot read {weights}: {reason_of(error)}", code="unreadable") from error
+    except SafetensorError as error:
         raise CheckpointError(f"cannot read {weights}: {error}; it may be truncated", code="damaged") from error
     if faults := WeightFaults.between({name: tuple(each["shape"]) for name, each in stored.items()}, shapes_of(config)):
         raise CheckpointError(
@@ -136,14 +140,21 @@ def read_weights(folder: Path) -> DrafterWeights:
     digest = hashlib.sha256(text)
     digest.update(content)
     made = DrafterWeights(config, digest.hexdigest()[:32], stored, order)
+    diverged = "take an earlier checkpoint, or train with a lower learning_rate"
     for name, each in stored.items():
-        if each["dtype"] not in (*_FLOATS, *_INTEGERS) or not np.isfinite(made.array(name)).all():
+        kinds = _INTEGERS if name == _TOKENS else _FLOATS
+        if each["dtype"] not in kinds:
+            raise CheckpointError(
+                f"{weights}: {name!r} is of the type {each['dtype'][:20]}, expected {', '.join(kinds)}: {advice}",
+                code="unsupported_type",
+            )
+        if not np.isfinite(made.array(name)).all():
             raise CheckpointError(
                 f"{weights}: {name!r} holds something else than finite real numbers, as after a training run that "
-                "diverged: take an earlier checkpoint, or train with a lower learning_rate",
+                f"diverged: {advice if advice == _OTHER_HEAD else diverged}",
                 code="not_finite",
             )
-    tokens = made.array("draft_to_target")
+    tokens = made.array(_TOKENS)
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= config.vocab_size:
         raise CheckpointError(
@@ -157,7 +168,7 @@ def read_weights(folder: Path) -> DrafterWeights:
 def shapes_of(config: DrafterConfig | RivalConfig) -> dict[str, Shape]:
     """Return the shapes of a checkpoint's tensors by name."""
     hidden, layers = config.decoder.hidden_size, {}
-    shapes: dict[str, Shape] = {"draft_to_target": (config.draft_vocab_size,), "norm.weight": (hidden,)}
+    shapes: dict[str, Shape] = {_TOKENS: (config.draft_vocab_size,), "norm.weight": (hidden,)}
     if isinstance(config, DrafterConfig):
         layers = {name: config.decoder for name in ("self_attention", "cross_attention")}
         layers["layer_self_attention"] = config.layer_attention
@@ -179,7 +190,7 @@ def shapes_of(config: DrafterConfig | RivalConfig) -> dict[str, Shape]:
 
 def parameters_of(config: DrafterConfig | RivalConfig) -> tuple[int, int]:
     """Return the numbers of parameters of a checkpoint, and of the target's layers that a drafting step runs."""
-    own = sum(math.prod(shape) for name, shape in shapes_of(config).items() if name != "draft_to_target")
+    own = sum(math.prod(shape) for name, shape in shapes_of(config).items() if name != _TOKENS)
     frozen = 0
     if isinstance(config, DrafterConfig) and not config.trained_target_layers:
         frozen = config.target_layers

@@ -12,7 +12,7 @@ import io
 import logging
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,11 @@ _NEUTRAL_OF_SPECULATORS: Mapping[str, tuple[Any, ...]] = {
 #: Switches that change nothing that is computed here.
 _HARMLESS = ("do_sample", "embed_requires_grad", "has_no_defaults_at_init", "tie_word_embeddings", "use_cache")
 _FLAGS = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
+_AUX = "eagle_aux_hidden_state_layer_ids"
+#: Fields that any of a configuration's objects may have.
+_ANYWHERE = (*_FLAGS, _AUX, "target_hidden_size", "draft_vocab_size")
+#: Types of the decoder layer that speculators has.
+_LAYER_TYPES = (None, "llama", "qwen3")
 _log = logging.getLogger(__name__)
 
 Stored = dict[str, Mapping[str, Any]]
@@ -90,7 +95,7 @@ def head_of(raw: Mapping[str, Any], stored: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shape | None) -> Eagle3Config:
-    """Read a configuration; sizes that tensors show are taken from them.
+    """Read a configuration; sizes that it does not say are those of the tensors.
 
     Args:
         shapes: of the tensors, by our names.
@@ -100,7 +105,13 @@ def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shap
     inner = raw.get("eagle_config") or {}
     if not isinstance(layer, Mapping) or not isinstance(inner, Mapping):
         raise ConfigError("transformer_layer_config and eagle_config must be objects", code="wrong_type")
-    given, of_speculators = {**layer, **inner, **raw}, SPECULATORS_TYPE in raw
+    given = {name: value for part in (layer, inner, raw) for name, value in part.items() if value is not None}
+    for name in _ANYWHERE:
+        if any(part.get(name) not in (None, given.get(name)) for part in (layer, inner)):
+            raise ConfigError(f"its config.json says two things of {name}", code="inconsistent")
+    of_speculators = SPECULATORS_TYPE in raw
+    if of_speculators and (kind := layer.get("model_type")) not in _LAYER_TYPES:
+        raise ConfigError(f"a layer of the type {kind!r:.40} is not computed", code="unsupported")
     for name, values in {**_NEUTRAL, **(_NEUTRAL_OF_SPECULATORS if of_speculators else {})}.items():
         value = layer.get(name, given.get(name))
         if value is not None and value not in values:
@@ -114,9 +125,8 @@ def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shap
     try:
         hidden, joined = shapes["fc.weight"]
         heads = layer["num_attention_heads"]
-        head_dim = layer.get("head_dim") or shapes[f"{_LAYER}self_attn.q_proj.weight"][0] // heads
-        aux = given.get("eagle_aux_hidden_state_layer_ids") or []
-        target_hidden = given.get("target_hidden_size") or hidden
+        head_dim = _said(layer, "head_dim", lambda: shapes[f"{_LAYER}self_attn.q_proj.weight"][0] // heads)
+        aux, target_hidden = given.get(_AUX, []), given.get("target_hidden_size", hidden)
         if target_hidden != hidden:
             raise ConfigError(
                 f"target_hidden_size {target_hidden!r:.40} unlike its own hidden size is not computed",
@@ -125,27 +135,29 @@ def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shap
         if joined != (len(aux) or 3) * hidden:
             raise ConfigError(f"fc reads {joined} numbers, not {len(aux) or 3} times {hidden}", code=WEIGHTS_DIFFER)
         decoder = {
-            "hidden_size": hidden,
+            "hidden_size": _said(layer, "hidden_size", lambda: hidden),
             "num_heads": heads,
-            "num_kv_heads": shapes[f"{_LAYER}self_attn.k_proj.weight"][0] // head_dim,
+            "num_kv_heads": _said(
+                layer, "num_key_value_heads", lambda: shapes[f"{_LAYER}self_attn.k_proj.weight"][0] // head_dim
+            ),
             "head_dim": head_dim,
-            "intermediate_size": shapes[f"{_LAYER}mlp.gate_proj.weight"][0],
+            "intermediate_size": _said(layer, "intermediate_size", lambda: shapes[f"{_LAYER}mlp.gate_proj.weight"][0]),
         }
         return Eagle3Config.from_mapping(
             {
                 "target_num_layers": 0,
                 "target_kv_size": 0,
                 "vocab_size": of_target[0] if of_target else layer["vocab_size"],
-                "draft_vocab_size": shapes["lm_head.weight"][0],
+                "draft_vocab_size": _said(given, "draft_vocab_size", lambda: shapes["lm_head.weight"][0]),
                 "decoder": decoder,
                 "rope": _rope(layer),
-                "rms_norm_eps": layer.get("rms_norm_eps") or 1e-6,
-                "max_position_embeddings": layer.get("max_position_embeddings") or 2048,
+                "rms_norm_eps": _said(layer, "rms_norm_eps", lambda: 1e-6),
+                "max_position_embeddings": _said(layer, "max_position_embeddings", lambda: 2048),
                 "aux_layers": aux,
-                "norm_before_fc": _flag(given, "norm_before_fc") or "input_norm.weight" in shapes,
-                "fc_norm": _flag(given, "fc_norm") or "fc_norm.0.weight" in shapes,
-                "norm_before_residual": _flag(given, "norm_before_residual"),
-                "norm_output": _flag(given, "norm_output"),
+                "norm_before_fc": _flag(given, "norm_before_fc", "input_norm.weight" in shapes),
+                "fc_norm": _flag(given, "fc_norm", "fc_norm.0.weight" in shapes),
+                "norm_before_residual": _flag(given, "norm_before_residual", False),
+                "norm_output": _flag(given, "norm_output", False),
                 "qk_norm": (of_speculators and layer.get("model_type") == "qwen3")
                 or f"{_LAYER}self_attn.q_norm.weight" in shapes,
                 "own_embedding": "embed_tokens.weight" in shapes,
@@ -161,11 +173,17 @@ def _config(raw: Mapping[str, Any], shapes: Mapping[str, Shape], of_target: Shap
         raise ConfigError("its sizes are those of no EAGLE-3 head", code=WEIGHTS_DIFFER) from error
 
 
-def _flag(given: Mapping[str, Any], name: str) -> bool:
+def _said(given: Mapping[str, Any], name: str, missing: Callable[[], Any]) -> Any:
+    """Return a field; what ``missing`` returns if there is none, or null."""
     value = given.get(name)
-    if value not in (None, True, False):
+    return missing() if value is None else value
+
+
+def _flag(given: Mapping[str, Any], name: str, missing: bool) -> bool:
+    value = given.get(name, missing)
+    if type(value) is not bool:
         raise ConfigError(f"{name} must be true or false, not {value!r:.40}", code="wrong_type")
-    return bool(value)
+    return value
 
 
 def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +191,7 @@ def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
     given = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise ConfigError("rope_scaling must be an object", code="wrong_type")
-    theta = given.get("rope_theta") or layer.get("rope_theta") or 10000.0
+    theta = _said(given, "rope_theta", lambda: _said(layer, "rope_theta", lambda: 10000.0))
     return {**given, "rope_theta": theta}
 
 
@@ -189,6 +207,9 @@ def _draft_to_target(tensors: Stored, config: Eagle3Config) -> Stored:
         tokens = tokens + np.frombuffer(offsets["data"], "<i8" if offsets["dtype"] == "I64" else "<i4")
         if len(np.unique(tokens)) < len(tokens):
             raise ConfigError("d2t gives a token of the target twice", code=WEIGHTS_DIFFER)
+        if wrong := [token for token in (tokens.min(), tokens.max()) if not 0 <= token < config.vocab_size]:
+            text = f"d2t gives the token {wrong[0]}, and its target has {config.vocab_size}"
+            raise ConfigError(text, code="out_of_range")
     return {"draft_to_target": {"dtype": "I64", "shape": tokens.shape, "data": tokens.tobytes()}}
 
 

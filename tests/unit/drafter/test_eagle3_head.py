@@ -78,7 +78,9 @@ def test_a_head_that_is_one_tensor_short_is_refused(tmp_path, without):
         ("layer", "layer_types", ["sliding_attention"]),
         ("layer", "layer_types", 5),
         ("layer", "attention_bias", True),
+        ("layer", "model_type", "gemma3_text"),
         ("layer", "rope_theta", 1e999),
+        ("layer", "rope_theta", 0),
         ("layer", "rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
         ("layer", "rope_scaling", {"rope_type": "longrope", "short_factor": [1.0] * 8}),
     ],
@@ -110,6 +112,8 @@ BIG = 10**400
         ("max_position_embeddings", BIG),
         ("eagle_aux_hidden_state_layer_ids", [1e999, 1, 2]),
         ("eagle_aux_hidden_state_layer_ids", "123"),
+        ("rms_norm_eps", 0),
+        ("num_key_value_heads", False),
         ("vocab_size", BIG),
     ],
 )
@@ -119,8 +123,40 @@ def test_numbers_of_no_head_are_refused(tmp_path, field, value):
 
 
 @pytest.mark.parametrize(
+    ("options", "config", "layer"),
+    [
+        ({}, {"draft_vocab_size": 128}, {}),
+        ({}, {}, {"num_key_value_heads": 4}),
+        ({}, {}, {"hidden_size": 32}),
+        ({}, {}, {"intermediate_size": 64}),
+        ({"norm_before_fc": True}, {"norm_before_fc": False}, {}),
+        ({"fc_norm": True}, {"fc_norm": False}, {}),
+        ({}, {"fc_norm": True}, {}),
+    ],
+)
+def test_a_configuration_that_contradicts_the_tensors_is_refused(tmp_path, options, config, layer):
+    with refused("weights_differ", CheckpointError):
+        read_weights(write_head(tmp_path, options, config=config, layer=layer))
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("norm_output", (True, False)), ("eagle_aux_hidden_state_layer_ids", ([1, 2, 3], [1, 1, 2]))],
+)
+def test_objects_of_a_configuration_agree(tmp_path, field, values):
+    inner, outer = ({"eagle_config": {field: value}} for value in values)
+    said = write_head(tmp_path / "said", of="authors", config={**inner, field: None})
+    assert values[0] in (read_weights(said).config.norm_output, list(read_weights(said).config.aux_layers))
+    with refused("inconsistent", CheckpointError):
+        read_weights(write_head(tmp_path / "twice", of="authors", config={**outer, field: values[0]}))
+
+
+@pytest.mark.parametrize(
     ("code", "change"),
     [
+        ("unsupported_type", lambda head: {**head, "lm_head.weight": head["lm_head.weight"].to(torch.int8)}),
+        ("unsupported_type", lambda head: {**head, "norm.weight": head["norm.weight"].to(torch.bool)}),
+        ("not_finite", lambda head: {**head, "norm.weight": head["norm.weight"].double() * 1e300}),
         ("weights_differ", lambda head: {**head, "fc.weight": head["fc.weight"].flatten()}),
         ("weights_differ", lambda head: {**head, "d2t": head["d2t"].flip(0)}),
         ("weights_differ", lambda head: {**head, "layers.1.norm.weight": head["norm.weight"].clone()}),
@@ -171,6 +207,14 @@ def test_torch_files_take_no_more_memory_than_they_are_long(tmp_path):
             written.writestr(member.filename, read.read(member))
     packed.replace(plain)
     with refused("damaged", CheckpointError):
+        read_weights(folder)
+
+
+def test_weights_that_are_no_file_are_refused(tmp_path):
+    folder = write_head(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with refused("unreadable", CheckpointError):
         read_weights(folder)
 
 
