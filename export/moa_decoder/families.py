@@ -41,6 +41,7 @@ class _Family:
 
     Attributes:
         fields: read beside those of all families.
+        named: sizes for which transformers has a number if they are missing, and not what the others give.
         norms: before attention and feed-forward, after them, or both.
         norm_offset: added to the weights of all norms of a checkpoint.
         qkv_biases: whether these products always have biases; others have them if ``attention_bias`` says so.
@@ -58,6 +59,7 @@ class _Family:
     """
 
     fields: frozenset[str] = frozenset()
+    named: frozenset[str] = frozenset()
     norms: Literal["before", "after", "both"] = "before"
     norm_offset: float = 0.0
     query_key_norm: Literal["none", "head", "whole"] = "none"
@@ -80,18 +82,25 @@ def _names(text: str) -> frozenset[str]:
 
 
 _BIAS = "attention_bias"
+_KV_HEADS, _SIZES = _names("num_key_value_heads"), _names("num_key_value_heads head_dim")
 _WINDOWS = _names("sliding_window layer_types")
 _QWEN = _WINDOWS | _names("use_sliding_window max_window_layers")
-_GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scaled_embedding": True, "activation": "gelu_tanh", "tied": True}
+_GEMMA: dict[str, Any] = {
+    "named": _SIZES,
+    "norm_offset": 1.0,
+    "scaled_embedding": True,
+    "activation": "gelu_tanh",
+    "tied": True,
+}
 _GEMMA_WINDOWS: dict[str, Any] = {"norms": "both", "window": 4096, **_GEMMA}
 _GEMMA_3 = _WINDOWS | _names("attention_bias hidden_activation query_pre_attn_scalar final_logit_softcapping")
 _GEMMA_2 = _GEMMA_3 | {"attn_logit_softcapping"}
 _FAMILIES = {
     "llama": _Family(_names("attention_bias mlp_bias"), interleaved=True),
-    "mistral": _Family(_names("sliding_window"), windows="all", window=4096),
-    "ministral3": _Family(_names("sliding_window llama_4_scaling_beta"), windows="all"),
-    "qwen2": _Family(_QWEN, qkv_biases=True, window=4096),
-    "qwen3": _Family(_QWEN | {_BIAS}, query_key_norm="head", window=4096),
+    "mistral": _Family(_names("sliding_window"), _KV_HEADS, windows="all", window=4096),
+    "ministral3": _Family(_names("sliding_window llama_4_scaling_beta"), _SIZES, windows="all"),
+    "qwen2": _Family(_QWEN, _KV_HEADS, qkv_biases=True, window=4096),
+    "qwen3": _Family(_QWEN | {_BIAS}, _SIZES, query_key_norm="head", window=4096),
     "olmo2": _Family(_names("attention_bias"), norms="after", query_key_norm="whole"),
     "gemma": _Family(_names("attention_bias hidden_activation"), approximates=True, **_GEMMA),
     "gemma2": _Family(_GEMMA_2, full_every=2, caps=(50.0, 30.0), **_GEMMA_WINDOWS),
@@ -104,6 +113,7 @@ _FAMILIES = {
     ),
     "smollm3": _Family(
         _WINDOWS | _names("attention_bias mlp_bias use_sliding_window no_rope_layers no_rope_layer_interval"),
+        _KV_HEADS,
         theta=(2e6, 2e6),
         tied=True,
         interleaved=True,
@@ -128,6 +138,8 @@ _HARMLESS = _names("""
     repetition_penalty length_penalty diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size early_stopping
     transformers.js_config unsloth_version unsloth_fixed full_attn_mod interpolate_factor
     """)
+#: Fields, of GGUF files too, whose false value changes results.
+_ON = _names("is_causal attention.causal")
 #: Fields of all families, of rotary positions of all, and of those of some.
 _OF_ALL = _names("""
     model_type num_attention_heads num_key_value_heads hidden_size head_dim num_hidden_layers intermediate_size
@@ -151,7 +163,10 @@ def spec_of_config(config: Mapping[str, Any]) -> DecoderSpec:
     family = _family_of(config)
     fields = _Fields(config, family.fields | _OF_ALL)
     heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
-    kv_heads, head_dim = fields.whole("num_key_value_heads", heads), fields.whole("head_dim", hidden // heads)
+    kv_heads, head_dim = (
+        fields.whole(name, _MISSING if name in family.named else other)
+        for name, other in (("num_key_value_heads", heads), ("head_dim", hidden // heads))
+    )
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", "a divisor of num_attention_heads")
     if head_dim % 2:
@@ -269,6 +284,7 @@ _SCALING = {
 _IGNORED = frozenset({"vocab_size", "tensor_data_layout", "attention.value_length", "rope.dimension_count"})
 _SHORT_FACTORS = "rope_factors_short.weight"
 _SCALING_PREFIX = "rope.scaling."
+_ATTENTION_FACTOR = f"{_SCALING_PREFIX}attn_factor"
 _QUERY_BIAS, _OUT_BIAS = "blk.0.attn_q.bias", "blk.0.attn_output.bias"
 #: Layers of the Gemma 2 and 3 models of 27 billion parameters, which alone scale attention by the size of the model
 #: and not of a head. No metadata say so.
@@ -311,7 +327,10 @@ def config_of_gguf(
         scaling.setdefault("rope_type", "linear")  # as llama.cpp does
     if _SHORT_FACTORS in shapes:
         scaling |= {"rope_type": "longrope", "short_factor": read(_SHORT_FACTORS).tolist()}
-    if scaling.get("rope_type", "none") != "none":
+    scales = scaling.get("rope_type") or "none"
+    if scales in ("none", "linear") and scaling.get("attention_factor", 1) != 1:  # llama.cpp reads it, transformers not
+        raise _unsupported(f"it has an {_ATTENTION_FACTOR}, and rotary positions of the kind {scales!r}")
+    if scales != "none":
         config["rope_scaling"] = scaling
     if "token_embd.weight" in shapes:
         config["vocab_size"] = int(shapes["token_embd.weight"][0])
@@ -322,6 +341,9 @@ def config_of_gguf(
     fields, rest = _Fields(config, _OF_ALL), _Fields(own, _IGNORED, prefix)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     size = fields.whole("head_dim", hidden // heads)
+    for name, value in (("head_dim", size), ("num_key_value_heads", heads)):
+        if name in _FAMILIES[kind].named:  # llama.cpp has no numbers for them
+            config.setdefault(name, value)
     if rest.whole("attention.value_length", size) != size:
         raise _unsupported("its keys and values differ in size")
     if (rotated := rest.whole("rope.dimension_count", size)) != size:
@@ -447,7 +469,7 @@ class _Fields:
 
     def refuse_unread(self) -> None:
         """Raise TargetError for fields that may change the results."""
-        on = {name for name, value in self._values.items() if value is not None and value is not False}
+        on = {name for name, value in self._values.items() if value is not None and value is not (name in _ON)}
         if unknown := sorted(f"{self._inside}{name}" for name in on - self._known - _HARMLESS):
             raise _unsupported(f"its configuration has {', '.join(unknown)}")
 
@@ -460,7 +482,8 @@ def _attention_scale(fields: _Fields, head_dim: int) -> float:
 
 
 def _activation(fields: _Fields, family: _Family) -> Activation:
-    name = fields.any("hidden_activation") or fields.any("hidden_act") or family.activation
+    reads_act = family.approximates or not fields.has("hidden_activation")
+    name = fields.any("hidden_act" if reads_act else "hidden_activation") or family.activation
     if name == "gelu" and family.approximates:
         name = "gelu_tanh"
     if not isinstance(name, str) or name not in _ACTIVATIONS:

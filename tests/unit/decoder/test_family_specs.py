@@ -94,7 +94,15 @@ def described(spec: Any) -> Any:
         (config("mistral"), config("mistral", sliding_window=4096)),
         (config("qwen2", use_sliding_window=True, sliding_window=None), config("qwen2")),
         (
-            config("llama", **{"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"a": 1}}),
+            config(
+                "llama",
+                **{
+                    "is_causal": True,
+                    "is_llama_config": True,
+                    "rope_interleaved": False,
+                    "transformers.js_config": {"a": 1},
+                },
+            ),
             config("llama"),
         ),
     ],
@@ -170,6 +178,7 @@ def test_metadata_of_gguf_files_mean_a_configuration(architecture, metadata, ten
         ("unsupported_target", config("llama", rope_scaling={"mrope_section": [1]}), "rope_parameters.mrope_section"),
         ("unsupported_target", config("llama", hidden_act="relu2"), "relu2"),
         ("unsupported_target", config("llama", partial_rotary_factor=0.5), "partial_rotary_factor"),
+        ("unsupported_target", config("llama", is_causal=False), "is_causal"),
         ("wrong_type", config("llama", num_hidden_layers=1 << 40), "num_hidden_layers"),
         ("wrong_type", config("llama", num_key_value_heads=3), "num_key_value_heads"),
         ("wrong_type", config("llama", rms_norm_eps="1e-6"), "rms_norm_eps"),
@@ -183,6 +192,48 @@ def test_metadata_of_gguf_files_mean_a_configuration(architecture, metadata, ten
 def test_a_configuration_that_is_not_known_whole_is_refused(code, wrong, named):
     with refused(code, TargetError, named):
         spec_of_config(wrong)
+
+
+@pytest.mark.parametrize(
+    ("family", "missing"),
+    [
+        ("mistral", "num_key_value_heads"),
+        ("qwen2", "num_key_value_heads"),
+        ("qwen3", "head_dim"),
+        ("gemma", "head_dim"),
+    ],
+)
+def test_sizes_are_not_guessed(family, missing):
+    """transformers has numbers for them, llama.cpp what the other sizes give."""
+    with refused("missing_field", TargetError, missing):
+        spec_of_config({name: value for name, value in config(family).items() if name != missing})
+    if family == "mistral":
+        return
+    gone = {"head_dim": "attention.key_length", "num_key_value_heads": "attention.head_count_kv"}[missing]
+    values = {f"{family}.{key}": value for key, value in METADATA.items() if key != gone}
+    values["general.architecture"] = family
+    layer = spec_of_gguf(values, {"token_embd.weight": (512, 64)}, {}.__getitem__).layers[0]
+    assert (layer.head_dim, layer.kv_heads) == (16, 2 if missing == "head_dim" else 4)
+
+
+@pytest.mark.parametrize(("family", "field"), [("gemma", "hidden_act"), ("gemma2", "hidden_activation")])
+def test_the_activation_is_in_the_field_that_transformers_reads(family, field):
+    other = {"hidden_act": "silu", "hidden_activation": "silu"}
+    assert spec_of_config(config(family, **{**other, field: "gelu_tanh"})).layers[0].activation == "gelu_tanh"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"attention.causal": False},
+        {"rope.scaling.attn_factor": 2.0},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 2.0},
+    ],
+)
+def test_metadata_that_no_configuration_says_are_refused(metadata):
+    values = {f"llama.{key}": value for key, value in {**METADATA, **metadata}.items()}
+    with refused("unsupported_target", TargetError, [*metadata][-1]):
+        spec_of_gguf({**values, "general.architecture": "llama"}, {"token_embd.weight": (512, 64)}, {}.__getitem__)
 
 
 def test_damage_is_told_in_a_sentence():
