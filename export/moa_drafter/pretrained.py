@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moa_drafter.config import CONFIG_FILE, TORCH_WEIGHTS_FILE, WEIGHTS_FILE, CheckpointError
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DrafterName
+from moa_runtime.paths import expanded
 
 WEIGHTS = Path(__file__).parent / "weights"
 
@@ -46,7 +47,8 @@ def checkpoint_of(given: str | Path | None) -> Path:
     if given is None:
         return shipped_checkpoint()
     if isinstance(given, Path) or any(slash in given for slash in (os.sep, os.altsep) if slash):
-        return _from_hub(given) if isinstance(given, str) and not Path(given).exists() else Path(given)
+        place = expanded(given)
+        return _from_hub(given) if isinstance(given, str) and not place.exists() else place
     if given in DRAFTERS:
         try:
             return shipped_checkpoint(given)

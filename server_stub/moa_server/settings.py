@@ -70,7 +70,7 @@ _LIMITS: dict[str, tuple[float, str, str]] = {
 }
 #: The least value of each option that is a number, if not 1.
 _LEAST = {
-    **dict.fromkeys(("keep_seconds", "away_seconds", "drain_seconds"), 0),
+    **dict.fromkeys(("keep_seconds", "away_seconds", "drain_seconds", "memory"), 0),
     **{"max_frame_bytes": 1024, "threads": 1, "step_tokens": 4, "max_context": 2, "cache_tokens": 1},
 }
 

@@ -81,9 +81,14 @@ def _undescribed(folder: Path, config: Mapping[str, Any]) -> ModelSize | None:
         tensors = stored_tensors(folder)
     except TargetError:
         return None
-    heads = config.get("num_attention_heads") or 1
-    size = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
-    numbers = 2 * (config.get("num_hidden_layers") or 0) * (config.get("num_key_value_heads") or heads) * size
+
+    def size_in(field: str, other: int) -> int:
+        value = config.get(field)
+        return value if type(value) is int and value > 0 else other  # what is wrong is told when it is loaded
+
+    heads = size_in("num_attention_heads", 1)
+    size = size_in("head_dim", size_in("hidden_size", 0) // heads)
+    numbers = 2 * size_in("num_hidden_layers", 0) * size_in("num_key_value_heads", heads) * size
     return ModelSize(sum(math.prod(tensor.shape) for tensor in tensors.values()), numbers, rounds=False)
 
 

@@ -34,6 +34,7 @@ def test_a_word_is_a_shipped_name_first(tiny_shipped, tmp_path, monkeypatch):
     assert shipped_names() == ("moa", "early-exit", "independent")
     assert checkpoint_of("moa") == tiny_shipped / "moa" and checkpoint_of("early-exit") == tiny_shipped / "early-exit"
     assert checkpoint_of("./moa") == checkpoint_of(Path("moa")) == Path("moa")
+    assert checkpoint_of("~/none") == checkpoint_of(Path("~/none")) == Path.home() / "none"
     assert checkpoint_of("run") == Path("run") and checkpoint_of("./run/none") == Path("./run/none")
     assert checked({"init": "early-exit"})["init"] == tiny_shipped / "early-exit"
 

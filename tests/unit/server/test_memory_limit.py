@@ -62,6 +62,8 @@ def test_every_kind_of_target_has_a_size_and_its_own_type(tiny_target: Path, tmp
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "lfm2"}))
     assert size_of(str(other)) == replace(size, rounds=False)
+    (other / "config.json").write_text(json.dumps({**config, "num_attention_heads": "x", "head_dim": -1}))
+    assert size_of(str(other)).parameters == size.parameters
     (other / "model.safetensors").unlink()
     check_memory(str(other), "auto", "cpu", 512, 1e-6)
     [warned] = caplog.records

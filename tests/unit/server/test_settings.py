@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moa_server.engine.dtypes import MOST_RATIO
-from moa_server.settings import parser
+from moa_server.settings import ServeError, parser, settings_of
+from support.refusals import refused
 
 
 def test_the_help_can_be_printed():
     assert f"{MOST_RATIO - 1:.0%}" in parser().format_help()
+
+
+@pytest.mark.parametrize("memory", ["nan", "-1"])
+def test_a_memory_that_is_none_is_refused(memory):
+    with refused("out_of_range", ServeError):
+        settings_of(parser().parse_args([f"--memory={memory}"]))
+    assert settings_of(parser().parse_args(["--memory=inf"]))
