@@ -533,16 +533,17 @@ def _rotaries(fields: _Fields, family: _Family, head_dim: int, context: int) -> 
     given: Any = fields.any("rope_scaling") or fields.any("rope_parameters") or {}
     if not isinstance(given, Mapping):
         raise fields.wrong("rope_parameters", "an object")
-    shared = {
-        "original_max_position_embeddings": fields.any("original_max_position_embeddings"),
-        "partial_rotary_factor": fields.any("partial_rotary_factor"),
-    }
+    original, partial = fields.any("original_max_position_embeddings"), fields.any("partial_rotary_factor")
     known = _ROPE | family.fields & _ROPE_OF_SOME
 
     def rotary(own: Any, theta: Any) -> tuple[Rotary, int]:
         if not isinstance(own, Mapping):
             raise fields.wrong("rope_parameters", "an object")
-        values = {**own, **{name: value for name, value in shared.items() if value is not None}}
+        values = dict(own)
+        if original is not None:  # in transformers this one comes before that of the object, the other after it
+            values["original_max_position_embeddings"] = original
+        if partial is not None and own.get("partial_rotary_factor") is None:
+            values["partial_rotary_factor"] = partial
         values["rope_theta"] = own.get("rope_theta") or theta
         kind = values.get("rope_type") or values.get("type") or "default"
         if family.fused and kind in ("su", "yarn"):

@@ -91,6 +91,10 @@ def described(spec: Any) -> Any:
                 rope_parameters={"rope_type": "longrope", "partial_rotary_factor": 0.75, "rope_theta": 1e4, **LONG},
             ),
         ),
+        (
+            config("phi3", partial_rotary_factor=0.5, rope_parameters={"partial_rotary_factor": 0.75}),
+            config("phi3", partial_rotary_factor=0.75),
+        ),
         (config("mistral"), config("mistral", sliding_window=4096)),
         (config("qwen2", use_sliding_window=True, sliding_window=None), config("qwen2")),
         (

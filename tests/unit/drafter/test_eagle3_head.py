@@ -59,6 +59,11 @@ def test_what_is_missing_has_a_default(tmp_path):
     assert config.rope["rope_theta"] == 10000.0 and config.decoder.head_dim == 16 and config.decoder.num_kv_heads == 2
 
 
+def test_of_two_rotary_positions_those_count_that_transformers_takes(tmp_path):
+    both = {"rope_parameters": {"rope_type": "default"}}
+    assert read_weights(write_head(tmp_path, OPTIONS["llama3 rope"], layer=both)).config.rope["rope_type"] == "llama3"
+
+
 @pytest.mark.parametrize(
     "without", ["layers.0.mlp.up_proj.weight", "fc.weight", "lm_head.weight", "d2t", "norm.weight"]
 )
