@@ -65,7 +65,7 @@ def _from_hub(hub_id: str) -> Path:
     from moa_drafter.target_source import fetch_hub_files, hub_answers, is_hub_id
 
     if not is_hub_id(hub_id):
-        return Path(hub_id)
+        return expanded(hub_id)
     try:
         reachable = functools.cache(hub_answers)
         folder = fetch_hub_files(hub_id, (CONFIG_FILE,), reachable=reachable)
