@@ -77,6 +77,7 @@ def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(page, web_bu
         downloaded = [
             "chat_template.jinja",
             "device_half.web.onnx",
+            "licenses/target/LICENSE",
             "manifest.json",
             "tokenizer.json",
             "writer.web.onnx",
@@ -86,7 +87,7 @@ def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(page, web_bu
     # In the cache, and in this thread, it is the same.
     said = page.ask(todo | {"store": "cache", "worker": False})
     assert said["kind"] == "CacheStore" and said["draft"]["tokens"] == list(expected.tokens)
-    assert len(asked(page)) == 5
+    assert len(asked(page)) == 6
     assert page.ask(todo | {"store": "cache", "worker": False})["draft"]["tokens"] == list(expected.tokens)
     assert asked(page) == []
 

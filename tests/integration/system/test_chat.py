@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moa_bench.serving import OracleDrafter
@@ -21,6 +22,7 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint
+from moa_server.scheduling.draft_choice import DraftGain
 from support.refusals import refused
 from support.server.running import Verifier
 from support.system.asking import IMPATIENT, QUESTION, QUICK, ask, chatting, endpoint, ids, own_decoding
@@ -56,8 +58,13 @@ class Prophet(OracleDrafter):
         return DraftTree.chain(right, [math.log(0.8)] * len(right), [1] * min(len(right), budget.levels))
 
 
-async def test_what_is_known_without_a_step_goes_with_the_draft(verifier: Verifier, bundle: Bundle, chat: Chat) -> None:
+async def test_what_is_known_without_a_step_goes_with_the_draft(
+    verifier: Verifier, bundle: Bundle, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three drafted tokens and four more; the last draft is as long as the answer may still be."""
+    # All that is sent pays, however long steps take here.
+    monkeypatch.setattr(verifier.parts.worker.cost, "curve", lambda tokens, *_: np.ones(np.shape(tokens)))
+    monkeypatch.setattr(DraftGain, "least", lambda *_, **__: 0.0)
     answer = await ask(chat)
     own, rounds = own_decoding(verifier, chat, answer, 24, Sampling()), list[RoundEnded]()
     drafter = Prophet(chat.prompt_tokens, own)

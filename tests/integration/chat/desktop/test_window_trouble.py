@@ -153,9 +153,7 @@ def test_a_proxy_that_cannot_be_used_is_reported(address, form, monkeypatch):
 
 
 def bundle_of_another_target(bundle: Path, folder: Path) -> Path:
-    folder.mkdir()
-    for file in bundle.iterdir():
-        shutil.copyfile(file, folder / file.name)
+    shutil.copytree(bundle, folder)
     manifest = read_manifest(bundle)
     (folder / "manifest.json").unlink()
     other = dataclasses.replace(manifest.fingerprints, target="f" * 32)
