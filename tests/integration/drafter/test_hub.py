@@ -86,7 +86,7 @@ def test_a_fetch_that_was_interrupted_goes_on_and_the_target_is_chatted_with(tin
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
-        (403, "GatedRepo", "is gated: accept its terms at"),
+        (403, "GatedRepo", "its terms"),
         (401, "RepoNotFound", "the Hub has no some/model"),
         (400, "", "answered with status 400"),
     ],

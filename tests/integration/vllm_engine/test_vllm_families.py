@@ -22,9 +22,9 @@ REFUSED = {
     "Phi 3.5 MoE": "unpack",
     "MiniMax M2": "rotary_dim",
     "LFM 2": "conv_dim",
-    "Qwen 3 Next": "several kinds of caches",
+    "Qwen 3 Next": "several kinds",
     "Qwen 3.5": "not supported",
-    "Granite 4 (hybrid)": "several kinds of caches",
+    "Granite 4 (hybrid)": "several kinds",
     "Gemma 4": "model.layers.2",  # one that shares keys and values, of another size than other layers'
 }
 REFUSED |= {"OPT": "opt", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
