@@ -54,12 +54,18 @@ class Matrix:
         halves = (None if half is None else half[order] for half in (self.scales, self.offsets))
         return Matrix(self.bits, self.stored[order], *halves)
 
+    def codes(self) -> NDArray[np.int8]:
+        """Return the numbers in 4 or 8 bits less their zero, int8 ``[out, in]``."""
+        stored = self.stored
+        if self.bits == 4:
+            stored = np.stack((stored & np.uint8(15), stored >> np.uint8(4)), -1)
+        return (stored.reshape(self.outputs, -1) - np.uint8(ZERO[self.bits])).view(np.int8)
+
     def dense(self) -> Float32:
         """Return the numbers that it stands for, float32 ``[out, in]``."""
         if self.scales is None:
             return self.stored
-        stored = self.stored if self.bits == 8 else np.stack((self.stored & 15, self.stored >> 4), -1)
-        groups = stored.reshape(self.outputs, -1, self.group).astype(np.float32) - ZERO[self.bits]
+        groups = self.codes().reshape(self.outputs, -1, self.group).astype(np.float32)
         dense = groups * self.scales[..., None]
         if self.offsets is not None:
             dense += self.offsets[..., None]

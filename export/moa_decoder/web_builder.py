@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from moa_decoder.graph_builder import GraphBuilder, Port
-from moa_decoder.matrix import ZERO, Matrix
+from moa_decoder.matrix import Matrix
 
 
 class WebBuilder(GraphBuilder):
@@ -28,7 +27,7 @@ class WebBuilder(GraphBuilder):
         for table, stored, scales in self._tables:
             if table is matrix:
                 return self.op("Gemm", x, self._widened(stored, scales, matrix.group, axis=1), transB=1)
-        codes, name = np.ascontiguousarray(_codes(matrix).T), self._new("codes")
+        codes, name = np.ascontiguousarray(matrix.codes().T), self._new("codes")
         if matrix.bits == 8:
             self.constant(codes, name)
         else:
@@ -42,7 +41,7 @@ class WebBuilder(GraphBuilder):
         if matrix.bits != 8:
             return super().rows(matrix, indices)
         assert matrix.scales is not None
-        table = self.constant(_codes(matrix)), self.constant(matrix.scales)
+        table = self.constant(matrix.codes()), self.constant(matrix.scales)
         self._tables.append((matrix, *table))
         codes = self.op("Cast", self.op("Gather", table[0], indices), to=TensorProto.FLOAT)
         groups = self.op("Reshape", codes, self.integers(-1, matrix.inputs // matrix.group, matrix.group))
@@ -60,12 +59,3 @@ class WebBuilder(GraphBuilder):
 
     def _widened(self, codes: str, scales: str, group: int, *, axis: int) -> str:
         return self.op("DequantizeLinear", codes, scales, axis=axis, block_size=group)
-
-
-def _codes(matrix: Matrix) -> NDArray[np.int8]:
-    """Return codes around 0, int8 ``[out, in]``."""
-    stored = matrix.stored
-    if matrix.bits == 4:
-        stored = np.stack((stored & np.uint8(15), stored >> np.uint8(4)), -1)
-    flat = stored.reshape(matrix.outputs, -1)
-    return (flat - np.uint8(ZERO[matrix.bits])).view(np.int8)

@@ -87,7 +87,7 @@ class WriterGraph:
     def _hidden(self, head: Matrix) -> str:
         """Normed last hidden states of the queries."""
         build, spec, weights = self._builder, self._spec, self._weights
-        x = build.rows(_one_of(weights.embedding(), head), "tokens")
+        x = build.rows(one_of(weights.embedding(), head), "tokens")
         if spec.embedding_scale != 1:
             x = build.op("Mul", x, build.constant(np.float32(spec.embedding_scale)))
         residual, past = Residual(x), self._past()
@@ -212,7 +212,7 @@ class WriterGraph:
         return self._positions[rotary]
 
 
-def _one_of(embedding: Matrix, head: Matrix) -> Matrix:
+def one_of(embedding: Matrix, head: Matrix) -> Matrix:
     """Return the embedding, or ``head`` if it is the same, so that it is stored once."""
     pairs = ((embedding.stored, head.stored), (embedding.scales, head.scales), (embedding.offsets, head.offsets))
     same = all(np.array_equal(a, b) if a is not None and b is not None else a is b for a, b in pairs)

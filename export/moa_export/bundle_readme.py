@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,16 @@ def _described(name: str, entry: TargetEntry) -> str:
 
 def _tensors(specs: tuple[TensorSpec, ...]) -> str:
     """Name the tensors; of those that each layer has, the first layer's."""
-    shown = [spec for spec in specs if spec.name.partition(".")[2] in ("", "0")]
+    shown = [spec for spec in specs if _layer(spec.name) in ("", "0")]
     text = ", ".join(_plain({"name": spec.name, "dtype": spec.dtype, "shape": spec.shape}) for spec in shown)
-    layers = {spec.name.partition(".")[2] for spec in specs} - {""}
+    layers = {_layer(spec.name) for spec in specs} - {""}
     return f"{text}, and so on for {len(layers)} layers" if layers else text
+
+
+def _layer(name: str) -> str:
+    """Return the number of the layer whose cache is meant (``self_keys.3``, in Core ML ``self_keys_3``), or nothing."""
+    numbered = re.search(r"[._](\d+)$", name)
+    return numbered[1] if numbered else ""
 
 
 def _plain(spec: Mapping[str, Any]) -> str:

@@ -268,12 +268,19 @@ def _slice_update(
     return written
 
 
+def _gelu(x: Array, mode: str) -> Array:
+    approximate = {"EXACT": "none", "TANH_APPROXIMATION": "tanh"}[mode]
+    gelu: Array = torch.nn.functional.gelu(torch.from_numpy(x), approximate=approximate).numpy()
+    return gelu
+
+
 #: Operators that compute new numbers.
 ARITHMETIC: dict[str, Operator] = {
     "abs": lambda x: np.abs(x),
     "add": lambda x, y: x + y,
     "cast": lambda x, dtype: x.astype(_STORAGE[dtype]),
     "floor": lambda x: np.floor(x),
+    "gelu": _gelu,
     "linear": lambda x, weight, bias: x @ weight.T + bias,
     "matmul": _matmul,
     "maximum": lambda x, y: np.maximum(x, y),
@@ -282,12 +289,14 @@ ARITHMETIC: dict[str, Operator] = {
     "reduce_log_sum_exp": _reduce_log_sum_exp,
     "reduce_max": lambda x, axes, keep_dims: x.max(axis=tuple(axes), keepdims=keep_dims),
     "reduce_mean": lambda x, axes, keep_dims: x.mean(axis=tuple(axes), keepdims=keep_dims),
+    "reduce_sum": lambda x, axes, keep_dims: x.sum(axis=tuple(axes), keepdims=keep_dims),
     # exp of a large number would overflow; its share is 0 in float16 long before.
     "silu": lambda x: x / (1 + np.exp(np.minimum(-x, 80))),
     "softmax": _softmax,
     "sqrt": lambda x: np.sqrt(x),
     "square": lambda x: x * x,
     "sub": lambda x, y: x - y,
+    "tanh": lambda x: np.tanh(x),
 }
 #: Operators that only choose or rearrange numbers.
 MOVEMENT: dict[str, Operator] = {

@@ -91,6 +91,11 @@ def writer_bits(weights: DecoderWeights) -> int:
     return max(weights.matrix(layer, name).bits for layer in layers for name in names)
 
 
+def writer_name(target: str) -> str:
+    """Return the name in messages of an export target's writer; with ``_`` for spaces, its field in the manifest."""
+    return WRITER if target == "onnx" else f"{target} {WRITER}"
+
+
 def usual_bits(weights: DecoderWeights) -> int:
     """Return the bits of a writer's layers if none were asked for: a quantised GGUF file's own, else 4."""
     most = writer_bits(weights)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,24 +19,15 @@ from moa_drafter.target import Target, load_target
 from moa_drafter.target_folder import weights_of
 from moa_drafter.target_source import shown_name
 from moa_export.errors import ExportError
-from moa_export.graph_files import (
-    NOT_ASKED,
-    TARGET,
-    WEB_WRITER,
-    WRITER,
-    usual_bits,
-    write_web_writer,
-    write_writer,
-    writer_bits,
-    writer_details,
-)
+from moa_export.graph_files import NOT_ASKED, TARGET, WRITER, usual_bits, writer_bits, writer_details, writer_name
 from moa_export.progress import Advance, Progress
+from moa_export.recipe import Recipe
 from moa_export.recordings import Recording
-from moa_export.targets.base import StandIn
-from moa_export.targets.web import web_runner
+from moa_export.targets import TARGETS, target_of
+from moa_export.targets.base import ExportTarget, TargetOptions, WriterTarget
+from moa_export.targets.onnx import OnnxTarget
 from moa_export.validation import Check, Made, Proof, check, proof_of, unproved
 from moa_runtime.backends.base import Backend, StepInputs
-from moa_runtime.backends.load import writer_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.manifest import TargetEntry
 
@@ -86,58 +78,79 @@ def make_writer(
     recordings: Sequence[Recording],
     folder: Path,
     progress: Progress,
-    *,
-    web: bool = False,
-    npm: bool = False,
-) -> tuple[dict[str, Made], str]:
+    exporters: Mapping[str, ExportTarget] = MappingProxyType({}),
+) -> tuple[dict[str, Made], tuple[str, ...]]:
     """Write the graphs into ``folder``, and compare their perplexity of the target's answers with PyTorch's.
 
     Args:
         recordings: the answers; none, and nothing is compared, and 4 bits are never found too few.
-        web: whether the model is written for onnxruntime-web too, and ``npm`` may install that.
+        exporters: the bundle's export targets by name. Each that can writes a graph; onnxruntime's is written in any
+            case.
 
     Returns:
-        graphs by their names in messages, and a note for the user, or the empty string. No graphs where none is wanted,
-        or where the user named none and the target loses too much or cannot be built; those of a model that the user
-        named may have failed their proof.
+        graphs by their names in messages, and notes for the user. No graphs where none is wanted, or where the user
+        named none and the target loses too much or cannot be built; the graph of another engine is missing for the same
+        reasons. Those of a model that the user named may have failed their proof.
 
     Raises:
         MoaError: a model that cannot be loaded or built, or one with another tokenizer.
     """
     model, note = model_of(settings, target)
     if model == NONE:
-        return {}, note
-    source, before = _source(model, target, recordings, progress)
+        return {}, (note,) if note else ()
+    source, losses = _source(model, target, recordings, progress)
 
-    def make(name: str, bits: int) -> Made:
+    def make(exporter: WriterTarget, name: str, bits: int) -> Made:
         began = time.monotonic()
         with progress.stage(f"offline {name}: exporting in {bits} bits"):
-            export = write_web_writer if name == WEB_WRITER else write_writer
-            entry = export(RoundedWeights(weights, bits), folder)
-        proof = _prove(lambda: _runner(name, folder, entry, npm=npm), recordings, before, progress)
+            entry = exporter.export_writer(RoundedWeights(weights, bits), folder)
+        proof = _prove(exporter, folder, entry, recordings, losses, progress)
         details = writer_details(entry, shown_name(model), bits, source.config)
         return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
 
+    def loses_too_much(made: Made) -> bool:
+        """Whether a graph that nobody asked for failed its proof; then its files are removed."""
+        if not made.proof.failures or settings.model is not None or settings.bits is not None:
+            return False
+        path = folder / made.entry.file
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return True
+
     missing = "the bundle has no offline writer: {} (--offline-model names another model, or none)"
+    onnx = OnnxTarget(Recipe(), TargetOptions())
     try:
         weights = weights_of(source.folder)
         most = writer_bits(weights)
         bits = settings.bits or usual_bits(weights)
-        made = make(WRITER, bits)
+        made = make(onnx, WRITER, bits)
     except (TargetError, ExportError) as error:
         if settings.model is not None:
             text = f"{settings.model} cannot be the offline writer: {error}; name another with --offline-model, or none"
             raise ExportError(text, code=error.code) from error
-        return {}, missing.format(error)
+        return {}, (missing.format(error),)
+    notes = []
     if made.proof.failures and settings.bits is None and bits < min(most, 8):
         lost, bits = made.proof.failures[0], 8
-        made = make(WRITER, bits)
+        made = make(onnx, WRITER, bits)
         if not made.proof.failures:
-            note = f"the offline writer has 8 bits, for with fewer {lost}"
-    if made.proof.failures and settings.model is None and settings.bits is None:
-        (folder / made.entry.file).unlink()
-        return {}, missing.format(made.proof.failures[0])
-    return {WRITER: made, **({WEB_WRITER: make(WEB_WRITER, bits)} if web else {})}, note
+            notes.append(f"the offline writer has 8 bits, for with fewer {lost}")
+    if loses_too_much(made):
+        return {}, (missing.format(made.proof.failures[0]),)
+    graphs = {WRITER: made}
+    for each, exporter in exporters.items():
+        if each == "onnx" or not isinstance(exporter, WriterTarget):
+            continue
+        name = writer_name(each)
+        try:
+            made = make(exporter, name, bits)
+            reason = made.proof.failures[0] if loses_too_much(made) else ""
+        except ExportError as error:
+            reason = str(error)
+        if reason:
+            notes.append(f"the bundle has no {name}: {reason}")
+        else:
+            graphs[name] = made
+    return graphs, tuple(notes)
 
 
 def prove_writers(
@@ -148,23 +161,22 @@ def prove_writers(
     Raises:
         MoaError: see :func:`make_writer`.
     """
-    entries = {WRITER: bundle.manifest.writer, WEB_WRITER: bundle.manifest.web_writer}
-    found = {name: entry for name, entry in entries.items() if entry is not None}
+    found = {field.replace("_", " "): entry for field, entry in bundle.manifest.writers.items()}
     if not found:
         return {}
-    _, before = _source(model, target, recordings, progress)
-    return {
-        name: _prove(partial(_runner, name, bundle.folder, entry, npm=npm), recordings, before, progress)
-        for name, entry in found.items()
-    }
+    _, losses = _source(model, target, recordings, progress)
+    proofs, targets = {}, {writer_name(each): each for each in TARGETS}
+    for name, entry in found.items():
+        exporter = target_of(targets[name])(Recipe(), TargetOptions(npm=npm))
+        assert isinstance(exporter, WriterTarget)
+        proofs[name] = _prove(exporter, bundle.folder, entry, recordings, losses, progress)
+    return proofs
 
 
-def _runner(name: str, folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:
-    return web_runner(folder, entry, npm=npm) if name == WEB_WRITER else writer_backend(folder, entry)
-
-
-def _source(model: str, target: Target, recordings: Sequence[Recording], progress: Progress) -> tuple[Target, float]:
-    """Load the model; return it with its mean loss in PyTorch (nats a token). Raises MoaError."""
+def _source(
+    model: str, target: Target, recordings: Sequence[Recording], progress: Progress
+) -> tuple[Target, list[Sequence[float]]]:
+    """Load the model; return it with its losses in PyTorch of each recorded answer's tokens (nats). Raises MoaError."""
     with progress.stage("offline writer: loading"):
         source = target if model == TARGET else load_target(model)
         if source is not target and source.tokenizer.get_vocab() != target.tokenizer.get_vocab():
@@ -173,33 +185,35 @@ def _source(model: str, target: Target, recordings: Sequence[Recording], progres
                 "a model of the target's family, or none",
                 code="other_tokenizer",
             )
-        if not recordings:
-            return source, 0.0
         if source is target:
-            return source, float(np.mean([loss for recording in recordings for loss in recording.losses]))
-        return source, loss_of(source, recordings)
+            return source, [recording.losses for recording in recordings]
+        return source, [losses_of(source, recording) for recording in recordings]
 
 
 def _prove(
-    runner: Callable[[], Backend | StandIn], recordings: Sequence[Recording], before: float, progress: Progress
+    exporter: WriterTarget,
+    folder: Path,
+    entry: TargetEntry,
+    recordings: Sequence[Recording],
+    losses: Sequence[Sequence[float]],
+    progress: Progress,
 ) -> Proof:
     if not recordings:
         return unproved(NOT_ASKED, "perplexity")
+    recordings = recordings[: exporter.writer_answers]
+    before = float(np.mean(np.concatenate(losses[: exporter.writer_answers])))
     with progress.stage("offline writer: comparing with PyTorch", len(recordings)) as advance:
-        return proof_of(runner(), lambda backend: {"perplexity": check_of(backend, recordings, before, advance)})
+        runner = exporter.writer_runner(folder, entry)
+        return proof_of(runner, lambda backend: {"perplexity": check_of(backend, recordings, before, advance)})
 
 
 @torch.no_grad()
-def loss_of(source: Target, recordings: Sequence[Recording]) -> float:
-    """Mean loss of a model at the recorded answers (nats a token), in PyTorch."""
-    losses = []
-    for recording in recordings:
-        logits = source.model(torch.tensor([recording.tokens], device=source.device)).logits[
-            0, recording.prompt - 1 : -1
-        ]
-        answer = torch.tensor(recording.tokens[recording.prompt :], device=source.device)
-        losses += torch.nn.functional.cross_entropy(logits.float(), answer, reduction="none").tolist()
-    return float(np.mean(losses))
+def losses_of(source: Target, recording: Recording) -> Sequence[float]:
+    """Losses of a model at a recorded answer's tokens (nats), in PyTorch."""
+    logits = source.model(torch.tensor([recording.tokens], device=source.device)).logits[0, recording.prompt - 1 : -1]
+    answer = torch.tensor(recording.tokens[recording.prompt :], device=source.device)
+    losses: list[float] = torch.nn.functional.cross_entropy(logits.float(), answer, reduction="none").tolist()
+    return losses
 
 
 def check_of(backend: Backend, recordings: Sequence[Recording], before: float, advance: Advance) -> Check:

@@ -25,7 +25,7 @@ from moa_export.errors import ExportError, ParityError
 from moa_export.fit_stopping import fit_stopping_rule
 from moa_export.golden_step import worked_example
 from moa_export.gptq import calibrate, needs_calibration
-from moa_export.graph_files import NOT_ASKED, TARGET, WEB_WRITER, WRITER, size_of
+from moa_export.graph_files import NOT_ASKED, TARGET, size_of
 from moa_export.offline_model import WriterSettings, make_writer, prove_writers
 from moa_export.plain_bundle import plain_facts, write_drafter_texts, write_texts
 from moa_export.progress import Progress
@@ -38,6 +38,7 @@ from moa_export.validation import Made, Proof, Reference, prove, reference_of, u
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle, write_manifest
+from moa_runtime.manifest import TargetEntry
 
 #: Bytes of weights from which on a target is run in bfloat16: stored so, it is mapped from disk, and float32 would take
 #: twice its size of memory.
@@ -108,9 +109,8 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         with progress.stage("recording conversations of the target"):
             recordings = record(target, drafter, settings.questions) if settings.checked else []
             others = record(target, drafter, CALIBRATION_PROMPTS) if needs_calibration(settings.recipe) else []
-        web, npm = "web" in settings.targets, settings.options.npm
-        writers, note = make_writer(settings.writer, target, recordings, stage, progress, web=web, npm=npm)
-        notes += (note,) if note else ()
+        writers, more = make_writer(settings.writer, target, recordings, stage, progress, exporters)
+        notes += more
         del target  # may be large, and the drafter holds what is still needed of it
         reference = None
         if settings.checked:
@@ -132,9 +132,8 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
             if exporter.rotates:
                 made |= _make(name, exporter, drafter, stage, reference, progress, examples)
         with progress.stage("writing the bundle"):
-            entries, own = ({name: one.entry for name, one in some.items()} for some in (made, writers))
-            plain, web = own.get(WRITER), own.get(WEB_WRITER)
-            manifest = dataclasses.replace(manifest, targets=entries, writer=plain, web_writer=web)
+            entries = {name: one.entry for name, one in made.items()}
+            manifest = dataclasses.replace(manifest, targets=entries, **_fields(writers))
             write_readme(stage, manifest, examples)
             write_manifest(stage, manifest)
         _check_proofs({**made, **writers}, out)
@@ -160,14 +159,18 @@ def export_plain(
         manifest = write_texts(stage, facts, shown_name(settings.model), architecture)
         with progress.stage("recording conversations of the target"):
             recordings = record(target, None, settings.questions) if settings.checked else []
-        web, npm = "web" in settings.targets, settings.options.npm
-        writers, note = make_writer(settings.writer, target, recordings, stage, progress, web=web, npm=npm)
-        own = {name: one.entry for name, one in writers.items()}
-        manifest = dataclasses.replace(manifest, writer=own.get(WRITER), web_writer=own.get(WEB_WRITER))
+        exporters = {name: target_of(name)(settings.recipe, settings.options) for name in settings.targets}
+        writers, notes = make_writer(settings.writer, target, recordings, stage, progress, exporters)
+        manifest = dataclasses.replace(manifest, **_fields(writers))
         write_readme(stage, manifest, {})
         write_manifest(stage, manifest)
         _check_proofs(writers, out)
-    return Report(out, size_of(out), time.monotonic() - began, {}, (note,) if note else (), writers)
+    return Report(out, size_of(out), time.monotonic() - began, {}, notes, writers)
+
+
+def _fields(writers: Mapping[str, Made]) -> dict[str, TargetEntry]:
+    """Return the fields of a manifest."""
+    return {name.replace(" ", "_"): one.entry for name, one in writers.items()}
 
 
 def _check_proofs(graphs: Mapping[str, Made], out: Path) -> None:
@@ -262,7 +265,7 @@ def prove_again(
         npm: whether npm may install onnxruntime-web.
 
     Returns:
-        proofs by the graphs' names, those of the writers as ``writer`` and ``web writer``.
+        proofs by the graphs' names, those of the writers by :func:`moa_export.graph_files.writer_name`.
 
     Raises:
         ExportError: the bundle was made from another target or drafter.

@@ -389,10 +389,10 @@ def fitting(manifest: Manifest, graphs: Sequence[str], *, writer: bool) -> Manif
     """Return a manifest of the files that a device needs: texts, licences, its graph, and the writer if asked for."""
     chosen = {name: entry for name, entry in manifest.targets.items() if name in graphs}
     kept = [*chosen.values(), *([manifest.writer] if writer and manifest.writer else [])]
-    every = [*manifest.targets.values(), *(each for each in (manifest.writer, manifest.web_writer) if each)]
+    every = [*manifest.targets.values(), *manifest.writers.values()]
     files = {name: entry for name, entry in manifest.files.items() if _belongs(name, kept) or not _belongs(name, every)}
-    own = manifest.writer if writer else None
-    return dataclasses.replace(manifest, targets=chosen, files=files, writer=own, web_writer=None)
+    writers: dict[str, Any] = dict.fromkeys(manifest.writers) | ({"writer": manifest.writer} if writer else {})
+    return dataclasses.replace(manifest, targets=chosen, files=files, **writers)
 
 
 def _belongs(name: str, graphs: Sequence[TargetEntry]) -> bool:

@@ -25,6 +25,7 @@ CHAT_TEMPLATE_FILE = "chat_template.jinja"
 #: Folder of a bundle with the licences of target and drafter, in a folder for each, which travel with the bundle.
 LICENCES = "licenses"
 _LARGEST_MANIFEST = 1 << 24
+_WRITERS = ("writer", "web_writer", "coreml_writer")
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Manifest:
         files: every file of the bundle but the manifest, by path relative to it.
         writer: the graph of a whole model that writes while there is no verifier, or None. Its ``details`` name the
             model, its bits, and ``max_context``, the positions it was trained for.
-        web_writer: the same for onnxruntime-web.
+        web_writer, coreml_writer: the same for onnxruntime-web and Core ML.
         manners: when the drafter stops if it writes offline; None if it was not fitted.
         architecture: of the drafter, as ``moa-train --arch`` names it; one of
             :data:`moa_runtime.options.WITHOUT_GRAPH` in a bundle without a graph.
@@ -134,6 +135,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     writer: TargetEntry | None = None
     web_writer: TargetEntry | None = None
+    coreml_writer: TargetEntry | None = None
     manners: StoppingRule | None = None
     sampling: RecommendedSampling | None = None
     architecture: str = "moa"
@@ -153,8 +155,8 @@ class Manifest:
     @property
     def writers(self) -> dict[str, TargetEntry]:
         """The writer's graphs, by the names of their fields."""
-        both = {"writer": self.writer, "web_writer": self.web_writer}
-        return {name: entry for name, entry in both.items() if entry is not None}
+        named = {name: getattr(self, name) for name in _WRITERS}
+        return {name: entry for name, entry in named.items() if entry is not None}
 
     @property
     def stopping_rule(self) -> StoppingRule:
@@ -184,7 +186,7 @@ class Manifest:
         manifest = cls(**{name: _part(raw, name) for name in _PARTS})
         # A file that a reader opens must be among those that are checked.
         needed = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, *(entry.file for entry in manifest.targets.values())]
-        needed += [writer.file for writer in (manifest.writer, manifest.web_writer) if writer]
+        needed += [writer.file for writer in manifest.writers.values()]
         listed = {
             *manifest.files,
             *(str(folder) for name in manifest.files for folder in PurePosixPath(name).parents[:-1]),
@@ -252,11 +254,7 @@ def _checked_name(name: str) -> str:
 
 
 #: Values of fields that are missing or null.
-_OPTIONAL = {
-    **dict.fromkeys(("writer", "web_writer", "manners", "sampling")),
-    "architecture": "moa",
-    "target_parameters": 0,
-}
+_OPTIONAL = {**dict.fromkeys((*_WRITERS, "manners", "sampling")), "architecture": "moa", "target_parameters": 0}
 #: Readers of the fields.
 _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "fingerprints": lambda raw: Fingerprints(**_texts(raw)),
@@ -267,8 +265,7 @@ _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "recipe": dict,
     "tools": _texts,
     "targets": lambda raw: {name: _target(entry) for name, entry in raw.items()},
-    "writer": _writer,
-    "web_writer": _writer,
+    **dict.fromkeys(_WRITERS, _writer),
     "manners": lambda raw: StoppingRule(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"])),
     "sampling": RecommendedSampling.from_json,
     "architecture": _text,

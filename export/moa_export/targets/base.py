@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from moa_decoder.rounded_weights import RoundedWeights
 from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig
 from moa_drafter.drafter import Drafter
 from moa_export.errors import ExportError
@@ -81,6 +82,27 @@ class ExportTarget(Protocol):
 
     def runner(self, folder: Path, entry: TargetEntry) -> Backend | NotRun | StandIn:
         """Load a graph from disk to compare it with PyTorch."""
+
+
+@runtime_checkable
+class WriterTarget(Protocol):
+    """A target that makes a graph of the offline writer, too.
+
+    Attributes:
+        writer_answers: how many answers it is compared on; None for all.
+    """
+
+    writer_answers: int | None
+
+    def export_writer(self, weights: RoundedWeights, folder: Path) -> TargetEntry:
+        """Write a whole model, the offline writer, into ``folder``.
+
+        Raises:
+            ExportError: a model that this target does not know.
+        """
+
+    def writer_runner(self, folder: Path, entry: TargetEntry) -> Backend | StandIn:
+        """Load a writer from disk to compare it with PyTorch."""
 
 
 def entry_of(

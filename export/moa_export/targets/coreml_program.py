@@ -253,7 +253,7 @@ class _Network:
         self._embed = stored_embedding("embedding", drafter.embedding, recipe.embedding)
         self._self_attention = SelfAttentionLayer("self_attention", drafter.self_attention, recipe.linear, opset)
         self._cross_attention = Layer("cross_attention", drafter.cross_attention, recipe.linear, opset)
-        self._norm = Norm("norm", drafter.norm) if isinstance(drafter.norm, RMSNorm) else None
+        self._norm = Norm.of("norm", drafter.norm) if isinstance(drafter.norm, RMSNorm) else None
         self._head = stored_linear("head", drafter.head, recipe.head, opset)
         self._draft_to_target = drafter.draft_to_target.numpy().astype(np.int32)
         # A table, because float16 cannot tell positions apart from 2048 on. Both halves of a head turn alike.
@@ -394,9 +394,14 @@ class Norm:
     vanish below 0.0002.
     """
 
-    def __init__(self, name: str, norm: RMSNorm) -> None:
-        self._name, self._weight = name, half(norm.weight)
-        self._root_eps = np.float16(math.sqrt(norm.eps))
+    def __init__(self, name: str, weight: Float16, epsilon: float) -> None:
+        self._name, self._weight = name, weight
+        self._root_eps = np.float16(math.sqrt(epsilon))
+
+    @classmethod
+    def of(cls, name: str, norm: RMSNorm) -> Norm:
+        """Make that of a module of PyTorch."""
+        return cls(name, half(norm.weight), norm.eps)
 
     def __call__(self, x: Var) -> Var:
         """``[T, hidden]`` -> ``[T, hidden]``."""
@@ -414,10 +419,10 @@ class Layer:
     def __init__(self, name: str, layer: DecoderLayer, spec: Weights, opset: ct.target) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._dims = attention.dims
-        self._input_norm = Norm(f"{name}_input_norm", layer.input_layernorm)
+        self._input_norm = Norm.of(f"{name}_input_norm", layer.input_layernorm)
         self._query = stored_linear(f"{name}_query", attention.q_proj.weight, spec, opset)
         self._output = stored_linear(f"{name}_output", attention.o_proj.weight, spec, opset)
-        self._mlp_norm = Norm(f"{name}_mlp_norm", layer.post_attention_layernorm)
+        self._mlp_norm = Norm.of(f"{name}_mlp_norm", layer.post_attention_layernorm)
         self._gate = stored_linear(f"{name}_gate", mlp.gate_proj.weight, spec, opset)
         self._up = stored_linear(f"{name}_up", mlp.up_proj.weight, spec, opset)
         self._down = stored_linear(f"{name}_down", mlp.down_proj.weight, spec, opset)

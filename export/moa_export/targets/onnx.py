@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moa_decoder.rounded_weights import RoundedWeights
 from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig
 from moa_drafter.drafter import Drafter
 from moa_export.errors import ExportError
 from moa_export.gptq import needs_calibration
-from moa_export.graph_files import refuse_too_large, write_half
+from moa_export.graph_files import refuse_too_large, write_half, write_writer
 from moa_export.module_parts import parts_of
 from moa_export.recipe import Recipe
 from moa_export.targets.base import TargetOptions
 from moa_runtime.backends.base import Backend
-from moa_runtime.backends.load import eagle3_backend
+from moa_runtime.backends.load import eagle3_backend, writer_backend
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.manifest import TargetEntry
 
 
 class OnnxTarget:
-    """See :class:`moa_export.targets.base.ExportTarget`.
+    """See :class:`moa_export.targets.base.ExportTarget` and :class:`moa_export.targets.base.WriterTarget`.
 
     Integer weights become ``MatMulNBits``, whose activations are rounded to int8 in groups of the same size, so
     that products run in integers. 16 bits halve the file; onnxruntime widens the weights when it loads them.
     """
+
+    writer_answers = None
 
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         self._recipe = recipe
@@ -47,3 +50,11 @@ class OnnxTarget:
         if any(spec.name == "features" for spec in entry.inputs):
             return eagle3_backend(folder / entry.file)
         return OnnxBackend(folder / entry.file)
+
+    def export_writer(self, weights: RoundedWeights, folder: Path) -> TargetEntry:
+        """See :meth:`moa_export.targets.base.WriterTarget.export_writer`."""
+        return write_writer(weights, folder)
+
+    def writer_runner(self, folder: Path, entry: TargetEntry) -> Backend:
+        """Load a writer into onnxruntime on the CPU."""
+        return writer_backend(folder, entry)

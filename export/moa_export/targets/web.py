@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_decoder.rounded_weights import RoundedWeights
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
 from moa_export.gptq import needs_calibration
-from moa_export.graph_files import SESSION, refuse_too_large, write_web_half
+from moa_export.graph_files import SESSION, refuse_too_large, write_web_half, write_web_writer
 from moa_export.module_parts import parts_of
 from moa_export.recipe import Recipe
 from moa_export.targets.base import NotRun, StandIn, TargetOptions, check_drafter
@@ -171,10 +172,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class WebTarget:
-    """See :class:`moa_export.targets.base.ExportTarget`.
+    """See :class:`moa_export.targets.base.ExportTarget` and :class:`moa_export.targets.base.WriterTarget`.
 
     Stores integers and multiplies floats, whatever activations the recipe names: see :mod:`moa_export.graph_files`.
     """
+
+    writer_answers = None
 
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         self._recipe, self._options = recipe, options
@@ -197,6 +200,12 @@ class WebTarget:
     def runner(self, folder: Path, entry: TargetEntry) -> Backend | StandIn:
         """Run onnxruntime-web in Node; without it, onnxruntime in Python on the same graph."""
         return web_runner(folder, entry, npm=self._options.npm)
+
+    def export_writer(self, weights: RoundedWeights, folder: Path) -> TargetEntry:
+        """See :meth:`moa_export.targets.base.WriterTarget.export_writer`."""
+        return write_web_writer(weights, folder)
+
+    writer_runner = runner
 
 
 def web_runner(folder: Path, entry: TargetEntry, *, npm: bool) -> Backend | StandIn:

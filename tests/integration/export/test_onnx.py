@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import json
@@ -24,7 +23,7 @@ from moa_drafter.target import Target, load_target
 from moa_export.cli import main
 from moa_export.errors import ExportError
 from moa_export.graph_files import GRAPH_FILE, TARGET, WRITER, WRITER_FILE, write_web_writer, write_writer
-from moa_export.offline_model import NONE, WriterSettings, loss_of, make_writer, model_of
+from moa_export.offline_model import NONE, WriterSettings, losses_of, make_writer, model_of
 from moa_export.progress import Progress
 from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording, record
@@ -39,6 +38,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.manifest import TargetEntry
+from support.export.rounded import rounded_model
 from support.refusals import refused
 from support.tiny import make_tiny_bundle
 
@@ -145,18 +145,8 @@ def test_the_writer_computes_what_its_rounded_weights_do(target, tiny_target, tm
     graph = writer_backend(tmp_path, entry, threads=1)
     assert not graph.needs_a_row and graph.heads_first and graph.kv_shape == (8, 16) and graph.top_k == 16
     ours = stepped(graph, asked=len(TEXT))
-    model = copy.deepcopy(target.model)
-    names = {"q": "self_attn.q", "k": "self_attn.k", "v": "self_attn.v", "out": "self_attn.o"}
-    names |= {name: f"mlp.{name}" for name in ("gate", "up", "down")}
-    rounded = {
-        f"model.layers.{layer}.{place}_proj.weight": weights.matrix(layer, name).dense()
-        for layer in range(4)
-        for name, place in names.items()
-    }
-    rounded |= {"lm_head.weight": weights.head().dense(), "model.embed_tokens.weight": weights.embedding().dense()}
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in rounded.items()}, strict=False)
     with torch.no_grad():
-        expected = model(torch.tensor([TEXT])).logits[0].log_softmax(-1).topk(16)
+        expected = rounded_model(target, weights)(torch.tensor([TEXT])).logits[0].log_softmax(-1).topk(16)
     # One cache for all layers, as graphs of older versions and for browsers have; floats are multiplied.
     other = writer_backend(tmp_path, write_web_writer(weights, tmp_path), threads=1)
     assert isinstance(other, OnnxBackend) and not other.heads_first and other.kv_shape == graph.kv_shape
@@ -240,8 +230,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (folder / WRITER_FILE).write_bytes(b"")
         return TargetEntry(WRITER_FILE, 0, (), ())
 
-    monkeypatch.setattr("moa_export.offline_model.write_writer", write)
-    monkeypatch.setattr("moa_export.offline_model.loss_of", lambda *_: 1.0)
+    monkeypatch.setattr("moa_export.targets.onnx.write_writer", write)
     return bits_of
 
 
@@ -256,13 +245,45 @@ def test_four_bits_then_eight_then_none(model, fails, bits, written, target, tmp
         return Proof(lost if written[-1] in fails else {}, 1.0)
 
     monkeypatch.setattr("moa_export.offline_model._prove", prove)
-    made, note = make_writer(WriterSettings(model), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
+    made, notes = make_writer(WriterSettings(model), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
     assert written == [4, 8] and list(made) == ([] if bits is None else [WRITER])
     if bits is None:
-        assert "lost in 8" in note and not list(tmp_path.iterdir())
+        assert "lost in 8" in notes[0] and not list(tmp_path.iterdir())
     else:
         assert made[WRITER].entry.details["bits"] == bits
-        assert ("lost in 4" in note) == (model is None) and bool(made[WRITER].proof.failures) == (8 in fails)
+        assert any("lost in 4" in note for note in notes) == (model is None)
+        assert bool(made[WRITER].proof.failures) == (8 in fails)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("model", [None, "target"])
+def test_an_engine_that_loses_too_much_or_cannot_have_the_writer_is_left_out(
+    model, refuses, written, target, tmp_path, monkeypatch
+):
+    class Lossy(OnnxTarget):
+        def export_writer(self, weights: RoundedWeights, folder: Path) -> TargetEntry:
+            if refuses:
+                raise ExportError("its layers are odd", code="unsupported_writer")
+            package = folder / "Writer.mlpackage"
+            package.mkdir()
+            (package / "weights").write_bytes(b"")
+            return TargetEntry(package.name, 0, (), ())
+
+    def prove(exporter: OnnxTarget, *_):
+        lost = {"perplexity": {"status": "failed", "reason": "lost"}}
+        return Proof(lost if isinstance(exporter, Lossy) else {}, 1.0)
+
+    monkeypatch.setattr("moa_export.offline_model._prove", prove)
+    exporters = {"onnx": OnnxTarget(Recipe(), TargetOptions()), "coreml": Lossy(Recipe(), TargetOptions())}
+    made, notes = make_writer(
+        WriterSettings(model), target, [], tmp_path, Progress(io.StringIO(), quiet=True), exporters
+    )
+    if model and not refuses:  # it was asked for: the export fails with its proof
+        assert made["coreml writer"].proof.failures and not notes
+    else:
+        assert list(made) == [WRITER] and [file.name for file in tmp_path.iterdir()] == [WRITER_FILE]
+        (note,) = notes
+        assert "coreml writer" in note and ("odd" if refuses else "lost") in note
 
 
 def test_a_target_without_a_description_has_no_writer(target, tmp_path, monkeypatch):
@@ -271,7 +292,7 @@ def test_a_target_without_a_description_has_no_writer(target, tmp_path, monkeypa
 
     monkeypatch.setattr("moa_export.offline_model.weights_of", refuse)
     arguments = (target, [], tmp_path, Progress(io.StringIO(), quiet=True))
-    made, note = make_writer(WriterSettings(), *arguments)
+    made, (note,) = make_writer(WriterSettings(), *arguments)
     assert not made and "no such family" in note
     with refused("unsupported_target", ExportError):
         make_writer(WriterSettings("target"), *arguments)
@@ -290,7 +311,7 @@ def test_what_is_recorded_has_the_loss_of_the_target(target, drafter):
     recordings = record(target, drafter, ["Who are you?"])
     (recording,) = recordings
     assert len(recording.losses) == len(recording.tokens) - recording.prompt
-    assert np.mean(recording.losses) == pytest.approx(loss_of(target, recordings), rel=1e-5)
+    assert np.mean(recording.losses) == pytest.approx(np.mean(losses_of(target, recording)), rel=1e-5)
 
 
 def test_a_model_with_another_tokenizer_is_refused(tiny_target, tiny_drafter, tmp_path, capsys):

@@ -65,10 +65,10 @@ final class CoreMLCache: @unchecked Sendable {
                 "tokens": integers(tokens[start..<stop], size), "positions": integers(positions[start..<stop], size),
                 "slot": integers([Int32(held + start)], 1),
             ]
-            if name.hasPrefix("step") {
+            if name.hasPrefix("step") || !graph.readsRows {  // a drafter extends its cache without looking at it
                 inputs["self_mask"] = allowed(mask, held: held, count: count, rows: start..<stop, size: size)
-                if graph.readsRows { inputs["memory_mask"] = openUntil(used) }
             }
+            if name.hasPrefix("step"), graph.readsRows { inputs["memory_mask"] = openUntil(used) }
             let provider = try MLDictionaryFeatureProvider(dictionary: inputs)
             let result = try graph.functions[name]!.prediction(from: provider, using: state)
             if name.hasPrefix("step") {
