@@ -457,8 +457,9 @@ def check_whole(name: str, readers: Sequence[GGUFReader], model: Any, loading_in
 
 
 def check_scales(name: str, reader: GGUFReader, config: Any) -> None:
-    """Compare scaled rotary positions and soft caps in a GGUF file's metadata with the model's configuration, from
-    which transformers omits them for most architectures. Raises TargetError with the code ``scales_differ``."""
+    """Compare scaled rotary positions, soft caps and the direction of attention in a GGUF file's metadata with the
+    model's configuration, from which transformers omits them for most architectures. Raises TargetError with the code
+    ``scales_differ``."""
     architecture = reader.fields["general.architecture"].contents()
 
     def said(suffix: str) -> Any:
@@ -468,6 +469,12 @@ def check_scales(name: str, reader: GGUFReader, config: Any) -> None:
     differ = [cap for cap in _CAPS if said(cap) is not None and said(cap) != getattr(config, cap, None)]
     kind, factor = said("rope.scaling.type") or "linear", said("rope.scaling.factor") or said("rope.scale_linear") or 1
     scaled = kind == "longrope" or (kind != "none" and factor != 1)
+    if said("attention.causal") is False:
+        differ.append("attention.causal")
+    if (attention := said("rope.scaling.attn_factor") or 1) != 1 and attention not in [
+        rope.get("attention_factor") for rope in ropes(config)
+    ]:
+        differ.append("rope.scaling.attn_factor")
     if scaled and (kind, factor) not in [(rope.get("rope_type"), rope.get("factor")) for rope in ropes(config)]:
         differ.append(f"rope.scaling ({kind}, factor {factor})")
     if differ:

@@ -501,6 +501,14 @@ def test_scales_that_no_configuration_has_are_refused(own_target, tmp_path):
     (file,) = write_gguf(own_target, tmp_path / "cap.gguf", add=lambda writer: writer.add_final_logit_softcapping(30.0))
     with refused("scales_differ", TargetError, "final_logit_softcapping"):
         resolve_target(str(file))
+    (file,) = write_gguf(own_target, tmp_path / "all.gguf", add=lambda writer: writer.add_causal_attention(False))
+    with refused("scales_differ", TargetError, "attention.causal"):
+        resolve_target(str(file))
+    (file,) = write_gguf(
+        own_target, tmp_path / "more.gguf", add=lambda writer: writer.add_rope_scaling_attn_factors(2.0)
+    )
+    with refused("scales_differ", TargetError, "attn_factor"):
+        resolve_target(str(file))
     factors = {"rope_freqs.weight": np.full(8, 2, np.float32)}
     (file,) = write_gguf(own_target, tmp_path / "factors.gguf", change=lambda tensors: tensors.update(factors))
     folder = target_facts(str(file)).folder
