@@ -175,7 +175,7 @@ def test_a_wrong_configuration_is_named(saved, content, code, named):
     [
         ("Ekv2E.bias", math.nan, "not_finite"),
         ("Ekv2E.bias", -math.inf, "not_finite"),
-        ("Ekv2E.bias", 1j, "not_finite"),
+        ("Ekv2E.bias", 1j, "unsupported_type"),
         ("draft_to_target", 512, "out_of_range"),
         ("draft_to_target", -2, "out_of_range"),
     ],
