@@ -41,7 +41,7 @@ class _Family:
 
     Attributes:
         fields: read beside those of all families.
-        named: sizes for which transformers has a number if they are missing, and not what the others give.
+        named: sizes whose default in transformers is a number of its own. If one is missing, the target is refused.
         norms: before attention and feed-forward, after them, or both.
         norm_offset: added to the weights of all norms of a checkpoint.
         qkv_biases: whether these products always have biases; others have them if ``attention_bias`` says so.
@@ -342,7 +342,7 @@ def config_of_gguf(
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     size = fields.whole("head_dim", hidden // heads)
     for name, value in (("head_dim", size), ("num_key_value_heads", heads)):
-        if name in _FAMILIES[kind].named:  # llama.cpp has no numbers for them
+        if name in _FAMILIES[kind].named:  # llama.cpp derives them from the others
             config.setdefault(name, value)
     if rest.whole("attention.value_length", size) != size:
         raise _unsupported("its keys and values differ in size")
@@ -540,7 +540,7 @@ def _rotaries(fields: _Fields, family: _Family, head_dim: int, context: int) -> 
         if not isinstance(own, Mapping):
             raise fields.wrong("rope_parameters", "an object")
         values = dict(own)
-        if original is not None:  # in transformers this one comes before that of the object, the other after it
+        if original is not None:  # transformers prefers this field to the object's, and the object's to the next one
             values["original_max_position_embeddings"] = original
         if partial is not None and own.get("partial_rotary_factor") is None:
             values["partial_rotary_factor"] = partial

@@ -187,8 +187,8 @@ def _flag(given: Mapping[str, Any], name: str, missing: bool) -> bool:
 
 
 def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return transformers' ``rope_parameters``, before which ``rope_scaling`` comes there; a missing base is 10,000, as
-    in the authors' reader."""
+    """Return transformers' ``rope_parameters``. As there, ``rope_scaling`` takes precedence; a missing base is 10,000,
+    as in the authors' reader."""
     given = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
         raise ConfigError("rope_scaling must be an object", code="wrong_type")

@@ -13,7 +13,7 @@ LARGE_BYTES = 1 << 24
 
 
 def download_large_files(
-    hub_id: str, patterns: Sequence[str], ignored: Sequence[str], revision: str | None, locks: Path
+    hub_id: str, patterns: Sequence[str], ignored: Sequence[str], revision: str, locks: Path
 ) -> None:
     """Fetch large files at the top of a repository into the cache of huggingface_hub, whose ``snapshot_download`` finds
     them there.

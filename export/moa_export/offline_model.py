@@ -84,8 +84,8 @@ def make_writer(
 
     Args:
         recordings: the answers; none, and nothing is compared, and 4 bits are never found too few.
-        exporters: the bundle's export targets by name. Each that can writes a graph; onnxruntime's is written in any
-            case.
+        exporters: the bundle's export targets by name. Each one that can write a graph does so;
+            onnxruntime's is written in any case.
 
     Returns:
         graphs by their names in messages, and notes for the user. No graphs where none is wanted, or where the user
@@ -108,8 +108,8 @@ def make_writer(
         details = writer_details(entry, shown_name(model), bits, source.config)
         return Made(replace(entry, details=details, checks=proof.checks), proof, time.monotonic() - began)
 
-    def loses_too_much(made: Made) -> bool:
-        """Whether a graph that nobody asked for failed its proof; then its files are removed."""
+    def discarded(made: Made) -> bool:
+        """Remove the files of a graph that failed its proof, unless the user asked for it; return whether it did."""
         if not made.proof.failures or settings.model is not None or settings.bits is not None:
             return False
         path = folder / made.entry.file
@@ -134,7 +134,7 @@ def make_writer(
         made = make(onnx, WRITER, bits)
         if not made.proof.failures:
             notes.append(f"the offline writer has 8 bits, for with fewer {lost}")
-    if loses_too_much(made):
+    if discarded(made):
         return {}, (missing.format(made.proof.failures[0]),)
     graphs = {WRITER: made}
     for each, exporter in exporters.items():
@@ -143,7 +143,7 @@ def make_writer(
         name = writer_name(each)
         try:
             made = make(exporter, name, bits)
-            reason = made.proof.failures[0] if loses_too_much(made) else ""
+            reason = made.proof.failures[0] if discarded(made) else ""
         except ExportError as error:
             reason = str(error)
         if reason:

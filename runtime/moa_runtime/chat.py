@@ -924,7 +924,7 @@ class Chat:
         if opening := self._connecting():
             opening.set_exception(problem)
         if final:
-            # Of a question that was asked before the verifier's limit was known, the verifier says it.
+            # The verifier refuses a question that was asked before its limit was known.
             kind = ContextFullError if problem.code == "context_full" else ChatError
             self._refusal = problem if isinstance(problem, ChatError) else kind(str(problem), code=problem.code)
             self._refusal.__cause__ = problem.__cause__

@@ -39,13 +39,11 @@ _CLIENT_LEFT = 499
 _THERE_IS = "GET /v1/models, GET /v1/models/{name}, and POST /v1/chat/completions, /v1/completions and /v1/responses"
 
 T = TypeVar("T")
+Pieces = AsyncGenerator[tuple[int, Part], None]
 
 
 async def _nothing(request: AnswerRequest) -> None:
     """Compile no grammar."""
-
-
-Pieces = AsyncGenerator[tuple[int, Part], None]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.transport import ConnectError
 
 RETRY_LATER = {"Retry-After": "5"}  # seconds
-#: Codes of errors that a grammar is the reason of, if there is one; the verifier's is ``protocol``.
+#: Codes of errors that a request's grammar causes, if it has one; the verifier's is ``protocol``.
 _OF_GRAMMARS = ("protocol", "unsupported_grammar", "invalid_grammar", "too_large")
 #: A place in a grammar that the gateway wrote.
 _PLACE = re.compile(r"at \d+\(\d+\): (failed to compile JSON schema: )?")

@@ -7,9 +7,7 @@ scales of the description; what 4 bits have besides, an offset for each group, i
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import coremltools as ct
 import numpy as np
@@ -26,6 +24,7 @@ from moa_export.targets.coreml_program import (
     EXTEND_SIZE,
     FUNCTIONS,
     STEP_SIZES,
+    Float16,
     Linear,
     Norm,
     Var,
@@ -72,7 +71,12 @@ class _Network:
         head = weights.head()
         table = one_of(weights.embedding(), head)
         self._embed = _embedding("head" if table is head else "embedding", table, spec.embedding_scale)
-        self._layers = [_Layer(layer, weights, at, capacity) for at, layer in enumerate(spec.layers)]
+        kinds = dict.fromkeys(layer.rotary for layer in spec.layers if layer.rotary is not None)
+        rotations = {rotary: _Rotation(f"rotation_{number}", rotary, capacity) for number, rotary in enumerate(kinds)}
+        self._layers = [
+            _Layer(layer, weights, at, None if layer.rotary is None else rotations[layer.rotary])
+            for at, layer in enumerate(spec.layers)
+        ]
         self._norm = _norm("norm", weights.last_norm(), spec.epsilon)
         self._head = _product("head", head, weights.head_bias() if spec.head_bias else None)
 
@@ -110,11 +114,42 @@ class _Network:
         return tokens, mb.sub(x=mb.cast(x=top, dtype="fp32"), y=total, name="top_logprobs")
 
 
+class _Rotation:
+    """Tables of a kind of rotary positions, which its layers share.
+
+    Args:
+        name: of the tables in the program.
+        capacity: positions.
+    """
+
+    def __init__(self, name: str, rotary: Rotary, capacity: int) -> None:
+        positions = np.arange(capacity)
+        self.size, self._name = 2 * len(rotary.frequencies), name
+        self._cosines, self._sines = (table.astype(np.float16)[:, None] for table in rotation_tables(rotary, positions))
+        growth = query_growth(rotary, positions) if rotary.query_growth else None
+        self._growth = None if growth is None else growth.astype(np.float16)[:, None]
+
+    def __call__(self, x: Var, positions: Var) -> Var:
+        """Turn the heads ``[T, heads, D]``."""
+        return rotate(x, self._taken("cosines", self._cosines, positions), self._taken("sines", self._sines, positions))
+
+    def grown(self, queries: Var, positions: Var) -> Var:
+        """Scale queries ``[T, heads, D]`` by their positions, if this kind does."""
+        if self._growth is None:
+            return queries
+        return mb.mul(x=queries, y=self._taken("growth", self._growth, positions))
+
+    def _taken(self, kind: str, table: Float16, positions: Var) -> Var:
+        return take_rows(shared_constant(f"{self._name}_{kind}", table), positions)
+
+
 class _Layer:
     """A decoder layer, see :class:`moa_decoder.spec.LayerSpec`."""
 
-    def __init__(self, spec: LayerSpec, weights: DecoderWeights, at: int, capacity: int) -> None:
-        self._spec, self._at = spec, at
+    def __init__(self, spec: LayerSpec, weights: DecoderWeights, at: int, rotation: _Rotation | None) -> None:
+        self._spec, self._rotation = spec, rotation
+        if rotation is not None and rotation.size != spec.head_dim:
+            raise ExportError("coreml writes models that rotate whole heads only", code="unsupported_writer")
 
         def product(name: LayerMatrix, bias: LayerVector, biased: bool) -> Linear:
             return _product(f"{name}_{at}", weights.matrix(at, name), weights.vector(at, bias) if biased else None)
@@ -132,14 +167,16 @@ class _Layer:
         self._before = [norm(name, spec.norms_before) for name in ("attention_norm", "mlp_norm")]
         self._after = [norm(name, spec.norms_after) for name in ("after_attention_norm", "after_mlp_norm")]
         self._heads_norms = [norm(name, spec.query_key_norm != "none") for name in ("q_norm", "k_norm")]
-        self._tables = None if spec.rotary is None else _tables(spec.rotary, spec.head_dim, capacity)
 
     def __call__(self, x: Var, positions: Var, mask: Var, states: tuple[Var, Var], place: tuple[Var, Var]) -> Var:
         """Write the new entries at ``place`` of the states; residual stream ``[T, hidden]`` -> the next one."""
         spec = self._spec
         normed = self._before[0](x)
-        queries = self._turned(self._split(self._q(normed), spec.heads, self._heads_norms[0]), positions, grows=True)
-        keys = self._turned(self._split(self._k(normed), spec.kv_heads, self._heads_norms[1]), positions)
+        queries = self._split(self._q(normed), spec.heads, self._heads_norms[0])
+        keys = self._split(self._k(normed), spec.kv_heads, self._heads_norms[1])
+        if self._rotation is not None:
+            queries = self._rotation.grown(self._rotation(queries, positions), positions)
+            keys = self._rotation(keys, positions)
         values = mb.reshape(x=self._v(normed), shape=[x.shape[0], spec.kv_heads, spec.head_dim])
         cached = [_stored(state, new, place) for state, new in zip(states, (keys, values), strict=True)]
         mixed = self._attend(queries, *cached, mask)
@@ -153,22 +190,6 @@ class _Layer:
         if self._spec.query_key_norm == "whole":
             return mb.reshape(x=norm(rows), shape=shape)
         return norm(mb.reshape(x=rows, shape=shape))
-
-    def _turned(self, x: Var, positions: Var, *, grows: bool = False) -> Var:
-        rotary = self._spec.rotary
-        if self._tables is None or rotary is None:
-            return x
-        # Layers whose rotations are alike share a table: its name follows from its content.
-        name = hashlib.sha256(b"".join(table.tobytes() for table in self._tables)).hexdigest()[:8]
-        angles = [
-            take_rows(shared_constant(f"{kind}_{name}", table), positions)
-            for kind, table in zip(("cosines", "sines"), self._tables, strict=True)
-        ]
-        x = rotate(x, *angles)
-        if not (grows and rotary.query_growth):
-            return x
-        growth = query_growth(rotary, np.arange(len(self._tables[0]))).astype(np.float16)[:, None]
-        return mb.mul(x=x, y=take_rows(shared_constant(f"growth_{name}", growth), positions))
 
     def _attend(self, queries: Var, keys: Var, values: Var, mask: Var) -> Var:
         """``queries [T, heads, D]``, ``keys`` and ``values [1, KV, C, D]`` -> ``[T, heads * D]``."""
@@ -199,13 +220,6 @@ def _stored(state: Var, new: Var, place: tuple[Var, Var]) -> Var:
         x=mb.read_state(input=state), update=update, begin=begin, end=end, begin_mask=whole, end_mask=whole
     )
     return mb.coreml_update_state(state=state, value=changed)
-
-
-def _tables(rotary: Rotary, head_dim: int, capacity: int) -> list[Any]:
-    """Cosines and sines of all positions, float16 ``[C, 1, D/2]``."""
-    if 2 * len(rotary.frequencies) != head_dim:
-        raise ExportError("coreml writes models that rotate whole heads only", code="unsupported_writer")
-    return [table.astype(np.float16)[:, None] for table in rotation_tables(rotary, np.arange(capacity))]
 
 
 def _norm(name: str, weight: Float32, epsilon: float) -> Norm:

@@ -12,9 +12,9 @@ _MOST_WAITING = 64
 
 
 class Turnstile:
-    """Lets few requests begin in a turn of the event loop, so that of a burst the rest waits, and not the sessions.
+    """Spreads a burst of requests over turns of the event loop, so that sessions do not wait for all of them.
 
-    Networks take turns, and of each few wait: a flood has no queue that grows, and others do not stand in its queue.
+    Networks take turns, and few requests of each wait: the queue of a flood does not grow, and delays no other network.
     """
 
     def __init__(self) -> None:
@@ -49,6 +49,6 @@ class Turnstile:
                 waiting.set_result(None)
                 self._entered += 1
             if queue:
-                self._waiting[network] = queue  # behind the others
+                self._waiting[network] = queue  # after the others
         if self._entered:
             asyncio.get_running_loop().call_soon(self._next_turn)

@@ -93,17 +93,8 @@ class VllmCore:
             text = f"the target in {target.folder} has several kinds of caches: choose --engine transformers"
             raise EngineError(text, code="unsupported_target")
         self._runner: Any = self._core.model_executor.driver_worker.worker.model_runner
-        for module in self._runner.get_model().modules():
-            positions = len(getattr(module, "cos_sin_cache", range(max_context)))
-            if positions < max_context:  # it would read what lies after them in memory
-                text = f"vLLM has rotary positions for {positions} tokens of the target in {target.folder}"
-                raise EngineError(f"{text}: lower --max-context to that", code="out_of_range")
-            router: Any = getattr(module, "router", None)
-            biased = isinstance(router, CPURouter) and router.e_score_correction_bias is not None
-            if biased and router.scoring_func == "softmax":  # without groups it would leave the biases out (ERNIE 4.5)
-                router.use_grouped_topk = True
-                router.num_expert_group = router.num_expert_group or 1
-                router.topk_group = router.topk_group or 1
+        self._check_positions(target, max_context)
+        self._add_biases_of_experts()
         self._layers: dict[str, Any] = {
             name: config.compilation_config.static_forward_context[name] for name in groups[0].layer_names
         }
@@ -118,11 +109,31 @@ class VllmCore:
             self._keep_features(fusion, self.features)
         most = max_context + SPARE
         self._params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, detokenize=False)
-        self._target, trial = target, "trial"
+        self._target = target
+        trial = "trial"
         with _refusing(target):  # what some attention backends refuse only in a step
             self.begin(trial, [0], trial)
             self.step({trial: ()}, {trial: None})
             self.drop([trial])
+
+    def _check_positions(self, target: TargetFacts, max_context: int) -> None:
+        """Raise an EngineError if a table of rotary positions is too short: vLLM would read what lies after it."""
+        for module in self._runner.get_model().modules():
+            table = getattr(module, "cos_sin_cache", None)
+            if table is not None and len(table) < max_context:
+                text = f"vLLM has rotary positions for {len(table)} tokens of the target in {target.folder}"
+                raise EngineError(f"{text}: lower --max-context to that", code="out_of_range")
+
+    def _add_biases_of_experts(self) -> None:
+        """Count the experts as one group, because vLLM's router for processors omits biases without groups (ERNIE
+        4.5)."""
+        for module in self._runner.get_model().modules():
+            router: Any = getattr(module, "router", None)
+            biased = isinstance(router, CPURouter) and router.e_score_correction_bias is not None
+            if biased and router.scoring_func == "softmax":
+                router.use_grouped_topk = True
+                router.num_expert_group = router.num_expert_group or 1
+                router.topk_group = router.topk_group or 1
 
     def _check_windows(self, target: TargetFacts) -> None:
         """Raise an EngineError if vLLM gives windows to other layers than transformers."""
