@@ -556,6 +556,8 @@ def _rotaries(fields: _Fields, family: _Family, head_dim: int, context: int) -> 
     if not fields.has("rope_local_base_freq"):
         full, limit = rotary(given, theta)
         return {_FULL: full, _SLIDING: full}, limit
+    if fields.any("rope_scaling") and fields.any("rope_parameters"):
+        raise _unsupported("its configuration has rope_scaling beside rope_parameters")
     if not given.keys() & {_FULL, _SLIDING}:  # transformers 4: scaled in full layers only
         given = {_FULL: given}
     full, limit = rotary(given.get(_FULL) or {}, theta)

@@ -178,6 +178,11 @@ def test_metadata_of_gguf_files_mean_a_configuration(architecture, metadata, ten
         ("unsupported_target", config("llama", quantization_config={"bits": 4}), "quantization_config"),
         ("unsupported_target", config("llama", residual_multiplier=0.5), "residual_multiplier"),
         ("unsupported_target", config("gemma3_text", use_bidirectional_attention=True), "use_bidirectional_attention"),
+        (
+            "unsupported_target",
+            config("gemma3_text", rope_scaling={"factor": 4}, rope_parameters={"full_attention": {}}),
+            "rope_scaling beside rope_parameters",
+        ),
         ("unsupported_target", config("llama", rope_scaling={"type": "dynamic", "factor": 2.0}), "dynamic"),
         ("unsupported_target", config("llama", rope_scaling={"mrope_section": [1]}), "rope_parameters.mrope_section"),
         ("unsupported_target", config("llama", hidden_act="relu2"), "relu2"),
