@@ -29,6 +29,7 @@ WEIGHT_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 #: Ends of names of tensors that are computed from the configuration, and that some checkpoints hold.
 _COMPUTED = ("rotary_emb.inv_freq",)
 _LARGEST_HEADER = 100_000_000
+_COMPARED_ROWS = 4096
 _SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -62,6 +63,14 @@ class StoredTensor:
         if self.dtype == "BF16":
             return (mapped.astype(np.uint32) << 16).view(np.float32)
         return mapped.astype(np.float32)
+
+
+def _differ(one: StoredTensor, other: StoredTensor) -> bool:
+    """Return whether two tensors have another shape or other numbers; they are read in parts."""
+    if one.shape != other.shape or not one.shape:
+        return one.shape != other.shape
+    parts = [slice(start, start + _COMPARED_ROWS) for start in range(0, one.shape[0], _COMPARED_ROWS)]
+    return any((one.numbers(rows) != other.numbers(rows)).any() for rows in parts)
 
 
 class SafetensorsFile:
@@ -124,13 +133,16 @@ class CheckpointWeights:
         config = read_config(folder)
         self._spec = spec_of_config(config)
         self._norm_offset = np.float32(norm_offset(config))
-        tied, names = has_tied_head(config), tensor_names(config)
-        self._layout = TensorLayout(self._spec, names, tied=tied)
+        names = tensor_names(config)
         files = [SafetensorsFile(path) for path in weight_files(folder)]
         self._tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
         if is_multimodal(checkpoint_config(folder)):
             own = {text_name(name): tensor for name, tensor in self._tensors.items()}
             self._tensors = {name: tensor for name, tensor in own.items() if name is not None}
+        head, embedding = (self._tensors.get(names[role]) for role in ("head", "embedding"))
+        # As in transformers 5, a head beside the embedding is the same tensor once more, or the configuration is wrong.
+        tied = has_tied_head(config) and not (head and embedding and _differ(head, embedding))
+        self._layout = TensorLayout(self._spec, names, tied=tied)
         ignored = {name for name in self._tensors if name.endswith(_COMPUTED) or (tied and name == names["head"])}
         held = {name: tensor.shape for name, tensor in self._tensors.items() if name not in ignored}
         if faults := WeightFaults.between(held, self._layout.shapes):

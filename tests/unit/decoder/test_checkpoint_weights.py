@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
+from transformers import AutoModelForCausalLM
 
 from moa_decoder.checkpoint_weights import CheckpointWeights, SafetensorsFile
 from moa_decoder.errors import TargetError
@@ -60,6 +61,19 @@ def test_weights_are_those_of_the_tensors(tiny_target, tmp_path, kind):
     assert np.array_equal(weights.head().dense(), wanted["lm_head.weight"])
     scale = np.float32(8 if kind == "gemma" else 1)
     assert np.array_equal(weights.embed([7, 3]), wanted["model.embed_tokens.weight"][[7, 3]] * scale)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_head_beside_a_tied_embedding_is_transformers_one(tiny_target, tmp_path, own):
+    """It is taken if it differs, whatever the configuration says."""
+    folder = shutil.copytree(tiny_target, tmp_path / "target")
+    state, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    if not own:
+        save_file({**state, "lm_head.weight": state["model.embed_tokens.weight"]}, folder / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert np.array_equal(CheckpointWeights(folder).head().dense(), model.get_output_embeddings().weight.detach())
+    assert own != np.array_equal(model.get_output_embeddings().weight.detach(), state["model.embed_tokens.weight"])
 
 
 @pytest.mark.parametrize("bits", [4, 8])
