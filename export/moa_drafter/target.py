@@ -273,8 +273,9 @@ def _supported_config(folder: Path) -> Any:
         raise _cannot_load(folder, error) from error
     if not hasattr(config, "num_key_value_heads"):
         raise _unsupported(folder, kind)
-    if config.num_hidden_layers < 1:
-        raise _cannot_load(folder, ValueError("num_hidden_layers must be at least 1"))
+    for name in ("num_hidden_layers", "max_position_embeddings"):
+        if (getattr(config, name, None) or 0) < 1:
+            raise _cannot_load(folder, ValueError(f"{name} must be at least 1"))
     return config
 
 

@@ -552,6 +552,7 @@ def test_a_gguf_file_of_impossible_sizes_is_refused(own_target, tmp_path):
                 ({"hidden_size": "x"}, "int"),
                 ({"vocab_size": 0}, "num_embeddings"),
                 ({"num_hidden_layers": 0}, "num_hidden_layers"),
+                ({"max_position_embeddings": -40}, "max_position_embeddings"),
                 ({"rope_parameters": "x"}, "rope_parameters"),
                 ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'factor'"),
                 ({"model_type": ["llama"]}, "llama"),
