@@ -51,6 +51,7 @@ SCHEMAS = {
     "f": {"properties": {"on": {"type": "boolean"}}},
 }
 ADD = '{"name": "add", "arguments": {"a": 1, "b": "x}"}}'
+MARKED = '{"name": "add", "arguments": {"b": "a </tool_call> \\" <tool_call>"}}'
 ONE, NONE = ("add", '{"a": 1, "b": "x}"}'), ("now", "{}")
 #: Template, answer, its text, its calls.
 ANSWERS = [
@@ -62,6 +63,12 @@ ANSWERS = [
     (HERMES, '<tool_call>{"name": "add", "arguments": {"a": ', "", [("add", '{"a":')]),
     (HERMES, "a < b, <tool_call>no JSON</tool_call> then", "a < b, <tool_call>no JSON</tool_call> then", []),
     (HERMES, "It is <tool", "It is <tool", []),
+    (HERMES, f"<tool_call>{MARKED}</tool_call> So.", " So.", [("add", '{"b": "a </tool_call> \\" <tool_call>"}')]),
+    (HERMES, '<tool_call>"no </tool_call> <tool_call>{"name": "now"}', '<tool_call>"no </tool_call>', [NONE]),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": <tool_call>', "", [("add", '{"a":')]),
+    (HERMES, '<tool_call>{"name": "a\\x", "arguments": {}}', '<tool_call>{"name": "a\\x", "arguments": {}}', []),
+    (HERMES, '<tool_call>{"name": "\\ud800", "arguments": {}}', "", [("\\ud800", "{}")]),
+    (HERMES, '<tool_call>{"arguments": {"b": "\\ud800"}, "name": "add"}', "", [("add", '{"b": "\\ud800"}')]),
     (SMOL, f"<tool_call>\n{ADD}\n</tool_call>", "", [ONE]),
     (MISTRAL, f'[TOOL_CALLS] [{ADD}, {{"name": "now", "arguments": {{}}}}]', "", [ONE, NONE]),
     (MISTRAL, f"Yes.[TOOL_CALLS][{ADD}", "Yes.", [ONE]),
@@ -70,9 +77,15 @@ ANSWERS = [
     (NAMED, "[TOOL_CALLS]add", "[TOOL_CALLS]add", []),
     (GRANITE, f"<|tool_call|>[{ADD}]", "", [ONE]),
     (GRANITE, f"<tool_call>[{ADD}]", "", [ONE]),
+    (GRANITE, "Write <tool_call>, then", "Write <tool_call>, then", []),
+    (GRANITE, '<|tool_call|>[{"name": "add", "arguments": {"a": <|tool_call|>[', "", [("add", '{"a":')]),
+    (NAMED, '[TOOL_CALLS]add{"b": "[TOOL_CALLS]"}', "", [("add", '{"b": "[TOOL_CALLS]"}')]),
     (LLAMA, '{"name": "add", "parameters": {"a": 1, "b": "x}"}}', "", [ONE]),
     (LLAMA, '{"type": "function", "name": "add", "parameters": {"a": 1, "b": "x}"}}', "", [ONE]),
     (LLAMA, f"<|python_tag|>{ADD}; {ADD}", "", [ONE, ONE]),
+    (LLAMA, f"{ADD} and more", "", [ONE]),
+    (LLAMA, f"{ADD}<|python_tag|>{ADD}", "", [ONE]),
+    (LLAMA, f"{{x}} so <|python_tag|>{ADD}", "{x} so", [ONE]),
     (LLAMA, '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
     (LLAMA, "{x} is a set", "{x} is a set", []),
     (LLAMA, "<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
@@ -86,9 +99,9 @@ ANSWERS = [
     ),
     (
         GEMMA,
-        "<start_function_call>call:f{o:{k:[true,1.5,<escape>y<escape>]},p:word}<end_function_call>",
+        "<start_function_call>call:f{o:{k:[true,1.5,<escape>y\"<escape>]},p:word,q:-Infinity}<end_function_call>",
         "",
-        [("f", '{"o": {"k": [true, 1.5, "y"]}, "p": "word"}')],
+        [("f", '{"o": {"k": [true, 1.5, "y\\""]}, "p": "word", "q": "-Infinity"}')],
     ),
     (
         CODER,
@@ -102,6 +115,13 @@ ANSWERS = [
         "<tool_call><function=f><parameter=on>True</parameter><parameter=c>1\n2</parameter></function></tool_call>",
         "",
         [("f", '{"on": true, "c": "1\\n2"}')],
+    ),
+    (
+        CODER,
+        "<tool_call><function=f><parameter=c>NaN</parameter><parameter=d>1e999</parameter>"
+        '<parameter=e>"\\udfff"</parameter><parameter=g>"\n</parameter></function></tool_call>',
+        "",
+        [("f", '{"c": "NaN", "d": "1e999", "e": "\\udfff", "g": "\\""}')],
     ),
     (CODER, "<tool_call>\n<function=now>", "", [NONE]),
     (CODER, "<tool_call>no call</tool_call>", "<tool_call>no call</tool_call>", []),

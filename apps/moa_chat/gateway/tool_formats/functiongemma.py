@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moa_chat.gateway.errors import ApiError
-from moa_chat.gateway.tool_formats.json_calls import Call
+from moa_chat.gateway.tool_formats.json_calls import Call, strict_json
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
 
 _NAMED = re.compile(r"\s*call:\s*([\w.-]+)\s*(?=\{)")
@@ -29,6 +29,7 @@ class FunctionGemmaFormat(ToolFormat):
 
     marks = ("<start_function_call>", "<end_function_call>", _ESCAPE)
     opening, closing = marks[:2]
+    quoted = False
 
     def _calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]], *, final: bool) -> tuple[list[Call], str]:
         named = _NAMED.match(text)
@@ -94,8 +95,8 @@ def _value(text: str, at: int, depth: int = 0) -> tuple[Any, int]:
     found = _PLAIN.match(text, at)
     plain = found[0].strip() if found else ""
     try:
-        return json.loads(plain), at + len(found[0] if found else "")
-    except ValueError:
+        return strict_json(plain), at + len(found[0] if found else "")
+    except (ValueError, RecursionError):
         return plain, at + len(found[0] if found else "")
 
 

@@ -12,6 +12,7 @@ _HEAD = re.compile(
 )
 _BETWEEN = re.compile(r"[\s,;\[\]]*")
 _DECODER = json.JSONDecoder()
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Call(NamedTuple):
@@ -44,12 +45,28 @@ def read_calls(text: str, *, final: bool) -> tuple[list[Call], str]:
             continue
         if head is None:
             return calls, text[at:] if final else ""
+        name, _ = _decoded(text, head.start(1))
+        if not isinstance(name, str):  # with an escape that JSON does not have
+            return calls, text[at:]
         begun = text[head.end() :]
         whole = _decoded(begun, 0)[1] if begun.startswith("{") else 0
         if begun.startswith("{") or final:
-            calls.append(Call(json.loads(head[1]), begun[:whole] if whole else begun.rstrip()))
+            calls.append(Call(name, begun[:whole] if whole else begun.rstrip()))
         break
     return calls, ""
+
+
+def strict_json(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError or RecursionError, also for what Python alone reads and writes:
+    ``NaN``, and numbers that are infinite."""
+    value = json.loads(text)
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+def escaped(text: str) -> str:
+    """Return a text with halves of characters, which JSON can spell and UTF-8 cannot, spelled again."""
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _matched(text: str, at: int) -> int:

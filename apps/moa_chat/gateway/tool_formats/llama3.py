@@ -27,14 +27,18 @@ class Llama3Format(ToolFormat):
         before, marked, after = text.partition(mark)
         if not marked and not before.lstrip().startswith("{"):
             return Parsed(text if final else before[: len(before) - open_length(before, (mark,))].rstrip(), [])
-        body = after if marked else before
-        calls, rest = read_calls(body, final=final)
         # JSON without the mark may be an answer, too.
-        if not marked and (rest or (calls and calls[0].name not in schemas)):
-            return Parsed(text if final else text.rstrip(), [])
-        if marked and rest and not calls:
+        alone, rest = read_calls(text, final=final) if before.lstrip().startswith("{") else ([], before)
+        if not rest and not alone and not final:
+            return Parsed("", [])
+        if alone and alone[0].name in schemas:
+            return Parsed("", alone)
+        if not marked:
+            return Parsed(text if final else before[: len(before) - open_length(before, (mark,))].rstrip(), [])
+        calls, rest = read_calls(after, final=final)
+        if rest and not calls:
             return Parsed(text, [])
-        return Parsed(before.rstrip() if marked else "", calls)
+        return Parsed(before.rstrip(), calls)
 
     def _head(self, free: bool, exclusive: bool) -> list[str]:
         return [f"head: {'' if exclusive else self._mark(self.marks[0])}"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moa_chat.gateway.errors import ApiError
-from moa_chat.gateway.tool_formats.json_calls import Call
+from moa_chat.gateway.tool_formats.json_calls import Call, strict_json
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
 from moa_runtime.grammar.compiler import spaced_schema
 
@@ -25,6 +25,7 @@ class Qwen3CoderFormat(ToolFormat):
     marks = ("<tool_call>", "</tool_call>")
     opening, closing = marks
     between = "\n"
+    quoted = False
 
     @classmethod
     def known_by(cls, source: str) -> bool:
@@ -86,6 +87,6 @@ def _value(text: str, schema: Any) -> Any:
     if kind == "string":
         return text
     try:
-        return json.loads(text.lower() if kind == "boolean" else text)
+        return strict_json(text.lower() if kind == "boolean" else text)
     except (ValueError, RecursionError):
         return text

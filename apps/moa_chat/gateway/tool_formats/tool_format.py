@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
+from moa_chat.gateway.tool_formats.json_calls import Call, escaped, read_calls
 from moa_runtime.chat_template import Message
 from moa_runtime.grammar.after_reasoning import reasoning_rules
 from moa_runtime.grammar.compiler import spaced_schema
 from moa_runtime.reasoning import Thought
 from moa_runtime.tokens import open_length
+
+#: A text in JSON, perhaps without its end.
+_QUOTED = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)'
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class ToolFormat:
     closing: str = ""  # after it
     listed: bool = False  # whether one mark begins a list of calls
     other_openings: ClassVar[tuple[str, ...]] = ()  # that are read, too
+    quoted: ClassVar[bool] = True  # whether arguments are JSON, in whose texts a mark is none
     single: ClassVar[bool] = False  # whether the target was trained to write one call at a time
     between: str = ""  # two calls
     arguments: ClassVar[str] = "arguments"  # their name in an object
@@ -104,21 +108,36 @@ class ToolFormat:
             final: whether the answer is whole. If not, more of it only adds to what is returned.
         """
         marks = [mark for mark in (self.opening, *self.other_openings) if mark]
-        content, *blocks = re.split("|".join(map(re.escape, marks)), text)
+        ends = [*marks, self.closing] if self.closing else marks
         calls: list[Call] = []
-        for number, block in enumerate(blocks, 1):
-            inside, closed, after = block.partition(self.closing) if self.closing else (block, "", "")
-            whole = bool(closed) or final or number < len(blocks)
-            if not whole:
-                inside = inside[: len(inside) - open_length(inside, (self.closing,))] if self.closing else inside
-            found, rest = self._calls(inside, schemas, final=whole)
-            if rest and not found:
-                content += f"{self.opening}{inside}{closed}"
-            calls += found
-            content += after
+        content, opened, at = "", "", 0
+        while True:
+            begin, end = self._next_mark(text, at, ends if opened else marks, quoted=bool(opened) and self.quoted)
+            part, mark = text[at:begin], text[begin:end]
+            if opened:
+                whole = bool(mark) or final
+                inside = part if whole else part[: len(part) - open_length(part, ends)]
+                found, rest = self._calls(inside, schemas, final=whole)
+                calls += found
+                closed = mark if mark == self.closing else ""
+                part = f"{opened}{inside}{closed}" if rest and not found else ""
+            content += part
+            if not mark:
+                break
+            opened, at = "" if mark == self.closing else mark, end
         if not final:
             content = content[: len(content) - open_length(content, marks)]
         return Parsed(content if final and not calls else content.rstrip(), calls)
+
+    @staticmethod
+    def _next_mark(text: str, at: int, marks: Sequence[str], *, quoted: bool) -> tuple[int, int]:
+        """Return the first and the last offset of the next mark, the length of the text if there is none; ``quoted``:
+        outside of the texts in JSON."""
+        either = "|".join(map(re.escape, marks))
+        found = re.compile(f"{either}|{{" if quoted else either).search(text, at)
+        while found and found[0][:1] in ("{", '"') and found[0] not in marks:
+            found = re.compile(f"{_QUOTED}|{either}", re.DOTALL).search(text, found.end())
+        return found.span() if found else (len(text), len(text))
 
     def _calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]], *, final: bool) -> tuple[list[Call], str]:
         """Read calls between the marks, see :func:`read_calls`."""
@@ -206,11 +225,12 @@ class CallSplitter:
         piece, self._content = content[self._content :], max(self._content, len(content))
         changes = []
         for index, call in enumerate(calls if self._parallel else calls[:1]):
+            name, arguments = map(escaped, call)
             if index == len(self._arguments):
                 self._arguments.append(0)
                 own = {"id": self._form.call_id(), "type": "function"}
-                changes.append({"index": index, **own, "function": {"name": call.name, "arguments": ""}})
-            if more := call.arguments[self._arguments[index] :]:
+                changes.append({"index": index, **own, "function": {"name": name, "arguments": ""}})
+            if more := arguments[self._arguments[index] :]:
                 self._arguments[index] += len(more)
                 changes.append({"index": index, "function": {"arguments": more}})
         self.called = bool(self._arguments)
