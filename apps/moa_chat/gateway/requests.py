@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -229,19 +231,23 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of a tool's arguments."""
     if (kind := schema.get("type", "object")) != "object":
         raise invalid(f"must be a schema of the type 'object', not {short(kind)}")
-    _check_levels(schema)
+    check_levels(schema)
     return {"type": "object", **schema} if schema else schema
 
 
-def _check_levels(value: Any, depth: int = 0) -> None:
-    """Raise an error for JSON that is nested too deeply, or holds half of a character."""
-    if isinstance(value, str):
-        whole_text(value)
-    elif isinstance(value, dict | list):
-        if depth == _DEEPEST:
-            raise invalid(f"is nested more than {_DEEPEST} levels deep")
-        for part in [*value, *value.values()] if isinstance(value, dict) else value:
-            _check_levels(part, depth + 1)
+def check_levels(value: Any, deepest: int = _DEEPEST) -> None:
+    """Raise an error for what is nested too deeply, holds half of a character, or a number that JSON does not have."""
+    parts = [value]
+    for level in range(deepest + 1):
+        for part in parts:
+            if isinstance(part, str):
+                whole_text(part)
+            elif isinstance(part, float) and not math.isfinite(part):
+                raise invalid(f"holds {part}, which is no number in JSON")
+        inside = [part for part in parts if isinstance(part, dict | list)]
+        if inside and level == deepest:
+            raise invalid(f"is nested more than {deepest} levels deep")
+        parts = [each for part in inside for each in (chain(part, part.values()) if isinstance(part, dict) else part)]
 
 
 def _choice(choice: Any) -> tuple[str, str]:
@@ -364,7 +370,7 @@ class FunctionCall(Part):
         """Return the arguments as chat templates take them: an object, or the text of something else."""
         try:
             arguments = json.loads(self.arguments)
-            _check_levels(arguments)
+            check_levels(arguments)
         except (ValueError, RecursionError):
             return self.arguments
         return arguments if isinstance(arguments, dict) else self.arguments

@@ -18,13 +18,13 @@ from moa_chat.gateway.requests import (
     Defaults,
     Part,
     Text,
+    check_levels,
     invalid,
     kind_of,
     parse_chat,
     prompted,
     read_body,
     short,
-    whole_text,
 )
 from moa_chat.gateway.tool_formats.tool_format import CallSplitter, ToolFormat
 
@@ -48,6 +48,7 @@ _ABSENT = (
 _EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 _IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _TEXTS = ("input_text", "output_text", "text")
+_DEEPEST = 128  # levels of what a response repeats
 
 
 def _text_of(content: Any, where: str) -> str:
@@ -74,7 +75,11 @@ def _messages(items: Any) -> list[dict[str, Any]]:
             raise invalid(f"{where} must be an object, not {kind_of(item)}", "invalid_type")
         kind = item.get("type", "message")
         if kind == "message":
-            messages.append({"role": item.get("role"), "content": _text_of(item.get("content"), f"{where}.content")})
+            message = {"role": item.get("role"), "content": _text_of(item.get("content"), f"{where}.content")}
+            if message["role"] == "assistant" and messages and "tool_calls" in messages[-1]:
+                messages[-1]["content"] += message["content"]  # text after the calls of the same answer
+            else:
+                messages.append(message)
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -149,8 +154,8 @@ class ResponseBody(Part):
     @field_validator("text", "tools", "tool_choice", "metadata", mode="before")
     @classmethod
     def _repeatable(cls, value: Any) -> Any:
-        """Return what the response repeats, unless it holds half of a character, which no reply can."""
-        whole_text(json.dumps(value, ensure_ascii=False))
+        """Return what the response repeats, unless no reply can."""
+        check_levels(value, _DEEPEST)
         return value
 
     @field_validator(*_KEEPING)

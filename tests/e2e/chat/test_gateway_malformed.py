@@ -176,6 +176,7 @@ TOOLS: list[tuple[str, str, dict]] = [
             {"type": None, "a": deep(40)},
             deep(40),
             {"type": "object", "\ud800": 1},
+            {"type": "object", "minimum": float("inf")},
         )
     ),
     *((ONLY, VALUE, schema(**own)) for own in ({"properties": 3}, {"properties": {"a": {"type": "nothing"}}})),

@@ -50,6 +50,14 @@ def ask(*script, **fields):
     return events, chats[-1]
 
 
+def deep(levels: int) -> list:
+    """A list of many levels."""
+    found: list = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
 def without_ids(response) -> dict:
     output = [
         {name: value for name, value in item.items() if name not in ("id", "call_id")} for item in response["output"]
@@ -122,6 +130,8 @@ def test_calls_and_their_results_are_parts_of_the_conversation():
     _, chat = ask(finished("3"), input=[{"role": "user", "content": "?"}, said, call, result], tools=[TOOL])
     assert chat.asked[0]["role"] == "tool" and chat.asked[0]["content"] == "3"
     assert chat.messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    _, chat = ask(finished("3"), input=[{"role": "user", "content": "?"}, call, said, result], tools=[TOOL])
+    assert chat.messages[1]["content"] == "Well." and chat.asked[0]["content"] == "3"
 
 
 def test_a_form_and_logprobs_are_those_of_a_chat_completion():
@@ -172,6 +182,10 @@ def test_a_form_and_logprobs_are_those_of_a_chat_completion():
         ({"metadata": {"a": "\ud800"}}, "metadata", "invalid_value"),
         ({"text": {"format": {"type": "text", "name": "\ud800"}}}, "text", "invalid_value"),
         ({"tools": [{**TOOL, "of": "\ud800"}]}, "tools", "invalid_value"),
+        ({"tools": [{**TOOL, "parameters": {"minimum": float("nan")}}]}, "tools", "invalid_value"),
+        ({"text": {"format": {"type": "text", "of": float("inf")}}}, "text", "invalid_value"),
+        ({"metadata": {"a": deep(200)}}, "metadata", "invalid_value"),
+        ({"tool_choice": deep(200)}, "tool_choice", "invalid_value"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "name": "add", "of": "\ud800"}},
             "tool_choice",

@@ -99,7 +99,7 @@ ANSWERS = [
     ),
     (
         GEMMA,
-        "<start_function_call>call:f{o:{k:[true,1.5,<escape>y\"<escape>]},p:word,q:-Infinity}<end_function_call>",
+        '<start_function_call>call:f{o:{k:[true,1.5,<escape>y"<escape>]},p:word,q:-Infinity}<end_function_call>',
         "",
         [("f", '{"o": {"k": [true, 1.5, "y\\""]}, "p": "word", "q": "-Infinity"}')],
     ),

@@ -57,8 +57,8 @@ def read_calls(text: str, *, final: bool) -> tuple[list[Call], str]:
 
 
 def strict_json(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError or RecursionError, also for what Python alone reads and writes:
-    ``NaN``, and numbers that are infinite."""
+    """Return the value of a JSON text. Raises ValueError or RecursionError, also for what Python alone reads and
+    writes: ``NaN``, and numbers that are infinite."""
     value = json.loads(text)
     json.dumps(value, allow_nan=False)
     return value
