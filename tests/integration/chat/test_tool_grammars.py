@@ -132,6 +132,36 @@ def test_texts_of_xml_stand_without_quotes_and_their_patterns_are_refused(folder
         Qwen3CoderFormat("", {}).grammar([patterned], required=True, parallel=False)
 
 
+def test_what_is_no_json_conforms_to_its_schema_or_is_refused(folder):
+    parts = {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}}, "c": {"title": "Any."}}
+    tools = [FunctionTool("f", {"type": "object", "properties": parts}, strict=True), FunctionTool("g", ADD)]
+
+    def reads(arguments: str, name: str = "f") -> str:
+        grammar = FunctionGemmaFormat("", {}).grammar(tools, required=False, parallel=False)
+        return read(folder / "text", grammar, f"<start_function_call>call:{name}{arguments}<end_function_call>")
+
+    for arguments in ("{}", "{a:-7,b:[<escape>x, y<escape>,<escape><escape>]}", "{c:{k:[true,<escape>]<escape>]}}"):
+        assert reads(arguments) == "whole"
+    assert [reads(arguments) for arguments in ("{a:07}", "{a:1.5}", "{b:[x]}", "{d:1}")] == ["no"] * 4
+    assert reads("{a:<escape>x<escape>,z:[]}", "g") == "whole"  # of a tool that is not strict
+
+
+@pytest.mark.parametrize("form", [FunctionGemmaFormat, Qwen3CoderFormat])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": 3},
+        {"required": 3},
+        {"properties": {"a": 3}},
+        {"properties": {"a": {"type": "string", "pattern": "a"}}},
+        {"properties": {"b": {}}, "required": ["a"]},
+    ],
+)
+def test_a_schema_without_a_grammar_is_refused(form, schema):
+    with refused("unsupported_schema", ApiError):
+        form("", {}).grammar([FunctionTool("f", {"type": "object", **schema})], required=True, parallel=False)
+
+
 @pytest.mark.parametrize(
     ("thought", "text"), [("may", "<think>{1}</think>\n\n"), ("may", ""), ("begun", "{1}</think>")]
 )

@@ -16,12 +16,17 @@ _PLAIN = re.compile(r"[^,}\]]*")
 _KEY = re.compile(r"\s*([^:{},]+):")
 _ESCAPE = "<escape>"
 _DEEPEST = 32
+_WHOLE = "-?(0|[1-9][0-9]{0,17})"
 _PLAIN_TYPES = {
-    "integer": "/-?[0-9]{1,18}/",
-    "number": "/-?[0-9]{1,18}(\\.[0-9]{1,18})?/",
+    "integer": f"/{_WHOLE}/",
+    "number": f"/{_WHOLE}(\\.[0-9]{{1,18}})?/",
     "boolean": '("true" | "false")',
     "null": '"null"',
 }
+#: What schemas may say beside their type in a grammar; the first ones constrain nothing.
+_SAY_NOTHING = {"title", "description", "default", "examples", "format", "$schema", "$defs", "definitions"}
+_MORE = {"array": {"items"}, "object": {"properties", "required", "additionalProperties"}}
+_WRITABLE_KEY = re.compile(r"[^:{},<\[\]\s]+( +[^:{},<\[\]\s]+)*")
 
 
 class FunctionGemmaFormat(ToolFormat):
@@ -46,30 +51,49 @@ class FunctionGemmaFormat(ToolFormat):
     def _call(self, name: str, schema: Mapping[str, Any]) -> str:
         return f"{json.dumps(f'call:{name}')} {self._rule(schema, name)} {self._mark(self.closing)}"
 
-    def _rule(self, schema: Mapping[str, Any], name: str) -> str:
-        """Return a schema as a grammar."""
-        kind, choices = schema.get("type"), schema.get("enum")
-        if isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices):
-            texts = " | ".join(json.dumps(each) for each in choices)
-            return f"{self._mark(_ESCAPE)} ({texts}) {self._mark(_ESCAPE)}"
-        if kind == "string":
-            return f"{self._mark(_ESCAPE)} /[^<]*/ {self._mark(_ESCAPE)}"
-        if kind == "array" and isinstance(schema.get("items"), Mapping):
-            item = self._rule(schema["items"], name)
-            return f'"[" ({item} ("," {item})*)? "]"'
-        if kind == "object":
-            return f'"{{" {self._members(schema, name)} "}}"'
-        if isinstance(kind, str) and kind in _PLAIN_TYPES:
-            return _PLAIN_TYPES[kind]
+    @staticmethod
+    def _unsupported(name: str) -> ApiError:
         text = (
             f"tools: this target writes arguments in a form of its own, for which {name!r} has no grammar: its schema "
-            "may have objects, lists, texts, choices of texts, numbers and booleans"
+            "may have objects, lists, texts, choices of texts, numbers and booleans, but no pattern, length or range"
         )
-        raise ApiError(400, text, param="tools", code="unsupported_schema")
+        return ApiError(400, text, param="tools", code="unsupported_schema")
+
+    def _head(self, free: bool, exclusive: bool) -> list[str]:
+        escape, key = self._mark(_ESCAPE), "/[^:{},<\\[\\]\\s]{1,64}/"
+        lists = '"[" (any ("," any)*)? "]" | "{" members? "}"'
+        rules = [f"any: {escape} /[^<]*/ {escape} | {lists} | {key}", f'members: {key} ":" any ("," {key} ":" any)*']
+        return [*rules, *super()._head(free, exclusive)]
+
+    def _rule(self, schema: Mapping[str, Any], name: str) -> str:
+        """Return a schema as a grammar."""
+        kind, said = schema.get("type"), schema.keys() - _SAY_NOTHING
+        choices = schema.get("enum")
+        if isinstance(choices, list) and choices and said <= {"type", "enum"}:
+            if all(isinstance(each, str) for each in choices):
+                texts = " | ".join(json.dumps(each) for each in choices)
+                return f"{self._mark(_ESCAPE)} ({texts}) {self._mark(_ESCAPE)}"
+        elif not said:
+            return "any"
+        elif isinstance(kind, str) and said <= {"type"} | _MORE.get(kind, set()):
+            if kind == "string":
+                return f"{self._mark(_ESCAPE)} /[^<]*/ {self._mark(_ESCAPE)}"
+            if kind == "array" and isinstance(schema.get("items", {}), Mapping):
+                item = self._rule(schema.get("items", {}), name)
+                return f'"[" ({item} ("," {item})*)? "]"'
+            if kind == "object":
+                return f'"{{" {self._members(schema, name)} "}}"'
+            if kind in _PLAIN_TYPES:
+                return _PLAIN_TYPES[kind]
+        raise self._unsupported(name)
 
     def _members(self, schema: Mapping[str, Any], name: str) -> str:
         """Return the grammar of an object's members, in the order of their names, as the template has them."""
-        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        properties, required = self._properties(schema, name)
+        if not properties and schema.get("additionalProperties") is not False:
+            return "members?"
+        if not all(map(_WRITABLE_KEY.fullmatch, properties)):
+            raise self._unsupported(name)
         rules = [(key, f"{json.dumps(f'{key}:')} {self._rule(part, name)}") for key, part in sorted(properties.items())]
         rest = [f'("," {rule}){"" if key in required else "?"}' for key, rule in rules]
         first: list[str] = []

@@ -43,15 +43,13 @@ class Qwen3CoderFormat(ToolFormat):
         return [Call(name, json.dumps(found, ensure_ascii=False))], ""
 
     def _call(self, name: str, schema: Mapping[str, Any]) -> str:
-        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        properties, required = self._properties(schema, name)
         if not properties and schema.get("additionalProperties") is not False:  # any arguments
             members = '("<parameter=" /[^>\\n]+/ ">\\n" parameter)*'
         else:
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
             rules = [
                 f"{json.dumps(f'<parameter={key}>' + chr(10))} {self._rule({**shared, **part}, name)}"
-                if isinstance(part, Mapping)
-                else self._unsupported(name)
                 for key, part in properties.items()
             ]
             known = zip(properties, rules, strict=True)
@@ -67,18 +65,18 @@ class Qwen3CoderFormat(ToolFormat):
         if schema.get("type") != "string":
             return f"%json {spaced_schema(schema)} {json.dumps(_END)}"
         if not schema.keys() - {"$defs", "definitions"} <= _OF_TEXTS:
-            self._unsupported(name)
+            raise self._unsupported(name)
         if isinstance(schema.get("enum"), list):
             return f"({' | '.join(json.dumps(str(each)) for each in schema['enum'])}) {json.dumps(_END)}"
         return "parameter"
 
     @staticmethod
-    def _unsupported(name: str) -> str:
+    def _unsupported(name: str) -> ApiError:
         text = (
             f"tools: this target writes texts without quotes, for which {name!r} has no grammar: schemas of its texts "
             "may have an enum, but no pattern or length"
         )
-        raise ApiError(400, text, param="tools", code="unsupported_schema")
+        return ApiError(400, text, param="tools", code="unsupported_schema")
 
 
 def _value(text: str, schema: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.tool_formats.json_calls import Call, escaped, read_calls
 from moa_runtime.chat_template import Message
 from moa_runtime.grammar.after_reasoning import reasoning_rules
@@ -195,6 +196,23 @@ class ToolFormat:
         """Return the rule of a call after the opening mark."""
         begins = json.dumps(f'{{"name": {json.dumps(name)}, "{self.arguments}": ')
         return f'{begins} %json {spaced_schema(schema)} "}}"'
+
+    @classmethod
+    def _properties(cls, schema: Mapping[str, Any], name: str) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+        """Return the schemas of an object's properties, and those that it must have. Raises ApiError for others."""
+        properties, required = schema.get("properties") or {}, schema.get("required") or []
+        if isinstance(properties, dict) and isinstance(required, list):
+            known = {key: {} if part is True else part for key, part in properties.items()}
+            if all(isinstance(part, Mapping) for part in known.values()) and all(
+                key in known for key in map(str, required)
+            ):
+                return known, required
+        raise cls._unsupported(name)
+
+    @staticmethod
+    def _unsupported(name: str) -> ApiError:
+        """Return the error for a schema of the tool ``name`` that has no grammar in this format."""
+        raise NotImplementedError
 
     def _mark(self, mark: str) -> str:
         """Return a mark as a grammar has it."""
