@@ -59,10 +59,13 @@ def unexpected_error(address: str, error: BaseException) -> ConnectError:
     return failed
 
 
-def connect_error(address: str, error: Exception, within_s: float, *, proxied: bool) -> ConnectError:
+def connect_error(
+    address: str, error: Exception, within_s: float, *, proxied: bool, token: bool = False
+) -> ConnectError:
     """Return what ``websockets`` raised for ``address`` as an error that says what to do.
 
     Args:
+        token: whether one was sent.
         within_s: seconds after which the attempt was given up.
         proxied: whether the environment names a proxy for it. Its address may hold a password and is not repeated.
     """
@@ -76,7 +79,7 @@ def connect_error(address: str, error: Exception, within_s: float, *, proxied: b
         text = f"{proxy} has no valid address: expected http://HOST:PORT or socks5h://HOST:PORT, or set no_proxy"
         return ConnectError(text, final=True, code="bad_proxy")
     if isinstance(error, InvalidStatus):
-        return _refused(address, error.response.status_code)
+        return _refused(address, error.response.status_code, token)
     if isinstance(error, InvalidURI):
         return ConnectError(
             f"{address} is no verifier address: expected ws://HOST:PORT", final=True, code="bad_address"
@@ -117,10 +120,15 @@ def connect_error(address: str, error: Exception, within_s: float, *, proxied: b
     return unexpected_error(address, error)
 
 
-def _refused(address: str, status: int) -> ConnectError:
+def token_refused(address: str, token: bool) -> str:
+    """Return what the status 401 means; ``token`` says whether one was sent."""
+    what = "refused the token: ask its operator for the right one"
+    return f"the verifier at {address} {what if token else 'asks for a token, and none is given'}"
+
+
+def _refused(address: str, status: int, token: bool) -> ConnectError:
     if status == 401:
-        text = f"the verifier at {address} refused the token; check --token"
-        return ConnectError(text, final=True, code="unauthorized")
+        return ConnectError(token_refused(address, token), final=True, code="unauthorized")
     if status == 403:
         text = f"{address} refused the connection (HTTP 403): check the address, with its path behind a proxy"
         return ConnectError(text, final=True, code="forbidden")
@@ -350,7 +358,8 @@ class Transport:
                 close_timeout=1.0,
             )
         except Exception as error:
-            raise connect_error(address, error, timing.open_timeout, proxied=proxy is not None) from error
+            proxied, token = proxy is not None, bool(self._endpoint.token)
+            raise connect_error(address, error, timing.open_timeout, proxied=proxied, token=token) from error
 
     async def _pump(self, socket: ClientConnection) -> None:
         """Move frames until the connection closes; raise ConnectError if no Welcome comes."""

@@ -97,6 +97,15 @@ class Trouble(enum.Enum):
     OTHER = "other"
 
 
+#: Settings at fault by the code of the error.
+_TROUBLES = {
+    "unauthorized": Trouble.TOKEN,
+    "forbidden": Trouble.ADDRESS,
+    "unreachable": Trouble.AWAY,
+    "malformed": Trouble.ADDRESS,
+}
+
+
 class ConnectionFailedError(MoaError):
     """A connection that could not be made: the setting at fault, and a certificate that is not trusted."""
 
@@ -152,8 +161,7 @@ async def _config(
     except ConnectionFailedError:
         raise
     except MoaError as error:
-        found = {"unauthorized": Trouble.TOKEN, "unreachable": Trouble.AWAY, "malformed": Trouble.ADDRESS}
-        raise _failed(error, found.get(error.code or "", Trouble.BUNDLE)) from error
+        raise _failed(error, _TROUBLES.get(error.code or "", Trouble.BUNDLE)) from error
 
 
 def _without_progress(received: int, total: int) -> None:
@@ -200,9 +208,8 @@ async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
     if isinstance(error, ConnectionFailedError):
         return error
     cause, address = error.__cause__, endpoint.address
-    if isinstance(cause, InvalidStatus) and cause.response.status_code in (401, 403):
-        text = f"The server at {address} refused the token. Ask its operator for the right one."
-        return ConnectionFailedError(text, Trouble.TOKEN, code=error.code)
+    if isinstance(cause, InvalidStatus) and error.code in _TROUBLES:
+        return _failed(error, _TROUBLES[error.code])
     if isinstance(cause, ssl.SSLCertVerificationError):
         return await _explain_certificate(cause, endpoint, error.code)
     if isinstance(cause, ssl.SSLError):

@@ -258,15 +258,13 @@ export async function connectError(endpoint: Endpoint, host: Host, withinS: numb
   return new ConnectError(`no verifier answers at ${address}; start one with moa-serve${hint}`, false);
 }
 
-function refused({ address, token }: Endpoint, { elsewhere, status }: Answered): ConnectError {
+function refused(endpoint: Endpoint, { elsewhere, status }: Answered): ConnectError {
+  const { address } = endpoint;
   if (status === 403) {
     const text = `${address} refused the connection (HTTP 403): check the address, with its path behind a proxy`;
     return new ConnectError(text, true);
   }
-  if (status === 401) {
-    const text = token === "" ? "asks for a token, and none is given" : "refused the token; check it";
-    return new ConnectError(`the verifier at ${address} ${text}`, true);
-  }
+  if (status === 401) return new ConnectError(endpoint.tokenRefused, true);
   if (elsewhere) {
     const text = `${address} sends its clients elsewhere, which is not followed`;
     return new ConnectError(`${text}: name the verifier's own address`, true);

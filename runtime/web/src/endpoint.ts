@@ -32,6 +32,12 @@ export class Endpoint {
     this.onThisMachine = isLoopback(parsed.hostname);
   }
 
+  /** What the status 401 means. */
+  get tokenRefused(): string {
+    const text = this.token === "" ? "asks for a token, and none is given" : "refused the token; check it";
+    return `the verifier at ${this.address} ${text}`;
+  }
+
   /** Subprotocols that the WebSocket offers. They carry the token, because a page cannot set headers. */
   get protocols(): string[] {
     if (!this.token) return [];

@@ -265,6 +265,7 @@ test("bundle: a verifier hands it out over a link that is cut, and it is here wh
     await Bundle.fetch(where, { store });
     assert.deepEqual(served.asked, []);
     await assert.rejects(Bundle.fetch({ ...where, token: "wrong" }, { store }), /refused the token/);
+    await assert.rejects(Bundle.fetch({ ...where, token: "" }, { store }), /none is given/);
     served.files.set("half.onnx", randomBytes(PIECE));
     const newer = await Bundle.fetch(where, { store, writer: true });
     assert.equal((await newer.graph()).bytes.length, PIECE);

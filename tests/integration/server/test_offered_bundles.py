@@ -89,8 +89,8 @@ def test_a_download_goes_on_after_cuts_and_in_a_later_program(verifier: Verifier
 
 
 def test_no_token_no_bundle(verifier: Verifier, folder: Path) -> None:
-    for token in ("", "wrong"):
-        with refused("unauthorized", DownloadError):
+    for token, why in (("", "none is given"), ("wrong", "refused")):
+        with refused("unauthorized", DownloadError, why):
             offers(endpoint(verifier.port, token))
     (offer,) = offers(endpoint(verifier.port))
     assert verifier.http("GET", f"{BUNDLES_PATH}/{offer.id}/tokenizer.json", headers={}).status_code == 401
@@ -156,6 +156,7 @@ def test_a_bundle_that_no_address_uses_any_more_is_removed(verifier: Verifier, f
         (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": [{"id": "../../x"}]}', "malformed"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "malformed"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "refused"),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "forbidden"),  # by a proxy, of a path that is not the verifier's
         (b"HTTP/1.1 404 Not Found\r\n\r\n", "no_bundle"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": []}', "no_bundle"),
         (b"SSH-2.0-x\r\n", "unreachable"),

@@ -56,7 +56,7 @@ interface Listed {
 
 async function listOf(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefined): Promise<Listed[]> {
   const { address } = endpoint;
-  const reply = await asked(endpoint.at(BUNDLES_PATH), address, fetch, signal);
+  const reply = await asked(endpoint, fetch, signal);
   let raw: unknown;
   try {
     raw = JSON.parse(await textOf(reply, MOST_LIST_BYTES));
@@ -73,18 +73,21 @@ async function listOf(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefin
   });
 }
 
-async function asked(url: string, address: string, fetch: Fetch, signal: Signal | undefined): Promise<Reply> {
+async function asked(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefined): Promise<Reply> {
+  const { address } = endpoint;
   let reply: Reply;
   try {
-    reply = await fetch(url, { cache: "no-store", signal });
+    reply = await fetch(endpoint.at(BUNDLES_PATH), { cache: "no-store", signal });
   } catch (error) {
     signal?.throwIfAborted();
     throw new AwayError(`the verifier at ${address} cannot be reached: ${saidBy(error)}`, { cause: error });
   }
   const { ok, status } = reply;
   if (ok) return reply;
-  if (status === 401 || status === 403) {
-    throw new BundleError(`the verifier at ${address} refused the token: ask its operator for the right one`);
+  if (status === 401) throw new BundleError(endpoint.tokenRefused);
+  if (status === 403) {
+    const text = `${address} refused the request (HTTP 403): check the address, with its path behind a proxy`;
+    throw new BundleError(text);
   }
   if (status === 404) throw new BundleError(`the verifier at ${address} offers no bundle`);
   if (status === 408 || status === 429 || status >= 500) {
