@@ -273,6 +273,9 @@ def _supported_config(folder: Path) -> Any:
         raise _cannot_load(folder, error) from error
     if not hasattr(config, "num_key_value_heads"):
         raise _unsupported(folder, kind)
+    if getattr(config, "is_causal", True) is False:
+        text = f"the target in {folder} is not supported: its tokens read later ones (is_causal is false)"
+        raise TargetError(text, code="unsupported_target")
     for name in ("num_hidden_layers", "max_position_embeddings"):
         if (getattr(config, name, None) or 0) < 1:
             raise _cannot_load(folder, ValueError(f"{name} must be at least 1"))

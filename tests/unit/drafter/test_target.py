@@ -556,13 +556,15 @@ def test_a_gguf_file_of_impossible_sizes_is_refused(own_target, tmp_path):
                 ({"rope_parameters": "x"}, "rope_parameters"),
                 ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'factor'"),
                 ({"model_type": ["llama"]}, "llama"),
+                ({"is_causal": False}, "is_causal"),
             ]
         ),
     ],
 )
 def test_an_impossible_configuration_is_refused(own_target, load, field, named):
     configure(own_target, field)
-    with refused("unsupported_target" if "model_type" in field else "unreadable", TargetError) as caught:
+    unsupported = field.keys() & {"model_type", "is_causal"}
+    with refused("unsupported_target" if unsupported else "unreadable", TargetError) as caught:
         load(str(own_target))
     assert named in str(caught.value) and "\n" not in str(caught.value)
 
