@@ -73,7 +73,7 @@ Part = str | list[ScoredToken] | Ending
 class Reply:
     """The objects of a chat completion with ``choices`` answers; all name the same id and time."""
 
-    id_begins, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    id_begins, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(
         self, model: str, choices: int, *, begun: bool = False, calls: Callable[[], CallSplitter] | None = None
@@ -83,7 +83,7 @@ class Reply:
             begun: whether answers begin inside their reasoning, see :mod:`moa_runtime.reasoning`.
             calls: makes what reads an answer's calls of tools; None if it has none.
         """
-        name = f"{self.id_begins}-{secrets.token_hex(12)}"
+        name = f"{self.id_begins}{secrets.token_hex(12)}"
         self._about = {"id": name, "created": int(time.time()), "model": model}
         self.choices, self._begun = choices, begun
         self._scores: list[list[ScoredToken]] = [[] for _ in range(choices)]  # of tokens that no choice has shown
@@ -181,7 +181,7 @@ class Reply:
 class TextReply(Reply):
     """The objects of a completion."""
 
-    id_begins, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+    id_begins, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
     def first_chunks(self) -> str:
         return ""

@@ -48,6 +48,7 @@ _ABSENT = (
 _EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 _IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _TEXTS = ("input_text", "output_text", "text")
+_NO_CACHE = {"cached_tokens": 0, "cache_write_tokens": 0}  # none that is told of
 _DEEPEST = 128  # levels of what a response repeats
 
 
@@ -238,7 +239,7 @@ class ResponseReply(Reply):
         about: fields that repeat the request.
     """
 
-    id_begins, whole_object = "resp", "response"
+    id_begins, whole_object = "resp_", "response"
 
     def __init__(
         self,
@@ -373,7 +374,7 @@ class ResponseReply(Reply):
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": usage["completion_tokens_details"],
             }
-            read = {"input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0}}
+            read = {"input_tokens": usage["prompt_tokens"], "input_tokens_details": _NO_CACHE}
             own = {**read, **written, "total_tokens": usage["total_tokens"], "moa": usage["moa"]}
             status, figures = "completed", {"usage": own, "metrics": metrics_of([ending])}
             if ending.reason != "stop":

@@ -86,6 +86,8 @@ def test_an_answer_is_a_response():
     assert item["content"] == [{"type": "output_text", "text": "Paris", "annotations": [], "logprobs": []}]
     expected = {**fields, "object": "response", "model": "tiny", "metadata": {"a": "b"}, "error": None, "store": False}
     assert {name: response[name] for name in expected} == expected
+    assert response["id"].startswith("resp_")
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
     assert [response["usage"][f"{name}_tokens"] for name in ("input", "output", "total")] == [5, 5, 10]
     cut, chat = ask(finished("Par", FinishReason.LENGTH))
     assert cut["status"] == cut["output"][0]["status"] == "incomplete" and chat.overflow == "error"

@@ -177,6 +177,7 @@ def test_turns_are_as_the_template_takes_them():
     tools = [{"type": "function", "function": {"name": "add"}}]
     for source in (HERMES, GRANITE, LLAMA, GEMMA):
         assert form(source).turns(TURNS, tools) == TURNS and form(source).templated(tools) == tools
+    assert form(SMOL).write([{"function": {"name": "add", "arguments": {"a": "é"}}}]).count("é") == 1
     written = "Well.\n" + '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     assert form(SMOL).turns(TURNS, tools)[1:] == [{"role": "assistant", "content": written}, TURNS[2]]
     answer, result = form(MISTRAL).turns(TURNS, tools)[1:]

@@ -97,7 +97,9 @@ class ToolFormat:
     def write(self, calls: Sequence[Message]) -> str:
         """Return calls of a turn as the target would write them."""
         named = [{"name": each["function"]["name"], self.arguments: each["function"]["arguments"]} for each in calls]
-        return self.between.join(f"{self.opening}\n{json.dumps(each)}\n{self.closing}" for each in named)
+        return self.between.join(
+            f"{self.opening}\n{json.dumps(each, ensure_ascii=False)}\n{self.closing}" for each in named
+        )
 
     # -- answers ----------------------------------------------------------------------------------
 
@@ -188,9 +190,12 @@ class ToolFormat:
     def _head(self, free: bool, exclusive: bool) -> list[str]:
         """Return the rule of what comes before a call; ``free``: with text before; ``exclusive``: an answer that is no
         call is no JSON."""
-        if self.opening in self._special:
-            return [f"head: {'TEXT ' if free else ''}{self._mark(self.opening)}"]
-        return [f"head[lazy]: TEXT {json.dumps(self.opening)}" if free else f"head: {json.dumps(self.opening)}"]
+        if not free:
+            return [f"head: {self._mark(self.opening)}"]
+        marks = [mark for mark in (self.opening, *self.other_openings) if mark not in self._special]
+        special = [f"TEXT {self._mark(mark)}" for mark in (self.opening, *self.other_openings) if mark in self._special]
+        rules = [f"spelled[lazy]: TEXT ({' | '.join(map(json.dumps, marks))})"] if marks else []
+        return [f"head: {' | '.join([*special, *(['spelled'] if marks else [])])}", *rules]
 
     def _call(self, name: str, schema: Mapping[str, Any]) -> str:
         """Return the rule of a call after the opening mark."""
