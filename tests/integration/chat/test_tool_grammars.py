@@ -90,6 +90,7 @@ def test_an_answer_is_a_call_a_text_or_an_object(folder, kind, form, source, cal
     assert reads("Hi there, 1 < 2.") == reads("") == "whole" and reads(call) == "whole"
     for opening in written.other_openings if kind == "text" else ():  # no token of theirs
         assert [reads(opening + each.removeprefix(written.opening)) for each in (call, wrong)] == ["whole", "no"]
+    assert reads("\n Hi") == "whole" and reads("\n " + wrong) == "no"
     assert reads(wrong) == "no" and (reads("Hi " + call) == "whole" or form is Llama3Format)
     twice = f"{call}{between}{call}"
     assert reads(twice, required=True, parallel=True) == ("no" if between is None else "whole")

@@ -16,7 +16,7 @@ class Llama3Format(ToolFormat):
     marks = ("<|python_tag|>",)
     single = True
     arguments = "parameters"
-    tail = "/([^{](.|\\n)*)?/"
+    tail = "/\\s*([^{\\s](.|\\n)*)?/"  # a call may have space before it
 
     @classmethod
     def known_by(cls, source: str) -> bool:
