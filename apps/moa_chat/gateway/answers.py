@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -48,12 +49,17 @@ class StopFilter:
         self._stops = stops
         self._held, self._passed_on = "", 0
 
-    def feed(self, text: str) -> str:
-        """Add text; returns what is certain now, perhaps none."""
+    def feed(self, text: str, least: float = 0) -> str:
+        """Add text; returns what is certain now, perhaps none. A stop text within the first ``least`` characters of all
+        is none."""
         if self.end is not None:
             return ""
         self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = []
+        for stop in self._stops:
+            first = max(0, min(len(self._held), least - self._passed_on) - len(stop) + 1)
+            if (at := self._held.find(stop, int(first))) >= 0:
+                found.append((at + len(stop), at))
         if not found:
             return self._release(len(self._held) - open_length(self._held, self._stops))
         end, at = min(found)
@@ -105,6 +111,7 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
     if not request.raw:
         chat.thinking, chat.tools, chat.shown_tokens = request.thinking, request.tools, request.shown_tokens
     sampling = request.sampling_of(index)
+    least = sampling.min_tokens
     sending = chat.send(request.question, max_new_tokens=request.max_new_tokens, sampling=sampling)
     async with aclosing(_patiently(sending)) as events:
         async for event in events:
@@ -120,7 +127,8 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
             # Of a grammar's answer nothing is kept that the target has not confirmed.
             some = _confirmed if request.sampling.grammar is not None else _certain
             text, tokens = _whole(latest) if reason else some(latest)
-            piece, taken = stops.feed(text[taken:]), max(taken, len(text))
+            free = sum(map(len, latest.pieces[:least])) if len(tokens) >= least else math.inf
+            piece, taken = stops.feed(text[taken:], free), max(taken, len(text))
             if stops.end is not None:
                 # A verdict may bring more: what is counted depends on the tokens alone, as the text does.
                 reason = "stop"

@@ -43,7 +43,9 @@ def events_of(verdicts: Sequence[tuple[Sequence[int], Sequence[int]]], reason: F
     return [*events, record.finish(reason)]
 
 
-def answered(events: list[ChatEvent], stops: Sequence[str], *, stream: bool) -> tuple[str, str, dict[str, int]]:
+def answered(
+    events: list[ChatEvent], stops: Sequence[str], *, stream: bool, least: int = 0
+) -> tuple[str, str, dict[str, int]]:
     """Text, ``finish_reason`` and OpenAI's figures."""
 
     async def connect(needs_verifier: bool) -> PooledChat:
@@ -52,6 +54,7 @@ def answered(events: list[ChatEvent], stops: Sequence[str], *, stream: bool) -> 
     pool = ChatPool(connect)
     http = TestClient(create_app(pool, pool, DEFAULTS, Access("", loopback=False), lambda line: None))
     body = {"messages": [USER], "stop": list(stops), "stream": stream, "stream_options": {"include_usage": True}}
+    body["min_tokens"] = least
     answer = http.post("/v1/chat/completions", json=body)
     if not stream:
         whole = answer.json()
@@ -73,14 +76,15 @@ TOKENS = st.integers(0, len(BYTES) - 3)
     verdicts=st.lists(st.tuples(st.lists(TOKENS, max_size=5), st.lists(TOKENS, max_size=3)), max_size=8),
     stops=st.lists(st.text("abé �", min_size=1, max_size=4), max_size=4),
     reason=st.sampled_from(FinishReason),
+    least=st.integers(0, 4),
 )
-def test_any_verdicts_of_the_same_tokens_give_the_same_answer(verdicts, stops, reason):
+def test_any_verdicts_of_the_same_tokens_give_the_same_answer(verdicts, stops, reason, least):
     tokens = [token for committed, _ in verdicts for token in committed]
-    one_by_one = answered(events_of([([token], ()) for token in tokens], reason), stops, stream=False)
-    at_once = answered(events_of([(tokens, ())], reason), stops, stream=False)
+    one_by_one = answered(events_of([([token], ()) for token in tokens], reason), stops, stream=False, least=least)
+    at_once = answered(events_of([(tokens, ())], reason), stops, stream=False, least=least)
     events = events_of(verdicts, reason)
-    as_they_came = answered(events, stops, stream=False)
-    assert one_by_one == at_once == as_they_came == answered(events, stops, stream=True)
+    as_they_came = answered(events, stops, stream=False, least=least)
+    assert one_by_one == at_once == as_they_came == answered(events, stops, stream=True, least=least)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,15 @@ def test_an_answer_ends_at_the_stop_text_that_is_complete_first(tokens, stops, t
         said, reason, usage = answered(events_of(verdicts, FinishReason.LENGTH), stops, stream=False)
         assert (said, usage["completion_tokens"]) == (text, count)
         assert reason == ("length" if stops == ["c"] else "stop")
+
+
+@pytest.mark.parametrize(
+    ("least", "text"), [(0, ""), (1, "ab"), (2, "ab"), (3, "aba"), (4, "ababbbab"), (5, "ababbbabaab")]
+)
+def test_a_stop_text_counts_after_the_least_tokens(least, text):
+    tokens, stops = [0, 1, 2, 5, 4], ["a", "bb"]  # "a", "b", "ab", "bbab", "aab"
+    for verdicts in ([(tokens, ())], [([token], (0, 1)) for token in tokens]):
+        assert answered(events_of(verdicts, FinishReason.LENGTH), stops, stream=False, least=least)[0] == text
 
 
 def test_reasoning_is_apart_from_the_answer_and_switched_by_the_request():
