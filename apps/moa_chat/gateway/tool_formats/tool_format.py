@@ -18,7 +18,7 @@ from moa_runtime.reasoning import Thought
 from moa_runtime.tokens import open_length
 
 #: A text in JSON, perhaps without its end.
-_QUOTED = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)'
+_QUOTED = r'"(?:[^"\\]+|\\.)*(?:"|\\?\Z)'
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,12 @@ class ToolFormat:
         """Return the first and the last offset of the next mark, the length of the text if there is none; ``quoted``:
         outside of the texts in JSON."""
         either = "|".join(map(re.escape, marks))
-        found = re.compile(f"{either}|{{" if quoted else either).search(text, at)
-        while found and found[0][:1] in ("{", '"') and found[0] not in marks:
-            found = re.compile(f"{_QUOTED}|{either}", re.DOTALL).search(text, found.end())
+        found = re.compile(either).search(text, at)
+        if quoted and found and (begin := text.find("{", at, found.start())) >= 0:
+            begins = "".join(re.escape(mark[0]) for mark in marks)
+            between = re.compile(f'(?:{_QUOTED}|[^"{begins}]+|(?!{either})[{begins}])*', re.DOTALL)
+            at = between.match(text, begin).end()  # type: ignore[union-attr]  # it takes any text
+            found = re.compile(either).match(text, at)
         return found.span() if found else (len(text), len(text))
 
     def _calls(self, text: str, schemas: Mapping[str, Mapping[str, Any]], *, final: bool) -> tuple[list[Call], str]:
