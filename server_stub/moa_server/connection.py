@@ -228,7 +228,11 @@ class Connection:
             return None
         try:
             grammar = parse_grammar(message.prompt.sampling.grammar)
-            return None if grammar is None else await grammars.compiled(grammar)
+            if grammar is None:
+                return None
+            # One of each bearer: the compiler's queue is short, whatever others send.
+            async with contextlib.nullcontext() if grammars.knows(grammar) else self._budgets.compiling:
+                return await grammars.compiled(grammar)
         except MoaError as error:
             return error
 

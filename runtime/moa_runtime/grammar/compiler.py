@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError, json_problem
 from moa_runtime.grammar.answer_matcher import MOST_FORCED, AnswerMatcher
+from moa_runtime.grammar.trial import STACK_BYTES, GrammarTrial
 from moa_runtime.session.events import Grammar
 
 if TYPE_CHECKING:
@@ -65,20 +66,26 @@ def check_size(grammar: Grammar) -> None:
 
 
 class GrammarCompiler:
-    """Compiles grammars for a target. Limits are counters, so the result does not depend on the load.
+    """Compiles grammars for a target. Limits are counters and processor time: the result does not depend on the load.
 
     Args:
         tokenizer_file: the target's ``tokenizer.json``, which is read when the first grammar comes.
         vocab_size, stop_tokens: of the target.
+        trial: tries each grammar of others first; None to compile one's own.
     """
 
-    def __init__(self, tokenizer_file: Path, vocab_size: int, stop_tokens: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer_file: Path, vocab_size: int, stop_tokens: Sequence[int], trial: GrammarTrial | None = None
+    ) -> None:
         self._tokenizer_file, self._vocab_size, self._stop_tokens = tokenizer_file, vocab_size, list(stop_tokens)
         self._endings = sum(1 << token for token in set(stop_tokens))
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher | GrammarError] = OrderedDict()
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "grammar")
+        self._thread, self._trial = ThreadPoolExecutor(1, "grammar"), trial
+        before = threading.stack_size(STACK_BYTES)
+        self._thread.submit(int).result()  # starts the thread
+        threading.stack_size(before)
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> GrammarCompiler | None:
@@ -118,7 +125,9 @@ class GrammarCompiler:
         return AnswerMatcher(found, self._vocab_size, self._stop_tokens)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and the trial's process."""
+        if self._trial is not None:
+            self._thread.submit(self._trial.close)
         self._thread.shutdown(wait=False)
 
     def _known(self, grammar: Grammar) -> LLMatcher | GrammarError | None:
@@ -143,6 +152,9 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         check_size(grammar)
+        if self._trial is not None and not self._trial.ends(grammar):
+            text = "the grammar takes too long to compile, or is nested too deeply"
+            raise GrammarError(text, code="too_complex")
         tokenizer = self.load()
         try:
             source = _source(grammar)
@@ -185,7 +197,8 @@ class GrammarCompiler:
 def _of_bundle(
     tokenizer_file: Path, fingerprint: str, vocab_size: int, stop_tokens: tuple[int, ...]
 ) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer_file, vocab_size, stop_tokens)
+    facts = tokenizer_file, vocab_size, stop_tokens
+    return GrammarCompiler(*facts, GrammarTrial(*facts))
 
 
 def _source(grammar: Grammar) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,10 +71,11 @@ class TokenBucket:
 
 
 class Budgets:
-    """Usage of one bearer: a token bucket for each rate, and ``sessions``, the number of its open sessions."""
+    """Usage of one bearer: a token bucket for each rate, ``sessions``, the number of its open sessions, and
+    ``compiling``, held while a grammar of its own is compiled."""
 
     def __init__(self, budget: Budget, clock: Clock) -> None:
-        self._clock = clock
+        self._clock, self.compiling = clock, asyncio.Lock()
         self.sessions = 0
         self.change(budget)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
-from moa_server.connection import CloseReason
-from moa_server.edge.rate_limits import Budget
+from moa_server.connection import CloseReason, Connection
+from moa_server.edge.rate_limits import Budget, Budgets
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd, ServerEnd
 from support.server.in_memory import (
@@ -218,3 +219,34 @@ async def test_a_flood_of_unsolicited_drafts_delays_nothing(served: Served, budg
     await send(end, credit(90))
     text = [token for _ in range(19) for token in (await verdict_of(end)).tokens]
     assert text == own(20)[4:] and asyncio.get_running_loop().time() - began < 1
+
+
+def test_a_token_has_one_grammar_compiled_at_a_time():
+    """The compiler has one thread: a token with many sessions fills its queue with one grammar, not with all."""
+    said = wire.Grammar(kind=wire.GRAMMAR_KIND_REGEX, text="a")
+    message = wire.ClientMessage(prompt=wire.Prompt(sampling=wire.Sampling(grammar=said)))
+
+    async def compiling() -> list[str]:
+        queue, going = [], asyncio.Event()
+
+        class Slow:
+            def knows(self, grammar: object) -> bool:
+                return False
+
+            async def compiled(self, grammar: object) -> None:
+                queue.append(asyncio.current_task().get_name())
+                await going.wait()
+
+        verifier, tasks = SimpleNamespace(grammars=Slow()), []
+        one, other = (Budgets(Budget(), lambda: 0.0) for _ in range(2))
+        for name, budgets in [*[("one", one)] * 5, ("other", other)]:
+            connection = SimpleNamespace(_verifier=verifier, _budgets=budgets)
+            tasks.append(asyncio.create_task(Connection._grammar_of(connection, message), name=name))
+        await asyncio.sleep(0)
+        waiting = list(queue)
+        going.set()
+        await asyncio.gather(*tasks)
+        assert len(queue) == len(tasks)
+        return waiting
+
+    assert asyncio.run(compiling()) == ["one", "other"]
