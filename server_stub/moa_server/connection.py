@@ -549,4 +549,8 @@ class FrameReader:
             which = "frame" if self._most_bytes == self._settings.max_frame_bytes else "first frame"
             text = f"a {which} of {len(frame)} bytes; this verifier takes {self._most_bytes}"
             return fault(wire.FAULT_CODE_TOO_LARGE, text)
-        return parse_client_message(frame)
+        message = parse_client_message(frame)
+        if isinstance(message, wire.ClientMessage) and 4 * message.ByteSize() < len(frame):
+            # Each of its parts keeps its memory while the frame waits: 35 MB of one megabyte.
+            return fault(wire.FAULT_CODE_PROTOCOL, "a frame whose parts replace each other")
+        return message

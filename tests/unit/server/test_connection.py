@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
-from moa_server.connection import CloseReason, Connection
+from moa_server.connection import CloseReason, Connection, FrameReader
 from moa_server.edge.rate_limits import Budget, Budgets
 from moa_server.settings import Settings
 from support.memory_link import ClientEnd, ServerEnd
@@ -250,3 +250,15 @@ def test_a_token_has_one_grammar_compiled_at_a_time():
         return waiting
 
     assert asyncio.run(compiling()) == ["one", "other"]
+
+
+def test_a_frame_of_parts_that_replace_each_other_is_refused():
+    """Two bytes begin a Prompt or a Draft of some 70 bytes of memory, of which the last one alone counts."""
+    reader = SimpleNamespace(_most_bytes=1 << 20, _settings=SETTINGS)
+    tags = [
+        number << 3 | 2 for number in (wire.ClientMessage.PROMPT_FIELD_NUMBER, wire.ClientMessage.DRAFT_FIELD_NUMBER)
+    ]
+    bomb = bytes([tags[0], 0, tags[1], 0]) * 10_000
+    assert FrameReader._parse(reader, bomb).fault.code == wire.FAULT_CODE_PROTOCOL
+    said = prompt(1, 0, [0, 1, 2])
+    assert FrameReader._parse(reader, said.SerializeToString()) == said
