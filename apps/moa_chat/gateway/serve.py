@@ -35,6 +35,7 @@ from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.process_exit import ProcessExit
 from moa_server.edge.rate_limits import TokenBucket
 from moa_server.edge.server import EdgeServer, freeze_loaded_objects
@@ -173,7 +174,8 @@ def _serve(app: Starlette, listening: socket.socket, model: str, verifier: Local
             self.should_exit = True
 
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a client that has gone
-    Server(app).run(listening)
+    # Twice as many requests as answers that are written at once (pool.py): others are refused in either case.
+    Server(app, EdgeLimits(requests=16)).run(listening)
     if verifier is not None and (problem := verifier.problem) is not None:
         raise problem
 

@@ -45,7 +45,7 @@ class EdgeGuard:
     """
 
     def __init__(self, app: ASGIApp, slots: ConnectionSlots, sockets: PortSockets) -> None:
-        self._app, self._slots, self._sockets, self._turnstile = app, slots, sockets, Turnstile()
+        self._app, self._slots, self._sockets, self._turnstile = app, slots, sockets, Turnstile(slots.limits.requests)
         self.tasks: set[asyncio.Task[None]] = set()  # requests, WebSockets and closing connections
         self.lingering: set[asyncio.Task[None]] = set()  # the last of these
 
