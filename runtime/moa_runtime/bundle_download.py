@@ -41,7 +41,7 @@ from moa_runtime.manifest import (
     checked_manifest,
 )
 from moa_runtime.paths import cache_dir
-from moa_runtime.transport import Endpoint, token_refused
+from moa_runtime.transport import Endpoint, access_error
 
 #: Path of the list; files of a bundle are at ``/v1/bundles/ID/NAME``.
 BUNDLES_PATH = "/v1/bundles"
@@ -253,11 +253,8 @@ class _Verifier:
         return DownloadError(f"the verifier at {self.address} cannot be reached: {why}", code="unreachable")
 
     def _refused(self, status: int) -> DownloadError:
-        if status == 401:
-            return DownloadError(token_refused(self.address, bool(self._endpoint.token)), code="unauthorized")
-        if status == 403:
-            text = f"{self.address} refused the request (HTTP 403): check the address, with its path behind a proxy"
-            return DownloadError(text, code="forbidden")
+        if error := access_error(self.address, status, token=bool(self._endpoint.token)):
+            return DownloadError(str(error), code=error.code)
         if status == 404:
             return NotOfferedError(f"the verifier at {self.address} offers no bundle", code="no_bundle")
         if status in (408, 429) or status >= 500:

@@ -585,7 +585,7 @@ class Chat:
             text = "this verifier has no penalties, logit_bias or min_tokens: it is older than this program"
             raise ChatError(text, code="unsupported_sampling")
         if able is not None and sampling.grammar is not None and wire.CAPABILITY_GRAMMAR not in able:
-            text = "this verifier has no grammars: its extra grammar is not installed"
+            text = "this verifier has no grammars: install moa-edge[grammar] on its machine"
             raise ChatError(text, code="unsupported_grammar")
         if able is not None and sampling.logprobs is not None and wire.CAPABILITY_LOGPROBS not in able:
             text = "this verifier has no logprobs: it is older than this program"

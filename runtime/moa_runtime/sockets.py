@@ -58,6 +58,15 @@ def check_origins(origins: Collection[str]) -> None:
         )
 
 
+def check_hosts(hosts: Collection[str]) -> None:
+    """Raise MoaError for what no ``Host`` header names: it would silently allow nothing."""
+    for host in hosts:
+        written = f"[{host}]" if names_address(f"[{host}]") else host
+        if host_name(written) != host.lower().removesuffix("."):
+            text = f"--allow-host {host!r} is no host: expected a name alone, such as verifier.example, or *"
+            raise MoaError(text, code="bad_host")
+
+
 def check_token(token: str, option: str, variable: str) -> None:
     """Raise MoaError for a bearer token that no ``Authorization`` header can carry.
 
@@ -97,7 +106,7 @@ def own_origin(origin: str, host: str | None, secure: bool) -> bool:
 def names_address(host: str) -> bool:
     """Return whether a ``Host`` header is an IP address, with or without a port: no DNS answer can forge one."""
     try:
-        ipaddress.ip_address(_host_name(host) or "")
+        ipaddress.ip_address(host_name(host) or "")
     except ValueError:
         return False
     return True
@@ -117,13 +126,13 @@ def host_allowed(host: str | None, listening_on_loopback: bool, extra: Collectio
     """
     if host is None or not listening_on_loopback or "*" in extra:
         return True
-    name = _host_name(host)
+    name = host_name(host)
     if name is None:
         return False
     return is_loopback(name) or name in {each.lower().removesuffix(".") for each in extra}
 
 
-def _host_name(host: str) -> str | None:
+def host_name(host: str) -> str | None:
     """Return the lower-case name or address in a ``Host`` header; None if it is malformed."""
     matched = _HOST.fullmatch(host)
     return (matched["literal"] or matched["name"]).lower().removesuffix(".") if matched else None

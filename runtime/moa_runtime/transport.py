@@ -120,18 +120,28 @@ def connect_error(
     return unexpected_error(address, error)
 
 
-def token_refused(address: str, token: bool) -> str:
-    """Return what the status 401 means; ``token`` says whether one was sent."""
-    what = "refused the token: ask its operator for the right one"
-    return f"the verifier at {address} {what if token else 'asks for a token, and none is given'}"
+def access_error(address: str, status: int, *, token: bool) -> ConnectError | None:
+    """Return what a status says of access, for sessions and downloads; None if it says nothing of it.
 
-
-def _refused(address: str, status: int, token: bool) -> ConnectError:
+    Args:
+        token: whether one was sent.
+    """
     if status == 401:
-        return ConnectError(token_refused(address, token), final=True, code="unauthorized")
+        what = "refused the token: ask its operator for the right one"
+        text = f"the verifier at {address} {what if token else 'asks for a token, and none is given'}"
+        return ConnectError(text, final=True, code="unauthorized")
     if status == 403:
         text = f"{address} refused the connection (HTTP 403): check the address, with its path behind a proxy"
         return ConnectError(text, final=True, code="forbidden")
+    if status == 421:
+        text = f"the verifier behind {address} does not answer for this host: its moa-serve needs --allow-host NAME"
+        return ConnectError(text, final=True, code="host_refused")
+    return None
+
+
+def _refused(address: str, status: int, token: bool) -> ConnectError:
+    if error := access_error(address, status, token=token):
+        return error
     if 300 <= status < 400:
         text = f"{address} sends its clients elsewhere (HTTP {status}), which is not followed: name its own address"
         return ConnectError(text, final=True, code="redirect")

@@ -27,7 +27,7 @@ from moa_runtime.bundle_download import BUNDLES_PATH
 from moa_runtime.grammar.compiler import GrammarCompiler, has_llguidance
 from moa_runtime.grammar.trial import GrammarTrial
 from moa_runtime.session.events import Sampling
-from moa_runtime.sockets import host_allowed, names_address, origin_allowed, own_origin
+from moa_runtime.sockets import host_allowed, host_name, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.auth import SESSION_SUBPROTOCOL, Authenticator, Bearer, SubprotocolError, authorization_of
 from moa_server.connection import CloseReason, Connection
@@ -231,8 +231,9 @@ class Verifier:
         host = headers.get("host")
         if host is None or host_allowed(host, self.settings.loopback, self.settings.hosts):
             return None
-        text = f"this verifier listens on this machine alone and answers for localhost, not for {host[:100]}; "
-        text += f"moa-serve --allow-host {host[:100]} would let it"
+        text = f"this verifier listens on this machine alone and answers for localhost, not for {host[:100]}"
+        if name := host_name(host):
+            text += f"; moa-serve --allow-host {name[:100]} would let it"
         return self._refused("host", 421, text)
 
     def _own_page(self, connection: HTTPConnection) -> bool:

@@ -15,7 +15,7 @@ from moa_runtime.cli_main import add_version
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import install_command, require_extra
 from moa_runtime.session.handshake import Limits
-from moa_runtime.sockets import check_origins, check_token, is_loopback
+from moa_runtime.sockets import check_hosts, check_origins, check_token, is_loopback
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.engine.base import Capabilities
 from moa_server.engine.dtypes import DTYPES, MOST_RATIO
@@ -229,6 +229,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         MoaError: an origin or the token is invalid.
     """
     check_origins(options.allow_origin)
+    check_hosts(options.allow_host)
     for name, least in {**dict.fromkeys(_LIMITS, 1), **_LEAST}.items():
         value = getattr(options, name)
         if value is not None and not value >= least:

@@ -101,6 +101,7 @@ class Trouble(enum.Enum):
 _TROUBLES = {
     "unauthorized": Trouble.TOKEN,
     "forbidden": Trouble.ADDRESS,
+    "host_refused": Trouble.ADDRESS,
     "unreachable": Trouble.AWAY,
     "malformed": Trouble.ADDRESS,
 }

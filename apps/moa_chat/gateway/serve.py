@@ -33,7 +33,7 @@ from moa_runtime.errors import MoaError, printable
 from moa_runtime.grammar.compiler import GrammarCompiler
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
-from moa_runtime.sockets import check_origins, check_token, is_loopback, listen, url_of
+from moa_runtime.sockets import check_hosts, check_origins, check_token, is_loopback, listen, url_of
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.process_exit import ProcessExit
@@ -61,6 +61,7 @@ class Address:
 def address_for(options: argparse.Namespace) -> Address:
     """Read the address from the options. Raises MoaError if it is invalid, or open to others without a token."""
     check_origins(options.allow_origin)
+    check_hosts(options.allow_host)
     host, port = _host_and_port(options.serve)
     token = os.environ.get("MOA_GATEWAY_TOKEN", "") if options.gateway_token is None else options.gateway_token
     check_token(token, "--gateway-token", "MOA_GATEWAY_TOKEN")

@@ -260,11 +260,8 @@ export async function connectError(endpoint: Endpoint, host: Host, withinS: numb
 
 function refused(endpoint: Endpoint, { elsewhere, status }: Answered): ConnectError {
   const { address } = endpoint;
-  if (status === 403) {
-    const text = `${address} refused the connection (HTTP 403): check the address, with its path behind a proxy`;
-    return new ConnectError(text, true);
-  }
-  if (status === 401) return new ConnectError(endpoint.tokenRefused, true);
+  const refusal = endpoint.refusal(status);
+  if (refusal) return new ConnectError(refusal, true);
   if (elsewhere) {
     const text = `${address} sends its clients elsewhere, which is not followed`;
     return new ConnectError(`${text}: name the verifier's own address`, true);

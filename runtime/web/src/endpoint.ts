@@ -32,10 +32,18 @@ export class Endpoint {
     this.onThisMachine = isLoopback(parsed.hostname);
   }
 
-  /** What the status 401 means. */
-  get tokenRefused(): string {
-    const text = this.token === "" ? "asks for a token, and none is given" : "refused the token; check it";
-    return `the verifier at ${this.address} ${text}`;
+  /** Return what a status says of access, for sessions and downloads, or undefined. */
+  refusal(status: number): string | undefined {
+    const { address, token } = this;
+    if (status === 401) {
+      const text = token === "" ? "asks for a token, and none is given" : "refused the token; check it";
+      return `the verifier at ${address} ${text}`;
+    }
+    if (status === 403) {
+      return `${address} refused the connection (HTTP 403): check the address, with its path behind a proxy`;
+    }
+    if (status !== 421) return undefined;
+    return `the verifier behind ${address} does not answer for this host: its moa-serve needs --allow-host NAME`;
   }
 
   /** Subprotocols that the WebSocket offers. They carry the token, because a page cannot set headers. */

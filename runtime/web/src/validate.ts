@@ -53,7 +53,7 @@ export function checkRequest(
     throw new ChatError("this verifier has no penalties, logit_bias or min_tokens: it is older than this program");
   }
   if (sampling.grammar && lacks(Capability.GRAMMAR)) {
-    throw new ChatError("this verifier has no grammars: its extra grammar is not installed");
+    throw new ChatError("this verifier has no grammars: install moa-edge[grammar] on its machine");
   }
   if (!Number.isSafeInteger(maxNewTokens) || maxNewTokens < 0) {
     throw new ChatError(`an answer may have 0 tokens (no limit) or more, a whole number, not ${maxNewTokens}`);

@@ -331,6 +331,14 @@ const hidden: Answers = (url, token, readable) =>
   !readable && !token && url === "https://v/healthz" ? { status: 0, elsewhere: false } : undefined;
 const WHY: [string, string, string | undefined, Answers, string, boolean][] = [
   ["a token that is refused", "ws://v:1", undefined, said(401), "the verifier at ADDRESS refused the token; check it", true],
+  [
+    "a host that is not allowed",
+    "ws://v:1",
+    undefined,
+    said(421),
+    "the verifier behind ADDRESS does not answer for this host: its moa-serve needs --allow-host NAME",
+    true,
+  ],
   ["a verifier that is full", "ws://v:1", undefined, said(503), "the verifier at ADDRESS is full or shutting down", false],
   ["another server", "ws://v:1", undefined, said(404), "ADDRESS answered HTTP 404: is it a moa-edge verifier?", true],
   ["a server in trouble", "ws://v:1", undefined, said(502), "ADDRESS answered HTTP 502: is it a moa-edge verifier?", false],

@@ -66,6 +66,7 @@ TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x16"  # as a server with TLS answers plai
         ("ws://127.0.0.1:PORT", HTTP, "http_status", True),
         ("ws://127.0.0.1:PORT", refusing("401 Unauthorized"), "unauthorized", True),
         ("ws://127.0.0.1:PORT", refusing("403 Forbidden"), "forbidden", True),
+        ("ws://127.0.0.1:PORT", refusing("421 Misdirected Request"), "host_refused", True),
         ("ws://127.0.0.1:PORT", saying(b"220 mail.example ESMTP\r\n\r\n"), "no_websocket", True),
         ("ws://127.0.0.1:PORT", saying(TLS_ALERT), "no_answer", False),
         ("wss://127.0.0.1:PORT", saying(b""), "unreachable no_answer", False),  # reset, or closed before

@@ -157,6 +157,7 @@ def test_a_bundle_that_no_address_uses_any_more_is_removed(verifier: Verifier, f
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "malformed"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "refused"),
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "forbidden"),  # by a proxy, of a path that is not the verifier's
+        (b"HTTP/1.1 421 Misdirected Request\r\n\r\n", "host_refused"),
         (b"HTTP/1.1 404 Not Found\r\n\r\n", "no_bundle"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": []}', "no_bundle"),
         (b"SSH-2.0-x\r\n", "unreachable"),

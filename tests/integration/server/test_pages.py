@@ -359,7 +359,8 @@ def test_a_name_that_was_made_to_resolve_here_opens_nothing(files):
     evil, proxied = ("evil.example:8765", "http://evil.example:8765"), ("moa.example", "https://moa.example")
     with serving(ToyEngine(), Settings(token=TOKEN), files=files) as local:
         assert asked_as(local, *evil, TOKEN) == 421
-        assert get(local, "/", host=evil[0]).status_code == 421
+        refusal = get(local, "/", host=evil[0])
+        assert refusal.status_code == 421 and "--allow-host evil.example would" in refusal.text  # without the port
     with serving(ToyEngine(), Settings(loopback=False, token=TOKEN), files=files) as public:
         assert asked_as(public, *evil) == 401  # it has no token, for what a browser stores belongs to an origin
         assert asked_as(public, *proxied, TOKEN) == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moa_runtime.sockets import check_origins, host_allowed, names_address, origin_allowed, own_origin
+from moa_runtime.sockets import check_hosts, check_origins, host_allowed, names_address, origin_allowed, own_origin
 from support.refusals import refused
 
 LOCAL = [
@@ -47,6 +47,20 @@ def test_a_server_on_loopback_answers_its_own_names_alone(host):
 def test_further_names_are_answered_if_they_are_given():
     assert host_allowed("Moa.Home.:80", True, ["other", "moa.home"])
     assert not host_allowed("moa.home.example", True, ["moa.home"])
+    for name, header in (
+        ("Moa.Home.", "moa.home:80"),
+        ("fd00::1", "[fd00::1]:80"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("*", "x"),
+    ):
+        check_hosts([name])
+        assert host_allowed(header, True, [name])
+
+
+@pytest.mark.parametrize("host", ["https://moa.home", "moa.home:8443", "moa.home/path", "[fd00::1]", "a b", ""])
+def test_a_further_name_that_no_host_has_is_refused(host):
+    with refused("bad_host"):
+        check_hosts(["moa.home", host])
 
 
 ORIGINS = [

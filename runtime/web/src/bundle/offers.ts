@@ -84,11 +84,8 @@ async function asked(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefine
   }
   const { ok, status } = reply;
   if (ok) return reply;
-  if (status === 401) throw new BundleError(endpoint.tokenRefused);
-  if (status === 403) {
-    const text = `${address} refused the request (HTTP 403): check the address, with its path behind a proxy`;
-    throw new BundleError(text);
-  }
+  const refusal = endpoint.refusal(status);
+  if (refusal) throw new BundleError(refusal);
   if (status === 404) throw new BundleError(`the verifier at ${address} offers no bundle`);
   if (status === 408 || status === 429 || status >= 500) {
     throw new AwayError(`the verifier at ${address} is busy (status ${status}): try again`);
