@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -44,7 +45,12 @@ def require_extra(extra: str, program: str) -> None:
 
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to this installation, from the checkout or wheel that it came from."""
-    return f'pip install "{installed_from() or "moa-edge"}[{extra}]"'
+    command, environment = "pip install", Path(sys.prefix)
+    if (environment / "uv-receipt.toml").exists():  # a plain pip would install into another environment
+        command = f'uv pip install --python "{environment}"'
+    elif (environment / "pipx_metadata.json").exists():
+        command = f"pipx runpip {environment.name} install"
+    return f'{command} "{installed_from() or "moa-edge"}[{extra}]"'
 
 
 def installed_from() -> Path | None:
