@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from moa_runtime.cli_main import run_program
+import argparse
+
+from moa_runtime.cli_main import add_version, run_program
 from moa_runtime.optional_deps import require_extra
 
 
 def main() -> int:
     """Run the program; return its exit status, 2 with a sentence if packages are missing."""
+
+    parser = argparse.ArgumentParser(prog="moa-bench", add_help=False, allow_abbrev=False)
+    add_version(parser)
+    parser.parse_known_args()
 
     def check() -> int:
         require_extra("bench", "moa-bench")
