@@ -128,7 +128,7 @@ def access_error(address: str, status: int, *, token: bool) -> ConnectError | No
     """
     if status == 401:
         what = "refused the token: ask its operator for the right one"
-        text = f"the verifier at {address} {what if token else 'asks for a token, and none is given'}"
+        text = f"the verifier at {address} {what if token else 'needs a token: none was sent'}"
         return ConnectError(text, final=True, code="unauthorized")
     if status == 403:
         text = f"{address} refused the connection (HTTP 403): check the address, with its path behind a proxy"

@@ -21,14 +21,12 @@ def test_an_extra_comes_from_where_the_installation_came_from(
     for url in ((tmp_path / "has gone").as_uri(), "https://example.org/moa-edge.whl"):
         (notes / "direct_url.json").write_text(json.dumps({"url": url}))
         assert install_command("web") == 'pip install "moa-edge[web]"'
-    for note, command in (
-        ("uv-receipt.toml", f'uv pip install --python "{tmp_path}"'),
-        ("pipx_metadata.json", f"pipx runpip {tmp_path.name} install"),
-    ):
+    for note, start, named in (("uv-receipt.toml", "uv ", tmp_path), ("pipx_metadata.json", "pipx ", tmp_path.name)):
         with monkeypatch.context() as patch:
             patch.setattr("sys.prefix", str(tmp_path))
             (tmp_path / note).touch()
-            assert install_command("web") == f'{command} "moa-edge[web]"'
+            command = install_command("web")
+            assert command.startswith(start) and str(named) in command and command.endswith(' "moa-edge[web]"')
             (tmp_path / note).unlink()
     (place := tmp_path / "a folder" / source).mkdir(parents=True)
     (notes / "direct_url.json").write_text(json.dumps({"url": place.as_uri()}))
