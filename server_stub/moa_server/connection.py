@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import GrammarState
 from moa_runtime.session.handshake import check_hello, fault
-from moa_runtime.session.server import Verify, parse_client_message, parse_grammar
+from moa_runtime.session.server import ServerSession, Verify, parse_client_message, parse_grammar
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
 from moa_server.edge.rate_limits import Kind
@@ -214,14 +214,14 @@ class Connection:
             self._epoch = getattr(frame, "epoch", self._epoch)
             if stamp := getattr(frame, "stamp", 0):
                 self._stamped = stamp, self._reader.taken_at
-            answer = conversation.session.receive(message, await self._grammar_of(message))
+            answer = conversation.session.receive(message, await self._grammar_of(message, conversation.session))
             if isinstance(answer, Verify):
                 # The verdict may be unwanted even before work on it begins.
                 needless = self._reader.over or any(map(self._overrules, self._reader.waiting))
                 answer = None if needless else await self._work.do(conversation, answer)
         await self._say(answer)
 
-    async def _grammar_of(self, message: wire.ClientMessage) -> GrammarState | MoaError | None:
+    async def _grammar_of(self, message: wire.ClientMessage, session: ServerSession) -> GrammarState | MoaError | None:
         """Compile the grammar of a Prompt; return why it does not compile, or None if there is nothing to compile."""
         grammars = self._verifier.grammars
         if grammars is None or not message.prompt.sampling.HasField("grammar"):
@@ -230,9 +230,10 @@ class Connection:
             grammar = parse_grammar(message.prompt.sampling.grammar)
             if grammar is None:
                 return None
+            so_far = session.answer_so_far(message.prompt)
             # One of each bearer: the compiler's queue is short, whatever others send.
-            async with contextlib.nullcontext() if grammars.knows(grammar) else self._budgets.compiling:
-                return await grammars.compiled(grammar)
+            async with self._budgets.compiling if so_far or not grammars.knows(grammar) else contextlib.nullcontext():
+                return await grammars.compiled(grammar, so_far)
         except MoaError as error:
             return error
 

@@ -119,10 +119,11 @@ class AnswerMatcher:
         if self._matcher.is_error() or (back and not self._matcher.rollback(back)):
             self._matcher, common = self._fresh.deep_copy(), 0
         del self._consumed[common:]
-        rest = wanted[common:]
-        count = self._matcher.try_consume_tokens(rest) if rest else 0
-        self._consumed += rest[:count]
-        return count == len(rest) and (len(wanted) == len(answer) or self._matcher.is_accepting())
+        for token in wanted[common:]:  # each by itself: no other thread of Python runs while llguidance consumes
+            if not self._matcher.try_consume_tokens([token]):
+                return False
+            self._consumed.append(token)
+        return len(wanted) == len(answer) or self._matcher.is_accepting()
 
     def _text(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens before the first that ends an answer."""

@@ -107,11 +107,17 @@ class GrammarCompiler:
         """Return whether a grammar is compiled, or is known not to compile."""
         return self._known(grammar) is not None
 
-    async def compiled(self, grammar: Grammar) -> AnswerMatcher:
-        """Do as :meth:`compile` does, but compile in the compiler's thread. One that is known waits for no other."""
-        if self._known(grammar) is not None:
+    async def compiled(self, grammar: Grammar, answer: Sequence[int] = ()) -> AnswerMatcher:
+        """Do as :meth:`compile` does, in the compiler's thread, where the state also reads the tokens of an answer so
+        far: an ambiguous grammar takes milliseconds for each. One that is known waits for no other before an answer."""
+        if self.knows(grammar) and not answer:
             return self.compile(grammar)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, grammar)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._after, grammar, answer)
+
+    def _after(self, grammar: Grammar, answer: Sequence[int]) -> AnswerMatcher:
+        state = self.compile(grammar)
+        state.accepts(answer)
+        return state
 
     def compile(self, grammar: Grammar) -> AnswerMatcher:
         """Return the state of a grammar before an answer.

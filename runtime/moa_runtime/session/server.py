@@ -494,10 +494,16 @@ class ServerSession:
             return fault(wire.FAULT_CODE_PROTOCOL, "this verifier has no grammars, as its Welcome says")
         if isinstance(state, MoaError):
             return fault(wire.FAULT_CODE_PROTOCOL, str(state))
-        whole = [*self.committed[: prompt.base_len], *prompt.tokens]
-        if not state.accepts(whole[min(prompt.answer_from, len(whole)) or len(whole) :]):
+        if not state.accepts(self.answer_so_far(prompt)):
             return fault(wire.FAULT_CODE_PROTOCOL, "the tokens of the answer so far do not conform to its grammar")
         return None
+
+    def answer_so_far(self, prompt: wire.Prompt) -> list[int]:
+        """Return the tokens that a Prompt has of the answer that it continues; none if they exceed the context."""
+        if _end(prompt) >= self.limits.max_context:
+            return []
+        whole = [*self.committed[: prompt.base_len], *prompt.tokens]
+        return whole[min(prompt.answer_from, len(whole)) or len(whole) :]
 
     def _draft_problem(self, draft: wire.Draft) -> wire.ServerMessage | None:
         if len(draft.tokens) > self.limits.max_draft_tokens:

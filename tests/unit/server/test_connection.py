@@ -233,7 +233,7 @@ def test_a_token_has_one_grammar_compiled_at_a_time():
             def knows(self, grammar: object) -> bool:
                 return False
 
-            async def compiled(self, grammar: object) -> None:
+            async def compiled(self, grammar: object, answer: list[int]) -> None:
                 queue.append(asyncio.current_task().get_name())
                 await going.wait()
 
@@ -241,7 +241,8 @@ def test_a_token_has_one_grammar_compiled_at_a_time():
         one, other = (Budgets(Budget(), lambda: 0.0) for _ in range(2))
         for name, budgets in [*[("one", one)] * 5, ("other", other)]:
             connection = SimpleNamespace(_verifier=verifier, _budgets=budgets)
-            tasks.append(asyncio.create_task(Connection._grammar_of(connection, message), name=name))
+            session = SimpleNamespace(answer_so_far=lambda _: [])
+            tasks.append(asyncio.create_task(Connection._grammar_of(connection, message, session), name=name))
         await asyncio.sleep(0)
         waiting = list(queue)
         going.set()

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("llguidance")
 
+from moa_runtime.grammar.answer_matcher import AnswerMatcher
 from moa_runtime.grammar.compiler import MOST_BYTES, GrammarCompiler, GrammarError
 from moa_runtime.session.events import AnswerSampling, Grammar
 from moa_runtime.session.tree import path_to
@@ -178,6 +179,24 @@ def test_a_grammar_that_compiles_for_long_keeps_no_other_waiting(tokenizer, monk
 
     asyncio.run(both())
     made.close()
+
+
+def test_an_answer_so_far_is_read_in_the_compilers_thread(tokenizer, monkeypatch):
+    """An ambiguous grammar takes milliseconds for each of its tokens, in which no step would begin."""
+    made, read = GrammarCompiler(tokenizer[1], VOCAB, [STOP]), []
+    consume = AnswerMatcher._sync
+
+    def noted(self, answer):
+        read.append((threading.current_thread(), list(self._consumed)))
+        return consume(self, answer)
+
+    monkeypatch.setattr(AnswerMatcher, "_sync", noted)
+    tokens = tokenizer[0].encode("aaaa").ids
+    state = asyncio.run(made.compiled(Grammar("regex", "a*"), tokens))
+    assert state.accepts(tokens)
+    made.close()
+    (first, nothing), (second, known) = read
+    assert first is not second is threading.current_thread() and (nothing, known) == ([], tokens)
 
 
 def test_an_ambiguous_grammar_ends_before_it_costs_others_much(compiler, tokenizer):
