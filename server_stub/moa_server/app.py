@@ -25,7 +25,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.bundle_download import BUNDLES_PATH
 from moa_runtime.grammar.compiler import GrammarCompiler, has_llguidance
-from moa_runtime.grammar.trial import GrammarTrial
 from moa_runtime.session.events import Sampling
 from moa_runtime.sockets import host_allowed, host_name, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
@@ -88,8 +87,8 @@ class Verifier:
         self.metrics = Metrics()
         self.grammars: GrammarCompiler | None = None
         if (file := engine.tokenizer_file) is not None and has_llguidance():
-            facts = file, engine.vocab_size, engine.stop_tokens
-            self.grammars = GrammarCompiler(*facts, GrammarTrial(*facts))
+            self.grammars = GrammarCompiler(file, engine.vocab_size, engine.stop_tokens)
+            self.grammars.distrust()
         prepare = None if drafts is None else partial(prepare_drafts, drafts)
         self.worker = Worker(engine, self.metrics, settings.step_tokens, prepare, clock)
         self.authenticator = Authenticator(settings.token, settings.token_file, clock)

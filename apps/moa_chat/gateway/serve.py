@@ -106,6 +106,7 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
     compiling = []
     if (compiler := GrammarCompiler.of_bundle(config.bundle)) is not None:
         compiler.load()
+        compiler.distrust()
         compiling = [GrammarQueue(compiler, tokenizer).compile]
     with listen(address.host, address.port) as listening:
         _serve(

@@ -71,18 +71,16 @@ class GrammarCompiler:
     Args:
         tokenizer_file: the target's ``tokenizer.json``, which is read when the first grammar comes.
         vocab_size, stop_tokens: of the target.
-        trial: tries each grammar of others first; None to compile one's own.
     """
 
-    def __init__(
-        self, tokenizer_file: Path, vocab_size: int, stop_tokens: Sequence[int], trial: GrammarTrial | None = None
-    ) -> None:
+    def __init__(self, tokenizer_file: Path, vocab_size: int, stop_tokens: Sequence[int]) -> None:
         self._tokenizer_file, self._vocab_size, self._stop_tokens = tokenizer_file, vocab_size, list(stop_tokens)
         self._endings = sum(1 << token for token in set(stop_tokens))
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher | GrammarError] = OrderedDict()
         self._lock = threading.Lock()
-        self._thread, self._trial = ThreadPoolExecutor(1, "grammar"), trial
+        self._thread = ThreadPoolExecutor(1, "grammar")
+        self._trial: GrammarTrial | None = None
         before = threading.stack_size(STACK_BYTES)
         self._thread.submit(int).result()  # starts the thread
         threading.stack_size(before)
@@ -93,6 +91,10 @@ class GrammarCompiler:
         manifest = bundle.manifest
         facts = manifest.fingerprints.tokenizer, manifest.vocab_size, manifest.stop_tokens
         return _of_bundle(bundle.tokenizer_path, *facts) if has_llguidance() else None
+
+    def distrust(self) -> None:
+        """From now on, try each grammar in a process of its own first: it is a stranger's."""
+        self._trial = GrammarTrial(self._tokenizer_file, self._vocab_size, self._stop_tokens)
 
     def load(self) -> LLTokenizer:
         """Build llguidance's tokenizer unless it is built, and return it. A server does so before it serves: it takes
@@ -203,8 +205,7 @@ class GrammarCompiler:
 def _of_bundle(
     tokenizer_file: Path, fingerprint: str, vocab_size: int, stop_tokens: tuple[int, ...]
 ) -> GrammarCompiler:
-    facts = tokenizer_file, vocab_size, stop_tokens
-    return GrammarCompiler(*facts, GrammarTrial(*facts))
+    return GrammarCompiler(tokenizer_file, vocab_size, stop_tokens)
 
 
 def _source(grammar: Grammar) -> str:

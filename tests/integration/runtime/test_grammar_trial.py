@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("llguidance")
 
 from moa_runtime.grammar.compiler import GrammarCompiler, GrammarError
-from moa_runtime.grammar.trial import GrammarTrial
 from moa_runtime.session.events import Grammar
 from support.grammars import STOP, VOCAB, saved_tokenizer
 
@@ -18,7 +17,8 @@ from support.grammars import STOP, VOCAB, saved_tokenizer
 def compiler(tmp_path_factory):
     path = tmp_path_factory.mktemp("grammar") / "tokenizer.json"
     saved_tokenizer(path)
-    made = GrammarCompiler(path, VOCAB, [STOP], GrammarTrial(path, VOCAB, [STOP]))
+    made = GrammarCompiler(path, VOCAB, [STOP])
+    made.distrust()
     yield made
     made.close()
 
