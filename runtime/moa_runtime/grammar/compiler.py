@@ -133,10 +133,10 @@ class GrammarCompiler:
         return AnswerMatcher(found, self._vocab_size, self._stop_tokens)
 
     def close(self) -> None:
-        """End the thread, and the trial's process."""
+        """End the thread, and the trial's process. What waits is not compiled."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._trial is not None:
-            self._thread.submit(self._trial.close)
-        self._thread.shutdown(wait=False)
+            self._trial.close()
 
     def _known(self, grammar: Grammar) -> LLMatcher | GrammarError | None:
         with self._lock:  # not while one compiles: that takes its time, and others are looked up on the event loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ _CPU_S, _WALL_S = 3, 60.0
 class GrammarTrial:
     """Compiles grammars in a process that the system ends if that takes too long or too much stack.
 
-    The process starts with the first grammar, and again after one that ended it. One thread at a time has it.
+    The process starts with the first grammar, and again after one that ended it.
 
     Args:
         tokenizer_file, vocab_size, stop_tokens: see :class:`moa_runtime.grammar.compiler.GrammarCompiler`.
@@ -38,15 +39,30 @@ class GrammarTrial:
     def __init__(self, tokenizer_file: Path, vocab_size: int, stop_tokens: Sequence[int]) -> None:
         self._facts = json.dumps([str(tokenizer_file), vocab_size, list(stop_tokens)])
         self._process: subprocess.Popen[str] | None = None
+        self._lock, self._closed = threading.Lock(), False
 
     def ends(self, grammar: Grammar) -> bool:
         """Return whether a compilation of this grammar comes to an end, with or without success."""
+        with self._lock:
+            return self._ends(grammar)
+
+    def close(self) -> None:
+        """End the process, also while a thread waits for it. From then on, no grammar is said to end."""
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def _ends(self, grammar: Grammar) -> bool:
         if self._process is None:
             command = own_program("moa_runtime.grammar.trial", self._facts)
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
+        if self._closed:
+            process.kill()
         timer = threading.Timer(_WALL_S, process.kill)
         timer.start()
         try:
@@ -57,11 +73,10 @@ class GrammarTrial:
         finally:
             timer.cancel()
         if not ended:
-            self.close()
+            self._end()
         return ended
 
-    def close(self) -> None:
-        """End the process."""
+    def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             with self._process:  # closes its pipes and waits
@@ -72,6 +87,8 @@ def main() -> int:
     """Compile a grammar for each line of stdin, and answer with a line."""
     from moa_runtime.grammar.compiler import GrammarCompiler
 
+    with contextlib.suppress(AttributeError):  # Windows
+        os.nice(10)  # the answers of others go first
     file, *vocabulary = json.loads(sys.argv[1])
     compiler = GrammarCompiler(Path(file), *vocabulary)
     compiler.load()

@@ -9,8 +9,12 @@ import pytest
 pytest.importorskip("llguidance")
 
 from moa_runtime.grammar.compiler import GrammarCompiler, GrammarError
+from moa_runtime.grammar.trial import GrammarTrial
 from moa_runtime.session.events import Grammar
 from support.grammars import STOP, VOCAB, saved_tokenizer
+from support.server.edge_running import eventually
+
+SLOW = "start: A\nA: " + " & ".join(f"/(.*a{number}.*)/" for number in range(100))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +35,7 @@ def compiled(compiler, grammar):
 @pytest.mark.parametrize(
     "grammar",
     [
-        Grammar("lark", "start: A\nA: " + " & ".join(f"/(.*a{number}.*)/" for number in range(100))),
+        Grammar("lark", SLOW),
         Grammar("json_schema", json.dumps({"allOf": [{"type": "string", "pattern": f"a{n}"} for n in range(100)]})),
     ],
     ids=lambda grammar: grammar.kind,
@@ -65,8 +69,18 @@ def test_rules_that_name_each_other_in_a_long_row_end_no_process(compiler, gramm
     assert compiled(compiler, grammar).accepts([])
 
 
-def test_a_grammar_that_ends_the_trial_is_refused(compiler, monkeypatch):
-    monkeypatch.setattr(compiler._trial, "_facts", "[]")
-    compiler._trial.close()
+def test_a_grammar_that_ends_the_trial_is_refused(tmp_path):
+    trial = GrammarTrial(tmp_path / "absent.json", VOCAB, [STOP])
+    assert not trial.ends(Grammar("regex", "c*"))
+    trial.close()
+
+
+def test_what_waits_at_the_end_is_not_compiled(compiler):
+    """A server would go on for seconds of each, until it is killed."""
+    waiting = [compiler._thread.submit(compiler.compile, Grammar("lark", f"{SLOW} & /.*b{n}/")) for n in range(20)]
+    eventually(waiting[0].running)
+    compiler.close()
+    assert waiting[-1].cancelled()
     with pytest.raises(GrammarError):
-        compiled(compiler, Grammar("regex", "c*"))
+        waiting[0].result()
+    assert compiler._trial._process is None

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 
@@ -124,6 +124,26 @@ def _epochs(rows_from: int | None) -> Attack:
     return attack
 
 
+def _grammars(kind: int, text: str, answer: Sequence[int] = ()) -> Attack:
+    """Epoch after epoch, each with another grammar (NUMBER in its text), and perhaps with an answer so far."""
+
+    def attack(victim: Victim, until: float) -> None:
+        with victim.session() as connected:
+            connected.settimeout(0.2)
+            epoch = 0
+            while time.monotonic() < until:
+                epoch += 1
+                said = prompt(epoch, 0, [5, *answer])
+                said.prompt.answer_from = 1 if answer else 0
+                said.prompt.sampling.grammar.kind = kind
+                said.prompt.sampling.grammar.text = text.replace("NUMBER", str(time.monotonic_ns()))
+                connected.sendall(message(said))
+                with contextlib.suppress(TimeoutError):
+                    connected.recv(1 << 20)
+
+    return attack
+
+
 def _idle(victim: Victim, until: float) -> None:
     with victim.open():
         time.sleep(max(0.0, min(15.0, until - time.monotonic())))
@@ -185,6 +205,12 @@ def _half_handshakes(victim: Victim, until: float) -> None:
 
 _CHUNKED = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
 _PROMPT = message(prompt(1, 0, list(range(5, 45))))
+_TERMINALS = " & ".join(f"/(.*a{number}.*)/" for number in range(100))  # whose product has a state for each subset
+_EMPTY_PARTS = bytes(
+    byte
+    for field in (wire.ClientMessage.PROMPT_FIELD_NUMBER, wire.ClientMessage.DRAFT_FIELD_NUMBER)
+    for byte in (field << 3 | 2, 0)
+)
 
 #: Attacks that need no token.
 STRANGERS: dict[str, Attack] = {
@@ -219,6 +245,11 @@ MEMBERS: dict[str, Attack] = {
     "new epochs": _epochs(None),
     "rows from 0 in new epochs": _epochs(1),
     "never reads": _never_reads,
+    "grammars that compile for minutes": _grammars(wire.GRAMMAR_KIND_LARK, f"start: A\nA: {_TERMINALS} & /.*NUMBER.*/"),
+    "answers of an ambiguous grammar": _grammars(
+        wire.GRAMMAR_KIND_LARK, 'start: "NUMBER"? (s "b")*\ns: s s | /[^b]/ | ""', list(range(5, 45)) * 10
+    ),
+    "parts that replace each other": _frames(frame(BINARY, _EMPTY_PARTS * 50_000), session=True),
 }
 
 
