@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import httpx
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidMessage
 
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin, Sampling
@@ -46,7 +46,8 @@ def references(target: Target, count: int, seed: int) -> list[Reference]:
 
 def run(target: Target, known: Sequence[Reference], seed: int, out: Connection) -> None:
     """Send ``("draft" or "stream", seconds)`` of every step, ``("first", seconds)`` of every first token,
-    ``("refused", sentence)`` if all places are taken, and ``("differs", sentence)``, until the parent ends."""
+    ``("refused", sentence)`` if all places are taken, or too many connections wait of this address, and ``("differs",
+    sentence)``, until the parent ends."""
     lock = threading.Lock()
 
     def say(kind: str, value: object) -> None:
@@ -60,7 +61,8 @@ def run(target: Target, known: Sequence[Reference], seed: int, out: Connection) 
                 work(target, rng.choice(known), rng, say)
             except Exception as error:
                 closed = error.rcvd if isinstance(error, ConnectionClosed) else None
-                busy = closed is not None and closed.code == TRY_AGAIN_LATER
+                # A connection without an answer yet gives way, if more than a few hundred of its address wait.
+                busy = isinstance(error, InvalidMessage) or (closed is not None and closed.code == TRY_AGAIN_LATER)
                 say("refused" if busy else "differs", f"{name}: {type(error).__name__}: {error}")
                 time.sleep(1)
 

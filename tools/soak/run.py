@@ -47,7 +47,7 @@ _DEFAULT = (49152, 8192)
 @dataclass
 class Sample:
     """One second: bytes, a count, what the honest clients waited for first tokens and for steps, in seconds, and their
-    conversations that were refused because all places were taken."""
+    conversations that were refused because all places were taken, or too many connections of their address waited."""
 
     at: float
     memory: int
