@@ -72,7 +72,7 @@ class VerifierServer(EdgeServer):
             with contextlib.suppress(ValueError):  # in a thread
                 signal.signal(number, self.handle_exit)
         if self._warm:
-            if self.verifier.grammars is not None:
+            if self.verifier.grammars is not None and self._kept is None:  # no other session waits on a machine's own
                 self.verifier.grammars.load()
             await self._measure_steps()
             freeze_loaded_objects()
