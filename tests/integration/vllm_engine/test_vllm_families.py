@@ -25,6 +25,11 @@ REFUSED = {
     "Qwen 3 Next": "several kinds",
     "Qwen 3.5": "not supported",
     "Granite 4 (hybrid)": "several kinds",
+    "Falcon H1": "several kinds",
+    "LFM 2 MoE": "AssertionError",
+    "Qwen 3.5 MoE": "failed to be inspected",
+    "Nemotron H": "is_act_and_mul",
+    "DeepSeek 3 (latent attention)": "e_score_correction_bias",
     "Gemma 4": "model.layers.2",  # one that shares keys and values, of another size than other layers'
 }
 REFUSED |= {"OPT": "opt", "GPT-2": "gpt2", "GPT-NeoX": "gpt_neox", "Falcon": "falcon"}
