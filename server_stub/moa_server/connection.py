@@ -8,8 +8,8 @@ import enum
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from moa_server.app import Verifier
 
 _log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 #: Seconds of silence after which an answer continues without its client; most rounds take less.
 _SILENCE_S = 2.0
@@ -214,7 +216,12 @@ class Connection:
             self._epoch = getattr(frame, "epoch", self._epoch)
             if stamp := getattr(frame, "stamp", 0):
                 self._stamped = stamp, self._reader.taken_at
-            answer = conversation.session.receive(message, await self._grammar_of(message, conversation.session))
+            grammar = None
+            if message.prompt.sampling.HasField("grammar"):
+                grammar = await self._reader.unless_over(self._grammar_of(message, conversation.session))
+                if grammar is None and self._reader.over:  # its place is free again before the grammar is compiled
+                    return
+            answer = conversation.session.receive(message, grammar)
             if isinstance(answer, Verify):
                 # The verdict may be unwanted even before work on it begins.
                 needless = self._reader.over or any(map(self._overrules, self._reader.waiting))
@@ -484,6 +491,16 @@ class FrameReader:
             return
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds)
+
+    async def unless_over(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """Return what work returns; drop it, and return None, if the connection is over before."""
+        tasks = asyncio.create_task(work), asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return tasks[0].result() if tasks[0].done() else None
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | CloseReason:
         """Return the next message, or the fault for an invalid frame, with its size in bytes; or the reason of the end.

@@ -37,7 +37,7 @@ class EdgeLimits:
 
     connections: int = 2048  # held at once, if the descriptor limit allows
     per_address: int = 256  # waiting connections, and bodies that come, of one address, or one IPv6 /64 network
-    requests: int = 64  # of one network that wait to begin: more would wait for longer than it takes to come again
+    requests: int = 1024  # of one network that wait to begin, one a turn of the event loop; more are refused
     header_bytes: int = 16 << 10  # of a request header, which granian reads from the beginning for each segment
     header_seconds: float = 10.0  # from the connection or the previous answer to the whole request header, TLS included
     body_seconds: float = 30.0  # from the header to the end of the body

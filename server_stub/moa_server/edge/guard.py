@@ -201,5 +201,8 @@ async def _awaited(receive: Receive) -> Message:
 
 async def _refuse(websocket: bool, send: Send) -> None:
     prefix = "websocket.http.response" if websocket else "http.response"
-    await send({"type": f"{prefix}.start", "status": 503, "headers": _BUSY.raw_headers})
-    await send({"type": f"{prefix}.body", "body": _BUSY.body})
+    try:
+        await send({"type": f"{prefix}.start", "status": 503, "headers": _BUSY.raw_headers})
+        await send({"type": f"{prefix}.body", "body": _BUSY.body})
+    except Exception as error:  # granian's, if the peer is gone
+        raise OSError(str(error)) from error

@@ -263,3 +263,29 @@ def test_a_frame_of_parts_that_replace_each_other_is_refused():
     assert FrameReader._parse(reader, bomb).fault.code == wire.FAULT_CODE_PROTOCOL
     said = prompt(1, 0, [0, 1, 2])
     assert FrameReader._parse(reader, said.SerializeToString()) == said
+
+
+def test_a_grammar_is_not_awaited_for_a_client_that_left():
+    """Else clients that send one after the other and leave hold all places until the last is compiled."""
+
+    async def left() -> tuple[str | None, str | None, bool]:
+        reader = SimpleNamespace(_over=asyncio.Event())
+        dropped = asyncio.Event()
+
+        async def endless() -> str:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                dropped.set()
+
+        async def known() -> str:
+            return "known"
+
+        waiting = asyncio.create_task(FrameReader.unless_over(reader, endless()))
+        await asyncio.sleep(0)
+        reader._over.set()
+        found = await waiting
+        await dropped.wait()
+        return found, await FrameReader.unless_over(reader, known()), dropped.is_set()
+
+    assert asyncio.run(left()) == (None, "known", True)
