@@ -108,8 +108,8 @@ def _frames(sent: bytes, session: bool) -> Attack:
     return attack
 
 
-def _epochs(rows_from: int | None) -> Attack:
-    """Epoch after epoch, each with a prompt, and perhaps its memory rows from the first on."""
+def _prompts(make: Callable[[int], wire.ClientMessage]) -> Attack:
+    """Epoch after epoch, each with a Prompt."""
 
     def attack(victim: Victim, until: float) -> None:
         with victim.session() as connected:
@@ -117,31 +117,29 @@ def _epochs(rows_from: int | None) -> Attack:
             epoch = 0
             while time.monotonic() < until:
                 epoch += 1
-                connected.sendall(message(prompt(epoch, 0, list(range(5, 45)), rows_from=rows_from or 0)))
+                connected.sendall(message(make(epoch)))
                 with contextlib.suppress(TimeoutError):
                     connected.recv(1 << 20)
 
     return attack
+
+
+def _epochs(rows_from: int) -> Attack:
+    """New prompts, and perhaps their memory rows from the first on."""
+    return _prompts(lambda epoch: prompt(epoch, 0, list(range(5, 45)), rows_from=rows_from))
 
 
 def _grammars(kind: int, text: str, answer: Sequence[int] = ()) -> Attack:
-    """Epoch after epoch, each with another grammar (NUMBER in its text), and perhaps with an answer so far."""
+    """New prompts with another grammar each (NUMBER in its text), and perhaps with an answer so far."""
 
-    def attack(victim: Victim, until: float) -> None:
-        with victim.session() as connected:
-            connected.settimeout(0.2)
-            epoch = 0
-            while time.monotonic() < until:
-                epoch += 1
-                said = prompt(epoch, 0, [5, *answer])
-                said.prompt.answer_from = 1 if answer else 0
-                said.prompt.sampling.grammar.kind = kind
-                said.prompt.sampling.grammar.text = text.replace("NUMBER", str(time.monotonic_ns()))
-                connected.sendall(message(said))
-                with contextlib.suppress(TimeoutError):
-                    connected.recv(1 << 20)
+    def make(epoch: int) -> wire.ClientMessage:
+        said = prompt(epoch, 0, [5, *answer])
+        said.prompt.answer_from = 1 if answer else 0
+        said.prompt.sampling.grammar.kind = kind
+        said.prompt.sampling.grammar.text = text.replace("NUMBER", str(time.monotonic_ns()))
+        return said
 
-    return attack
+    return _prompts(make)
 
 
 def _idle(victim: Victim, until: float) -> None:
@@ -242,7 +240,7 @@ MEMBERS: dict[str, Attack] = {
     "same prompt": _frames(_PROMPT * 300, session=True),
     "stale drafts": _frames(_PROMPT + message(draft(1, 40, [9] * 8)) * 1000, session=True),
     "wire pings": _frames(message(wire.ClientMessage(ping=wire.Ping(stamp=1))) * 3000, session=True),
-    "new epochs": _epochs(None),
+    "new epochs": _epochs(0),
     "rows from 0 in new epochs": _epochs(1),
     "never reads": _never_reads,
     "grammars that compile for minutes": _grammars(wire.GRAMMAR_KIND_LARK, f"start: A\nA: {_TERMINALS} & /.*NUMBER.*/"),
