@@ -42,6 +42,7 @@ from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Gi
 from moa_server.scheduling.worker import Worker
 from moa_server.sessions import BackgroundAnswers, SessionStore
 from moa_server.settings import Settings
+from moa_server.unless import LeftError, unless
 from moa_server.web.site import WebFile, Website
 
 SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/status"
@@ -346,10 +347,6 @@ class RequestError(Exception):
         self.status = status
 
 
-class LeftError(Exception):
-    """The client left before its answer was complete."""
-
-
 class _Events(StreamingResponse):
     """Server-sent events that hold their request's place among the running ones until the last event."""
 
@@ -515,7 +512,7 @@ async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    return await _unless(until_left(), work, LeftError())
+    return await unless(until_left(), work, LeftError())
 
 
 async def _unless_withdrawn(withdrawn: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
@@ -524,23 +521,7 @@ async def _unless_withdrawn(withdrawn: asyncio.Event, work: Coroutine[Any, Any, 
     Raises:
         RequestError: the token was withdrawn.
     """
-    return await _unless(withdrawn.wait(), work, RequestError(CloseReason.WITHDRAWN.value, 401))
-
-
-async def _unless(ending: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T], error: Exception) -> T:
-    """The work's result; if ``ending`` is done first, cancel the work and raise ``error``."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ending)
-    try:
-        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise error
-        return working.result()
-    finally:
-        working.cancel()
-        waiting.cancel()
-        await asyncio.gather(working, waiting, return_exceptions=True)
-        # The error's traceback has this frame: a circle would keep the request's connection until garbage is collected.
-        del working, waiting, error
+    return await unless(withdrawn.wait(), work, RequestError(CloseReason.WITHDRAWN.value, 401))
 
 
 def _is_integer(value: object, least: int, most: int) -> bool:

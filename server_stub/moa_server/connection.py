@@ -25,6 +25,7 @@ from moa_server.scheduling.step_drafts import MOST_US
 from moa_server.scheduling.verify_job import GivenUpError
 from moa_server.sessions import Conversation, OlderConnectionError, SessionWork, busy
 from moa_server.settings import Settings
+from moa_server.unless import LeftError, unless
 
 if TYPE_CHECKING:
     from moa_server.app import Verifier
@@ -229,9 +230,9 @@ class Connection:
         await self._say(answer)
 
     async def _grammar_of(self, message: wire.ClientMessage, session: ServerSession) -> GrammarState | MoaError | None:
-        """Compile the grammar of a Prompt; return why it does not compile, or None if there is nothing to compile."""
+        """Compile the grammar of a Prompt; return why it does not compile, or None if it cannot be."""
         grammars = self._verifier.grammars
-        if grammars is None or not message.prompt.sampling.HasField("grammar"):
+        if grammars is None:
             return None
         try:
             grammar = parse_grammar(message.prompt.sampling.grammar)
@@ -494,13 +495,9 @@ class FrameReader:
 
     async def unless_over(self, work: Coroutine[Any, Any, Result]) -> Result | None:
         """Return what work returns; drop it, and return None, if the connection is over before."""
-        tasks = asyncio.create_task(work), asyncio.create_task(self._over.wait())
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return tasks[0].result() if tasks[0].done() else None
-        finally:
-            for task in tasks:
-                task.cancel()
+        with contextlib.suppress(LeftError):
+            return await unless(self._over.wait(), work, LeftError())
+        return None
 
     async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | CloseReason:
         """Return the next message, or the fault for an invalid frame, with its size in bytes; or the reason of the end.

@@ -81,9 +81,7 @@ class EdgeGuard:
             closing = message["type"] == "websocket.close"
             held = self._sockets.hold(scope["client"]) if closing else None
             try:
-                await send(message)
-            except Exception as error:  # granian's, if the peer is gone
-                raise OSError(str(error)) from error
+                await _deliver(send, message)
             finally:
                 if held is not None:
                     with contextlib.suppress(OSError):
@@ -189,20 +187,22 @@ class _Request:
                 message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
         elif not (self._whole or message.get("more_body", False)):
             self._guard.hold(self._scope)
-        try:
-            await self._send(message)
-        except Exception as error:  # granian's, if the peer is gone
-            raise OSError(str(error)) from error
+        await _deliver(self._send, message)
 
 
 async def _awaited(receive: Receive) -> Message:
     return await receive()
 
 
+async def _deliver(send: Send, message: Message) -> None:
+    """Send a message. Raises OSError if the peer is gone."""
+    try:
+        await send(message)
+    except Exception as error:  # granian's
+        raise OSError(str(error)) from error
+
+
 async def _refuse(websocket: bool, send: Send) -> None:
     prefix = "websocket.http.response" if websocket else "http.response"
-    try:
-        await send({"type": f"{prefix}.start", "status": 503, "headers": _BUSY.raw_headers})
-        await send({"type": f"{prefix}.body", "body": _BUSY.body})
-    except Exception as error:  # granian's, if the peer is gone
-        raise OSError(str(error)) from error
+    await _deliver(send, {"type": f"{prefix}.start", "status": 503, "headers": _BUSY.raw_headers})
+    await _deliver(send, {"type": f"{prefix}.body", "body": _BUSY.body})
