@@ -276,6 +276,22 @@ def verifier(engine: LocalEngine) -> Iterator[Verifier]:
         yield running
 
 
+@pytest.fixture
+def memory_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have verifiers of this process make each memory row.
+
+    They make those that pay by measured prices: on a busy machine none, and then a device writes nothing alone.
+    """
+    from moa_server.sessions import Conversation, SessionStore
+
+    rows_pay = SessionStore.rows_pay  # sets ``may_draft``, too
+
+    def always(store: SessionStore, conversation: Conversation) -> bool:
+        return rows_pay(store, conversation) or True
+
+    monkeypatch.setattr(SessionStore, "rows_pay", always)
+
+
 @pytest.fixture(scope="session")
 def bundle(onnx_bundle: Path) -> Bundle:
     from moa_runtime.bundle import Bundle

@@ -20,6 +20,7 @@ from support.chat.desktop.window_driving import (
     TOKEN,
     answered,
     ask,
+    can_draft,
     contents,
     has_confirmed,
     is_online,
@@ -150,7 +151,7 @@ def test_an_answer_survives_a_cut_link_and_is_reconciled(linked, link, steps, qt
     def newest() -> Message:
         return stored.messages(window.chats.current)[-1]
 
-    until(lambda: has_confirmed(window))
+    until(lambda: can_draft(window))
     link.cut()
     until(lambda: len(unconfirmed_text(window)) > 20)
     assert not is_online(window)

@@ -37,8 +37,8 @@ from support.chat.desktop.window_driving import (
     TOKEN,
     answered,
     ask,
+    can_draft,
     contents,
-    has_confirmed,
     link_state,
     wait_for_answer,
 )
@@ -299,7 +299,7 @@ def test_text_written_offline_can_be_kept(connected, steps, qtbot, until, monkey
     connected.settings = dataclasses.replace(connected.settings, max_new_tokens=60, disagreement="ask")
     chats, banner = connected.chats, connected.page.disagreement
     ask(qtbot, connected)
-    until(lambda: has_confirmed(connected))
+    until(lambda: can_draft(connected))
     connected.page.offline.click()
     until(lambda: len(connected.runtime.chat._session.tentative) == 40)
     written = chats.messages[-1].content

@@ -112,8 +112,8 @@ def writing(open_online, writing_bundle) -> Window:
 
 
 @pytest.fixture
-def steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
-    """Lets the verifier make one step for each release; at first a prompt and one round."""
+def steps(engine: Engine, memory_rows: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Lets the verifier make one step for each release; at first a prompt and one round. The device has their rows."""
     steps, step_now = threading.Semaphore(2), engine.step_now
 
     def when_let(requests: list[StepRequest]) -> Any:

@@ -51,6 +51,11 @@ def has_confirmed(window: Window) -> bool:
     return any(span.committed for span in window.chats.messages[-1].spans)
 
 
+def can_draft(window: Window) -> bool:
+    """Whether the device has memory rows, which come after the first confirmed words, to go on without the server."""
+    return window.runtime.chat._session.rows > 0
+
+
 def unconfirmed_text(window: Window) -> str:
     """Text of the last message that the device wrote offline."""
     spans = window.chats.messages[-1].spans
