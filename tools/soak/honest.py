@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -44,6 +45,10 @@ def references(target: Target, count: int, seed: int) -> list[Reference]:
     return found
 
 
+class _NoAnswerError(Exception):
+    """A connection ended before its answer began: it gives way, if more than a few hundred of its address wait."""
+
+
 def run(target: Target, known: Sequence[Reference], seed: int, out: Connection) -> None:
     """Send ``("draft" or "stream", seconds)`` of every step, ``("first", seconds)`` of every first token,
     ``("refused", sentence)`` if all places are taken, or too many connections wait of this address, and ``("differs",
@@ -61,8 +66,8 @@ def run(target: Target, known: Sequence[Reference], seed: int, out: Connection) 
                 work(target, rng.choice(known), rng, say)
             except Exception as error:
                 closed = error.rcvd if isinstance(error, ConnectionClosed) else None
-                # A connection without an answer yet gives way, if more than a few hundred of its address wait.
-                busy = isinstance(error, InvalidMessage) or (closed is not None and closed.code == TRY_AGAIN_LATER)
+                busy = isinstance(error, InvalidMessage | _NoAnswerError)
+                busy |= closed is not None and closed.code == TRY_AGAIN_LATER
                 say("refused" if busy else "differs", f"{name}: {type(error).__name__}: {error}")
                 time.sleep(1)
 
@@ -122,7 +127,12 @@ def stream(target: Target, reference: Reference, rng: random.Random, say) -> Non
     text, last = [], time.monotonic()
     tls = target.verifier.tls
     url = f"http{'s' if tls else ''}://127.0.0.1:{target.port}/v1/decode"
-    with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S, verify=tls or True) as answer:
+    with contextlib.ExitStack() as stack:
+        try:
+            asked = httpx.stream("POST", url, json=body, timeout=TIMEOUT_S, verify=tls or True)
+            answer = stack.enter_context(asked)
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            raise _NoAnswerError(repr(error)) from error
         for line in answer.iter_lines():
             event = json.loads(line.removeprefix("data: ")) if line else {}
             if "error" in event:
