@@ -20,9 +20,10 @@ from moa_decoder.errors import TargetError
 from moa_decoder.text_part import PREFIXES, is_multimodal, text_name
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import longest_context, original_contexts
-from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of, recommended_sampling, target_fingerprint
+from moa_drafter.target_facts import TargetFacts, facts_of, recommended_sampling, target_fingerprint
 from moa_drafter.target_folder import write_tensors
-from moa_drafter.target_source import DEFAULT_TARGET, quiet_transformers, reason_of, resolve_target
+from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
+from moa_drafter.transformers_config import UNDESCRIBED, cannot_load, quiet_transformers, supported_config, unsupported
 from moa_runtime.manifest import RecommendedSampling
 
 #: Largest product of the head for measuring :attr:`TargetLogits.scale`, too small for a soft cap to matter.
@@ -163,7 +164,7 @@ def _facts_of_transformers(folder: Path) -> TargetFacts:
     quiet_transformers()
     from transformers import AutoTokenizer, GenerationConfig
 
-    config = _supported_config(folder)
+    config = supported_config(folder)
     if not hasattr(config, "quantization_config"):
         _whole_model(folder, device_map="meta")
     try:
@@ -171,7 +172,7 @@ def _facts_of_transformers(folder: Path) -> TargetFacts:
         own = (folder / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(folder) if own else GenerationConfig.from_model_config(config)
     except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load(folder, error) from error
+        raise cannot_load(folder, error) from error
     return TargetFacts(folder, config, target_fingerprint(folder), _stop_tokens(folder, generation, tokenizer))
 
 
@@ -203,7 +204,7 @@ def _load(folder: Path, device: str, dtype: torch.dtype | None) -> Target:
     quiet_transformers()
     from transformers import AutoTokenizer
 
-    config = _supported_config(folder)
+    config = supported_config(folder)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     # Older releases of transformers choose an attention that has no soft caps.
     capped = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
@@ -211,7 +212,7 @@ def _load(folder: Path, device: str, dtype: torch.dtype | None) -> Target:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load(folder, error) from error
+        raise cannot_load(folder, error) from error
     return Target(folder, model.eval().to(device), tokenizer, target_fingerprint(folder))
 
 
@@ -223,13 +224,13 @@ def _whole_model(folder: Path, **settings: Any) -> Any:
     settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     if multimodal := is_multimodal(checkpoint_config(folder)):
         names = {f"^{re.escape(prefix)}": own for prefix, own in PREFIXES.items()}
-        settings |= {"config": _supported_config(folder), "key_mapping": names}
+        settings |= {"config": supported_config(folder), "key_mapping": names}
     try:
         model, loading_info = AutoModelForCausalLM.from_pretrained(folder, **settings)
     except (RuntimeError, SafetensorError) as error:
         raise TargetError(f"the weights in {folder} are damaged: fetch them again", code="damaged") from error
     except Exception as error:  # transformers has many errors for impossible sizes
-        raise _cannot_load(folder, error) from error
+        raise cannot_load(folder, error) from error
     if multimodal:
         loading_info["unexpected_keys"] = {name for name in loading_info["unexpected_keys"] if text_name(name)}
     if faults := WeightFaults.reported(loading_info):
@@ -238,12 +239,8 @@ def _whole_model(folder: Path, **settings: Any) -> Any:
             code=WEIGHTS_DIFFER,
         )
     if not hasattr(getattr(model, "model", None), "layers"):
-        raise _unsupported(folder, model.config.model_type)
+        raise unsupported(folder, model.config.model_type)
     return model
-
-
-def _cannot_load(folder: Path, error: Exception) -> TargetError:
-    return TargetError(f"cannot load the target in {folder}: {reason_of(error)}", code="unreadable")
 
 
 def _stop_tokens(folder: Path, generation: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -252,43 +249,6 @@ def _stop_tokens(folder: Path, generation: Any, tokenizer: Any) -> tuple[int, ..
     if not ids:
         raise TargetError(f"the target in {folder} names no end-of-turn token (eos_token_id)", code="no_stop_token")
     return tuple(sorted(ids))
-
-
-def _supported_config(folder: Path) -> Any:
-    """Read transformers' configuration of text before the weights; code that comes with a model is never run. Raises
-    TargetError if the architecture is not supported."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    own = read_config(folder)
-    kind = own.get("model_type")
-    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in CONFIG_MAPPING:
-        raise _unsupported(folder, kind)
-    try:
-        if is_multimodal(checkpoint_config(folder)):
-            config = AutoConfig.for_model(**own)
-        else:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # classes have their own errors for impossible fields
-        raise _cannot_load(folder, error) from error
-    if not hasattr(config, "num_key_value_heads"):
-        raise _unsupported(folder, kind)
-    if getattr(config, "is_causal", True) is False:
-        text = f"the target in {folder} is not supported: its tokens read later ones (is_causal is false)"
-        raise TargetError(text, code="unsupported_target")
-    for name in ("num_hidden_layers", "max_position_embeddings"):
-        if (getattr(config, name, None) or 0) < 1:
-            raise _cannot_load(folder, ValueError(f"{name} must be at least 1"))
-    return config
-
-
-def _unsupported(folder: Path, kind: object) -> TargetError:
-    named = f"of the architecture {kind!r}" if kind else "of no named architecture"
-    return TargetError(
-        f"the target in {folder} is {named}, which is not supported: expected a Llama-like model with grouped "
-        "key-value heads",
-        code="unsupported_target",
-    )
 
 
 class _Given(nn.Module):

@@ -24,8 +24,6 @@ from moa_runtime.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Recommended
 
 _GENERATION = "generation_config.json"
 _LARGEST_JSON = 1 << 27
-#: Codes of the errors after which transformers may still know the model.
-UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type", "missing_field", "wrong_type"})
 
 
 @dataclass(frozen=True)

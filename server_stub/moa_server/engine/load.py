@@ -111,8 +111,9 @@ def load_local(
     """
     what, has_torch = f"moa-serve --device {device}", importlib.util.find_spec("torch") is not None
     if device == "cpu":
-        from moa_drafter.target_facts import UNDESCRIBED, facts_of
+        from moa_drafter.target_facts import facts_of
         from moa_drafter.target_source import resolve_target
+        from moa_drafter.transformers_config import UNDESCRIBED
         from moa_server.engine.onnx_engine import onnx_engine, own_dtype
 
         try:

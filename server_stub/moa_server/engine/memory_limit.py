@@ -16,9 +16,9 @@ from moa_decoder.gguf_file import is_gguf, parts_of
 from moa_decoder.gguf_weights import GgufWeights
 from moa_decoder.tensor_layout import TensorLayout
 from moa_drafter.catalogue import CATALOGUE, ModelSize
-from moa_drafter.target_facts import UNDESCRIBED
 from moa_drafter.target_folder import gguf_of
 from moa_drafter.target_source import BUILTIN, check_target, fetch_hub_texts, is_hub_id
+from moa_drafter.transformers_config import UNDESCRIBED
 from moa_runtime.paths import expanded
 from moa_server.engine.base import EngineError
 from moa_server.engine.dtypes import BITS, has_bfloat16

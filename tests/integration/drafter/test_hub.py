@@ -106,6 +106,20 @@ def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(tiny_target
         assert "config.json" in dict(hub.asked) and "model.safetensors" not in dict(hub.asked)
 
 
+@pytest.mark.parametrize("changed", [{"model_type": "rwkv7"}, {"model_type": "exaone4", "is_causal": False}])
+def test_what_nothing_computes_is_refused_before_its_weights_are_fetched(
+    changed, tiny_target, tmp_path, program
+) -> None:
+    model = shutil.copytree(tiny_target, tmp_path / "model")
+    fields = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**fields, **changed}))
+    start = "import sys; from moa_server.cli import main\nsys.exit(main(['--model', 'some/model']))"
+    with standing_in({"some/model": model}) as hub:
+        done = program(hub.url, start)
+        assert done.returncode == 2 and done.stderr.rstrip().endswith("[unsupported_target]"), done.stderr
+        assert "config.json" in dict(hub.asked) and "model.safetensors" not in dict(hub.asked)
+
+
 def test_a_drafter_can_be_a_name_on_the_hub(tiny_drafter, tmp_path, program) -> None:
     code = "from moa_drafter.pretrained import checkpoint_of\nfrom moa_drafter.drafter_weights import read_weights\n"
     code += "print(read_weights(checkpoint_of('some/head')).fingerprint)"

@@ -29,6 +29,7 @@ REFUSED = {
     "LFM 2 MoE": "AssertionError",
     "Qwen 3.5 MoE": "failed to be inspected",
     "Nemotron H": "is_act_and_mul",
+    "OLMo Hybrid": "set_allocator",
     "DeepSeek 3 (latent attention)": "e_score_correction_bias",
     "Gemma 4": "model.layers.2",  # one that shares keys and values, of another size than other layers'
 }

@@ -1,0 +1,92 @@
+"""A target's configuration as transformers reads it, without its weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+from moa_decoder.checkpoint_weights import checkpoint_config, read_config
+from moa_decoder.errors import TargetError
+from moa_decoder.families import spec_of_config
+from moa_decoder.text_part import is_multimodal
+
+#: Codes of the errors after which transformers may still know the model.
+UNDESCRIBED = frozenset({"unsupported_target", "unsupported_type", "missing_field", "wrong_type"})
+
+
+def check_family(folder: Path) -> None:
+    """Refuse a target that nothing here computes, by its configuration alone, before gigabytes of weights are fetched.
+
+    Raises:
+        TargetError: ``unsupported_target``, or what the configuration lacks.
+    """
+    try:
+        spec_of_config(read_config(folder))
+    except TargetError as error:
+        if error.code not in UNDESCRIBED:
+            raise
+        if any(importlib.util.find_spec(needed) is None for needed in ("torch", "transformers")):
+            raise
+        supported_config(folder)
+
+
+def supported_config(folder: Path) -> Any:
+    """Read transformers' configuration of text before the weights; code that comes with a model is never run. Raises
+    TargetError if the architecture is not supported."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    own = read_config(folder)
+    kind = own.get("model_type")
+    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in CONFIG_MAPPING:
+        raise unsupported(folder, kind)
+    try:
+        if is_multimodal(checkpoint_config(folder)):
+            config = AutoConfig.for_model(**own)
+        else:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # classes have their own errors for impossible fields
+        raise cannot_load(folder, error) from error
+    if not hasattr(config, "num_key_value_heads"):
+        raise unsupported(folder, kind)
+    if getattr(config, "is_causal", True) is False:
+        text = f"the target in {folder} is not supported: its tokens read later ones (is_causal is false)"
+        raise TargetError(text, code="unsupported_target")
+    for name in ("num_hidden_layers", "max_position_embeddings"):
+        if (getattr(config, name, None) or 0) < 1:
+            raise cannot_load(folder, ValueError(f"{name} must be at least 1"))
+    return config
+
+
+def unsupported(folder: Path, kind: object) -> TargetError:
+    named = f"of the architecture {kind!r}" if kind else "of no named architecture"
+    return TargetError(
+        f"the target in {folder} is {named}, which is not supported: expected a Llama-like model with grouped "
+        "key-value heads",
+        code="unsupported_target",
+    )
+
+
+def cannot_load(folder: Path, error: Exception) -> TargetError:
+    return TargetError(f"cannot load the target in {folder}: {error_line(error)}", code="unreadable")
+
+
+def error_line(error: Exception) -> str:
+    """Describe a library's error in one line, with its type unless libraries write sentences for that."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    told = text and isinstance(error, ImportError | OSError | RuntimeError | ValueError)
+    return text if told else f"{type(error).__name__} {text}".strip()
+
+
+def quiet_transformers() -> None:
+    """Silence the bars and warnings of transformers, which would mix with our commands' output."""
+    # An installed torchao, which transformers imports, warns of every GPU library that it cannot load.
+    for chatty in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
