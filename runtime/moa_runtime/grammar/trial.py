@@ -1,29 +1,23 @@
-"""A trial of grammars in a process of its own: llguidance's compiler has no limit of time or stack."""
+"""A trial of grammars in a process of its own (``trial_process.py``): llguidance's compiler has no limit of time or
+stack."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moa_runtime.cli_main import own_program
-from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Grammar
-
-if TYPE_CHECKING:
-    from moa_runtime.grammar.compiler import GrammarCompiler
 
 #: Stack of a thread that compiles, bytes: a rule that names another takes some 4 KB. In a trial it is half as large.
 STACK_BYTES = 64 << 20
 #: Processor time of a trial, in whole seconds as the system counts, and its time on Windows, which has no such limit.
-_CPU_S, _WALL_S = 3, 60.0
+CPU_S, _WALL_S = 3, 60.0
 
 
 class GrammarTrial:
@@ -55,7 +49,7 @@ class GrammarTrial:
 
     def _ends(self, grammar: Grammar) -> bool:
         if self._process is None:
-            command = own_program("moa_runtime.grammar.trial", self._facts)
+            command = own_program("moa_runtime.grammar.trial_process", self._facts)
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
         process = self._process
@@ -79,34 +73,3 @@ class GrammarTrial:
             self._process.kill()
             with self._process:  # closes its pipes and waits
                 self._process = None
-
-
-def main() -> int:
-    """Compile a grammar for each line of stdin, and answer with a line."""
-    from moa_runtime.grammar.compiler import GrammarCompiler
-
-    file, *vocabulary = json.loads(sys.argv[1])
-    compiler = GrammarCompiler(Path(file), *vocabulary)
-    compiler.load()
-    threading.stack_size(STACK_BYTES // 2)
-    for line in sys.stdin:
-        _set_limits()
-        trying = threading.Thread(target=_try, args=(compiler, Grammar(*json.loads(line))))
-        trying.start()
-        trying.join()
-        print("ended", flush=True)
-    return 0
-
-
-def _try(compiler: GrammarCompiler, grammar: Grammar) -> None:
-    with contextlib.suppress(MoaError):
-        compiler.compile(grammar)
-
-
-def _set_limits() -> None:
-    with contextlib.suppress(ImportError):  # Windows
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + _CPU_S, hard))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
