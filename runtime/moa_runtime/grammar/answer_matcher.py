@@ -39,6 +39,7 @@ class AnswerMatcher:
         self._fresh, self._matcher = matcher, matcher.deep_copy()
         self._vocab_size, self._stop_tokens = vocab_size, frozenset(stop_tokens)
         self._consumed: list[int] = []
+        self._refused: list[int] = []  # beginning of an answer that the grammar does not allow; empty for none known
         self._problems: dict[tuple[int, ...], str] = {}  # by answer
         endings = np.zeros(8 * (-(-vocab_size // 8)), np.bool_)
         endings[list(self._stop_tokens)] = True
@@ -114,13 +115,16 @@ class AnswerMatcher:
     def _sync(self, answer: Sequence[int]) -> bool:
         """Let the matcher have consumed the answer; return whether the grammar allows it."""
         wanted = self._text(answer)
+        if self._refused and wanted[: len(self._refused)] == self._refused:
+            return False  # a matcher that met a limit would read all of it again
         common = common_length(self._consumed, wanted)
         back = len(self._consumed) - common
         if self._matcher.is_error() or (back and not self._matcher.rollback(back)):
             self._matcher, common = self._fresh.deep_copy(), 0
         del self._consumed[common:]
-        for token in wanted[common:]:  # each by itself: no other thread of Python runs while llguidance consumes
+        for at, token in enumerate(wanted[common:], common + 1):  # no other thread of Python runs while one is consumed
             if not self._matcher.try_consume_tokens([token]):
+                self._refused = wanted[:at]
                 return False
             self._consumed.append(token)
         return len(wanted) == len(answer) or self._matcher.is_accepting()

@@ -78,6 +78,17 @@ def test_the_state_follows_any_answer_it_is_asked_about(compiler):
         assert asked.accepts(answer) == (answer[-2:] != [7, 7])
 
 
+def test_an_answer_that_meets_a_limit_is_read_once(compiler, tokenizer, monkeypatch):
+    """The matcher would read it from the beginning each time: a second, in which the event loop stands still."""
+    state = compiler.compile(Grammar("lark", 'start: s\ns: s s | /[^b]/ | ""'))
+    answer = tokenizer[0].encode("a" * 400).ids
+    assert not state.accepts(answer) and state._matcher.is_error()
+    monkeypatch.setattr(state, "_matcher", None)  # whatever is read fails
+    assert not state.accepts(answer) and not state.accepts([*answer, *answer])
+    monkeypatch.undo()
+    assert state.accepts(answer[:3]) and state.accepts(answer[:2]) and not state.accepts(answer)
+
+
 @pytest.mark.parametrize("grammar", [PERSON, Grammar("json_object", "")], ids=lambda one: one.kind)
 def test_white_space_in_json_is_fixed(compiler, tokenizer, grammar):
     """A target that may write any would begin a new line for ever."""
