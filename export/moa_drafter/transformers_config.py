@@ -29,6 +29,7 @@ def check_family(folder: Path) -> None:
             raise
         if any(importlib.util.find_spec(needed) is None for needed in ("torch", "transformers")):
             raise
+        quiet_transformers()
         supported_config(folder)
 
 
