@@ -25,12 +25,12 @@ def check_family(folder: Path) -> None:
     try:
         spec_of_config(read_config(folder))
     except TargetError as error:
-        if error.code not in UNDESCRIBED:
-            raise
-        if any(importlib.util.find_spec(needed) is None for needed in ("torch", "transformers")):
-            raise
-        quiet_transformers()
-        supported_config(folder)
+        general = all(importlib.util.find_spec(needed) is not None for needed in ("torch", "transformers"))
+        if error.code not in UNDESCRIBED or (error.code == "unsupported_target" and not general):
+            raise  # without torch its sentence names that
+        if general:
+            quiet_transformers()
+            supported_config(folder)
 
 
 def supported_config(folder: Path) -> Any:
