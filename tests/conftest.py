@@ -280,7 +280,8 @@ def verifier(engine: LocalEngine) -> Iterator[Verifier]:
 def memory_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have verifiers of this process make each memory row.
 
-    They make those that pay by measured prices: on a busy machine none, and then a device writes nothing alone.
+    They make those that pay by measured prices. On a busy machine none do for a while: then a device writes nothing
+    alone, and those that the verifier had meanwhile are made again.
     """
     from moa_server.sessions import Conversation, SessionStore
 

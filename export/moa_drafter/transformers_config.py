@@ -62,6 +62,7 @@ def supported_config(folder: Path) -> Any:
 
 
 def unsupported(folder: Path, kind: object) -> TargetError:
+    """Make the error for a target of the ``model_type`` ``kind``."""
     named = f"of the architecture {kind!r}" if kind else "of no named architecture"
     return TargetError(
         f"the target in {folder} is {named}, which is not supported: expected a Llama-like model with grouped "
@@ -71,6 +72,7 @@ def unsupported(folder: Path, kind: object) -> TargetError:
 
 
 def cannot_load(folder: Path, error: Exception) -> TargetError:
+    """Make the error for a target that transformers, or a library that it uses, cannot load."""
     return TargetError(f"cannot load the target in {folder}: {error_line(error)}", code="unreadable")
 
 

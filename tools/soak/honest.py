@@ -131,7 +131,7 @@ def stream(target: Target, reference: Reference, rng: random.Random, say) -> Non
         try:
             asked = httpx.stream("POST", url, json=body, timeout=TIMEOUT_S, verify=tls or True)
             answer = stack.enter_context(asked)
-        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
             raise _NoAnswerError(repr(error)) from error
         for line in answer.iter_lines():
             event = json.loads(line.removeprefix("data: ")) if line else {}

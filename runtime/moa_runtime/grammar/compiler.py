@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError, json_problem
 from moa_runtime.grammar.answer_matcher import MOST_FORCED, AnswerMatcher
-from moa_runtime.grammar.trial import STACK_BYTES, GrammarTrial
+from moa_runtime.grammar.trial import GrammarTrial
 from moa_runtime.session.events import Grammar
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _ROW = 500
 #: llguidance's options of a JSON schema: white space as targets were trained on it, so that most tokens are forced
 #: and white space ends.
 SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+#: Stack of a thread that compiles, bytes: a rule that names another takes some 4 KB.
+STACK_BYTES = 64 << 20
 #: Compiled grammars, and reasons why one does not compile, that are kept.
 _KEPT = 64
 #: Characters of llguidance's reason that are told.

@@ -14,10 +14,8 @@ from pathlib import Path
 from moa_runtime.cli_main import own_program
 from moa_runtime.session.events import Grammar
 
-#: Stack of a thread that compiles, bytes: a rule that names another takes some 4 KB. In a trial it is half as large.
-STACK_BYTES = 64 << 20
-#: Processor time of a trial, in whole seconds as the system counts, and its time on Windows, which has no such limit.
-CPU_S, _WALL_S = 3, 60.0
+#: Seconds of a trial on Windows, which has no limit of processor time.
+_WALL_S = 60.0
 
 
 class GrammarTrial:

@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 from moa_runtime.errors import MoaError
-from moa_runtime.grammar.compiler import GrammarCompiler
-from moa_runtime.grammar.trial import CPU_S, STACK_BYTES
+from moa_runtime.grammar.compiler import STACK_BYTES, GrammarCompiler
 from moa_runtime.session.events import Grammar
+
+#: Processor time of a trial, in whole seconds as the system counts.
+_CPU_S = 3
 
 
 def main() -> int:
@@ -21,7 +23,7 @@ def main() -> int:
     file, *vocabulary = json.loads(sys.argv[1])
     compiler = GrammarCompiler(Path(file), *vocabulary)
     compiler.load()
-    threading.stack_size(STACK_BYTES // 2)
+    threading.stack_size(STACK_BYTES // 2)  # smaller than where it is compiled after a trial
     for line in sys.stdin:
         _set_limits()
         trying = threading.Thread(target=_try, args=(compiler, Grammar(*json.loads(line))))
@@ -41,5 +43,5 @@ def _set_limits() -> None:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + CPU_S, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + _CPU_S, hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

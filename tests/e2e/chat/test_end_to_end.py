@@ -205,7 +205,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_continues(onnx_bundle, hanging):
         hanging.process.send_signal(signal.SIGCONT)
         terminal.wait("you>", count=2)
         terminal.press("And of Italy?\n")
-        terminal.wait(r"tokens in .* rounds", count=2)
+        terminal.wait(r"tokens in .* rounds \| rtt \d+ ms", count=2)
         terminal.wait(r"you>\s*\Z")  # after the check of text that was written while it hung
         terminal.press("/quit\n")
         assert terminal.process.wait(30) == 0

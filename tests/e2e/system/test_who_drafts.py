@@ -77,7 +77,7 @@ async def test_the_text_is_the_target_s_whoever_drafts(verifier, bundle, drafts,
                 assert origins == {Origin.CORRECTED}
 
 
-async def test_a_memory_row_is_made_once_for_the_device_and_the_verifier(verifier, bundle, monkeypatch):
+async def test_a_memory_row_is_made_once_for_the_device_and_the_verifier(verifier, bundle, memory_rows, monkeypatch):
     made: list[int] = []
     step = verifier.parts.engine.step
 
@@ -87,8 +87,6 @@ async def test_a_memory_row_is_made_once_for_the_device_and_the_verifier(verifie
         return outcomes
 
     monkeypatch.setattr(verifier.parts.engine, "step", noting)
-    # Where rows do not pay for a while, the device gets none, and those that the verifier had meanwhile are made again.
-    monkeypatch.setattr(verifier.parts.store, "rows_pay", lambda conversation: True)
     async with chatting(bundle, endpoint(verifier), **options("server")) as chat:
         await ask(chat, count=COUNT)
     assert len(made) == len(set(made)) >= COUNT
