@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from moa_runtime.errors import MoaError
 from moa_server.app import Verifier
@@ -64,13 +65,14 @@ class VerifierServer(EdgeServer):
         self._on_ready, self._drain_seconds = on_ready, drain_seconds
         self._draining: asyncio.Future[None] | None = None
         self._hurry = asyncio.Event()
+        self._handlers: dict[int, Any] = {}  # of signals, before this server's
 
     async def startup(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(handle_loop_error)
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError):  # in a thread
-                signal.signal(number, self.handle_exit)
+                self._handlers[number] = signal.signal(number, self.handle_exit)
         if self._warm:
             if self.verifier.grammars is not None and self._kept is None:  # no other session waits on a machine's own
                 self.verifier.grammars.load()
@@ -115,6 +117,8 @@ class VerifierServer(EdgeServer):
         if self._renewing is not None:
             self._renewing.cancel()
         await super().shutdown()
+        for number, handler in self._handlers.items():  # the event loop closes next
+            signal.signal(number, handler)
 
     async def _keep_renewed(self, renew: Callable[[], object]) -> None:
         """Renew the certificate before it expires or when the addresses change."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from moa_runtime.drafters.base import DraftToken
+from moa_runtime.grammar.answer_matcher import DRAFT_S
 from moa_runtime.session.events import AnswerSampling, Sampling
 
 #: If so few tokens are allowed, and a drafter names none of them, each of them is a candidate.
@@ -16,6 +19,8 @@ _FEW = 8
 
 class GrammarMask:
     """What the grammar of an answer leaves of a drafter's candidates, by their paths; without a grammar, all of them.
+
+    After :data:`~moa_runtime.grammar.answer_matcher.DRAFT_S` of the processor nothing is left, and the draft ends.
 
     Args:
         sampling: with the grammar's state if it is an :class:`~moa_runtime.session.events.AnswerSampling` that has one.
@@ -26,6 +31,7 @@ class GrammarMask:
         own = sampling if isinstance(sampling, AnswerSampling) else None
         self._state = None if own is None else own.state
         self._answer = [] if own is None or own.state is None else list(prefix[own.answer_from :])
+        self._left_s = DRAFT_S
 
     @property
     def on(self) -> bool:
@@ -42,8 +48,11 @@ class GrammarMask:
         """
         if self._state is None:
             return candidates
-        answer = [*self._answer, *path]
-        able, count = self._state.among(answer, [candidate.token for candidate in candidates])
+        if self._left_s <= 0:
+            return []
+        with self._charged():
+            tokens = [candidate.token for candidate in candidates]
+            able, count = self._state.among([*self._answer, *path], tokens)
         kept = [candidate for candidate, allowed in zip(candidates, able, strict=True) if allowed]
         if not kept:
             return self.few(path) if best and count <= _FEW else []
@@ -59,11 +68,21 @@ class GrammarMask:
     def few(self, path: Sequence[int] = ()) -> list[DraftToken]:
         """Return the tokens that may follow a path of the draft, as if all had the same probability; none if they are
         many."""
-        if self._state is None:
+        if self._state is None or self._left_s <= 0:
             return []
-        able = np.flatnonzero(self._state.mask([*self._answer, *path])).tolist()
+        with self._charged():
+            able = np.flatnonzero(self._state.mask([*self._answer, *path])).tolist()
         return [DraftToken(token, -math.log(len(able))) for token in able] if len(able) <= _FEW else []
 
     def forced(self, path: Sequence[int] = ()) -> list[int]:
         """Return the tokens that must follow a path of the draft, one after the other."""
-        return [] if self._state is None else self._state.forced([*self._answer, *path])
+        if self._state is None or self._left_s <= 0:
+            return []
+        with self._charged():
+            return self._state.forced([*self._answer, *path])
+
+    @contextlib.contextmanager
+    def _charged(self) -> Iterator[None]:
+        began = time.thread_time()
+        yield
+        self._left_s -= time.thread_time() - began

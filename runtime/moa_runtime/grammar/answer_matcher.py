@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.session.tree import path_to
 from moa_runtime.tokens import common_length
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ Mask = NDArray[np.bool_]
 
 #: Most forced tokens that are committed at once; more follow with the next verdict.
 MOST_FORCED = 64
+#: Processor seconds after which a draft is checked no further, and forced tokens are left to the next verdict: a token
+#: of an ambiguous grammar takes milliseconds. Text depends on neither.
+DRAFT_S = 0.01
+#: Processor seconds in which :meth:`AnswerMatcher.read` returns.
+READ_S = 0.05
 #: Most answers for which the limit that they met is remembered.
 _PROBLEMS = 64
 
@@ -27,7 +33,9 @@ class AnswerMatcher:
     """Implements :class:`moa_runtime.session.events.GrammarState`.
 
     Every call names the whole answer so far, so the state synchronises itself, also after a rewind or a resume: what
-    no longer matches is rolled back, what is missing is consumed. One thread at a time has it.
+    no longer matches is rolled back, what is missing is consumed. One thread at a time has it. llguidance's matcher
+    cannot go back after it met a limit: a copy from before the newest tokens takes its place, as reading a whole answer
+    again could take seconds.
 
     Args:
         matcher: of the grammar, nothing consumed.
@@ -39,12 +47,18 @@ class AnswerMatcher:
         self._fresh, self._matcher = matcher, matcher.deep_copy()
         self._vocab_size, self._stop_tokens = vocab_size, frozenset(stop_tokens)
         self._consumed: list[int] = []
+        self._kept = self._fresh, 0  # the matcher after that many of the consumed tokens; never used itself
         self._refused: list[int] = []  # beginning of an answer that the grammar does not allow; empty for none known
         self._problems: dict[tuple[int, ...], str] = {}  # by answer
         endings = np.zeros(8 * (-(-vocab_size // 8)), np.bool_)
         endings[list(self._stop_tokens)] = True
         self._endings = np.packbits(endings, bitorder="little").tobytes()
         self._lock = threading.Lock()
+
+    def read(self, answer: Sequence[int]) -> bool:
+        """Consume the tokens of an answer for at most :data:`READ_S`; return whether no more are to be read."""
+        with self._lock:
+            return not self._sync(answer, time.thread_time() + READ_S) or len(self._consumed) == len(self._text(answer))
 
     def accepts(self, answer: Sequence[int]) -> bool:
         """Return whether an answer can begin with these tokens."""
@@ -76,58 +90,96 @@ class AnswerMatcher:
             return self._problems.get(tuple(answer), "")
 
     def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Return, for each token of a tree after the answer, whether the grammar allows the path to it."""
-        found = [False] * len(tokens)
+        """Return, for each token of a tree after the answer, whether the grammar allows the path to it.
+
+        Those that :data:`DRAFT_S` does not suffice for count as not allowed.
+        """
+        found, children = [False] * len(tokens), [list[int]() for _ in range(len(tokens) + 1)]
+        for index, parent in enumerate(parents):
+            children[parent].append(index)
         with self._lock:
-            if not self._sync(answer):
+            if not self._stop_tokens.isdisjoint(answer) or not self._sync(answer):
                 return found
-            for leaf in sorted(set(range(1, len(tokens) + 1)).difference(parents)):
-                nodes = path_to(leaf, range(len(tokens)), parents)
-                text = self._text([tokens[index] for index in nodes])
-                count = self._matcher.validate_tokens(text)
-                for index in nodes[: count + (count == len(text))]:  # and an end, which the mask will judge
-                    found[index] = True
+            matcher, path, until = self._matcher.deep_copy(), list[int](), time.thread_time() + DRAFT_S
+        waiting = children[0][::-1]
+        while waiting and time.thread_time() < until:
+            index = waiting.pop()
+            depth = path.index(parents[index]) + 1 if parents[index] else 0
+            matcher.rollback(len(path) - depth)
+            del path[depth:]
+            if tokens[index] in self._stop_tokens:
+                found[index] = matcher.is_accepting()
+            elif matcher.try_consume_tokens([tokens[index]]):
+                found[index] = True
+                path.append(index + 1)
+                waiting += children[index + 1][::-1]
+            elif matcher.is_error():
+                break  # a limit
         return found
 
     def forced(self, answer: Sequence[int]) -> list[int]:
         """Return the tokens that must follow, one after the other, because nothing else may: at most
-        :data:`MOST_FORCED`, and none after one that ends the answer."""
+        :data:`MOST_FORCED`, as many as :data:`DRAFT_S` suffices for, and none after one that ends the answer."""
         forced: list[int] = []
         with self._lock:
+            until = time.thread_time() + DRAFT_S
             while len(forced) < MOST_FORCED and not (forced and forced[-1] in self._stop_tokens):
                 able = int.from_bytes(self._bits([*answer, *forced]), "little")
                 if able.bit_count() != 1:
                     break
                 forced.append(able.bit_length() - 1)
+                if time.thread_time() > until:
+                    break
         return forced
 
     def _bits(self, answer: Sequence[int]) -> bytes:
         """Return the tokens that may follow as bits, token 0 in the lowest bit of the first byte."""
-        if self._stop_tokens.isdisjoint(answer) and self._sync(answer):
-            bits = self._matcher.compute_bitmask()
-            if not self._matcher.is_error() and bits.strip(b"\0"):
+        if tuple(answer) in self._problems or not self._stop_tokens.isdisjoint(answer) or not self._sync(answer):
+            return self._endings
+        bits = self._matcher.compute_bitmask()
+        problem = self._matcher.get_error()
+        if problem:
+            self._go_back()
+        else:
+            able, ends = int.from_bytes(bits, "little"), int.from_bytes(self._endings, "little")
+            if able & ends and not self._matcher.is_accepting():  # a grammar may name one within its text
+                bits = (able & ~ends).to_bytes(len(bits), "little")
+            if bits.strip(b"\0"):
                 return bits
-            if len(self._problems) >= _PROBLEMS:
-                self._problems.clear()
-            self._problems[tuple(answer)] = self._matcher.get_error() or "no token may follow"
+        if len(self._problems) >= _PROBLEMS:
+            self._problems.clear()
+        self._problems[tuple(answer)] = problem or "no token may follow"
         return self._endings
 
-    def _sync(self, answer: Sequence[int]) -> bool:
-        """Let the matcher have consumed the answer; return whether the grammar allows it."""
+    def _sync(self, answer: Sequence[int], until: float = math.inf) -> bool:
+        """Let the matcher have consumed the answer, or what it consumes until a time of the thread's clock; return
+        whether the grammar allows it."""
         wanted = self._text(answer)
         if self._refused and wanted[: len(self._refused)] == self._refused:
-            return False  # a matcher that met a limit would read all of it again
+            return False
         common = common_length(self._consumed, wanted)
         back = len(self._consumed) - common
-        if self._matcher.is_error() or (back and not self._matcher.rollback(back)):
+        if back and not self._matcher.rollback(back):
             self._matcher, common = self._fresh.deep_copy(), 0
         del self._consumed[common:]
-        for at, token in enumerate(wanted[common:], common + 1):  # no other thread of Python runs while one is consumed
+        if back or common < len(wanted):
+            self._kept = self._matcher.deep_copy(), common
+        for token in wanted[common:]:  # no other thread of Python runs while one is consumed
             if not self._matcher.try_consume_tokens([token]):
-                self._refused = wanted[:at]
+                self._refused = [*self._consumed, token]
+                if self._matcher.is_error():
+                    self._go_back()
                 return False
             self._consumed.append(token)
+            if until < math.inf and time.thread_time() > until:
+                return True
         return len(wanted) == len(answer) or self._matcher.is_accepting()
+
+    def _go_back(self) -> None:
+        """Replace a matcher that met a limit."""
+        matcher, length = self._kept
+        self._matcher = matcher.deep_copy()
+        del self._consumed[length:]
 
     def _text(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens before the first that ends an answer."""

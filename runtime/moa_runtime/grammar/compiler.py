@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible":
 STACK_BYTES = 64 << 20
 #: Compiled grammars, and reasons why one does not compile, that are kept.
 _KEPT = 64
+#: Turns of :data:`moa_runtime.grammar.answer_matcher.READ_S` in which an answer so far is read.
+_TURNS = 60
 #: Characters of llguidance's reason that are told.
 _REASON = 300
 #: Sentences in the place of llguidance's reasons, by how these begin.
@@ -113,15 +115,20 @@ class GrammarCompiler:
 
     async def compiled(self, grammar: Grammar, answer: Sequence[int] = ()) -> AnswerMatcher:
         """Do as :meth:`compile` does, in the compiler's thread, where the state also reads the tokens of an answer so
-        far: an ambiguous grammar takes milliseconds for each. One that is known waits for no other before an answer."""
+        far, in turns with other grammars: an ambiguous one takes milliseconds for each. One that is known waits for no
+        other before an answer.
+
+        Raises:
+            GrammarError: as :meth:`compile`, or reading the answer takes too long.
+        """
         if self.knows(grammar) and not answer:
             return self.compile(grammar)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._after, grammar, answer)
-
-    def _after(self, grammar: Grammar, answer: Sequence[int]) -> AnswerMatcher:
-        state = self.compile(grammar)
-        state.accepts(answer)
-        return state
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._thread)
+        state = await in_thread(self.compile, grammar)
+        for _ in range(_TURNS):
+            if await in_thread(state.read, answer):
+                return state
+        raise GrammarError("the grammar takes too long to read the answer so far", code="too_complex")
 
     def compile(self, grammar: Grammar) -> AnswerMatcher:
         """Return the state of a grammar before an answer.
@@ -195,6 +202,8 @@ class GrammarCompiler:
                 known = (sentence for begins, sentence in _REASONS.items() if reason.startswith(begins))
                 return next(known, reason) or "it allows no text"
             if not able & ~self._endings:
+                if not text.is_accepting():
+                    return "it goes on after a token that ends an answer"
                 return "it allows an empty text alone" if first else ""
             if able.bit_count() > 1:
                 return ""

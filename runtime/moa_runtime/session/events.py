@@ -137,10 +137,11 @@ class GrammarState(Protocol):
         """Return of each of ``tokens`` whether it may follow, and how many tokens may."""
 
     def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Return of each token of a tree after the answer whether the grammar allows the path to it."""
+        """Return of each token of a tree after the answer whether the grammar allows the path to it. Where that takes
+        long, the rest counts as not allowed."""
 
     def forced(self, answer: Sequence[int]) -> list[int]:
-        """Return the next tokens, as long as only one may follow."""
+        """Return the next tokens, as long as only one may follow: all, or the first of them."""
 
     def problem(self, answer: Sequence[int]) -> str:
         """Return why no token may follow but one that ends the answer: a limit that the grammar met; else no text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import threading
@@ -12,6 +13,8 @@ import pytest
 
 pytest.importorskip("llguidance")
 
+from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.grammar_mask import GrammarMask
 from moa_runtime.grammar.answer_matcher import AnswerMatcher
 from moa_runtime.grammar.compiler import MOST_BYTES, GrammarCompiler, GrammarError
 from moa_runtime.session.events import AnswerSampling, Grammar
@@ -82,7 +85,7 @@ def test_an_answer_that_meets_a_limit_is_read_once(compiler, tokenizer, monkeypa
     """The matcher would read it from the beginning each time: a second, in which the event loop stands still."""
     state = compiler.compile(Grammar("lark", 'start: s\ns: s s | /[^b]/ | ""'))
     answer = tokenizer[0].encode("a" * 400).ids
-    assert not state.accepts(answer) and state._matcher.is_error()
+    assert not state.accepts(answer)
     monkeypatch.setattr(state, "_matcher", None)  # whatever is read fails
     assert not state.accepts(answer) and not state.accepts([*answer, *answer])
     monkeypatch.undo()
@@ -197,9 +200,9 @@ def test_an_answer_so_far_is_read_in_the_compilers_thread(tokenizer, monkeypatch
     made, read = GrammarCompiler(tokenizer[1], VOCAB, [STOP]), []
     consume = AnswerMatcher._sync
 
-    def noted(self, answer):
+    def noted(self, answer, *seconds):
         read.append((threading.current_thread(), list(self._consumed)))
-        return consume(self, answer)
+        return consume(self, answer, *seconds)
 
     monkeypatch.setattr(AnswerMatcher, "_sync", noted)
     tokens = tokenizer[0].encode("aaaa").ids
@@ -208,6 +211,71 @@ def test_an_answer_so_far_is_read_in_the_compilers_thread(tokenizer, monkeypatch
     made.close()
     (first, nothing), (second, known) = read
     assert first is not second is threading.current_thread() and (nothing, known) == ([], tokens)
+
+
+AMBIGUOUS = Grammar("lark", "start: s\ns: s s | /[ab]/")
+
+
+@pytest.fixture
+def slow_tokens(monkeypatch):
+    """Each look at the clock of a thread finds a millisecond gone."""
+    ticks = itertools.count()
+    monkeypatch.setattr("time.thread_time", lambda: next(ticks) / 1000)
+
+
+def test_a_draft_after_a_slow_grammar_is_checked_in_part(compiler, tokenizer, slow_tokens):
+    a = tokenizer[0].token_to_id("a")
+    found = compiler.compile(AMBIGUOUS).allowed([a], [a] * 300, range(300))
+    assert found == [True] * 9 + [False] * 291  # 10 ms
+    assert 0 < len(compiler.compile(Grammar("regex", "a{40}")).forced([a])) < 12
+    sampling = AnswerSampling(grammar=AMBIGUOUS, answer_from=0, state=compiler.compile(AMBIGUOUS))
+    mask, kept = GrammarMask(sampling, [a]), [DraftToken(a, -0.1)]
+    assert [len(mask.left(kept, [a] * count)) for count in range(20)] == [1] * 10 + [0] * 10
+    assert mask.forced() == mask.few() == []
+
+
+def test_an_answer_so_far_is_read_in_turns_with_other_grammars(tokenizer, monkeypatch, slow_tokens):
+    monkeypatch.setattr("moa_runtime.grammar.answer_matcher.READ_S", 0.002)
+    made = GrammarCompiler(tokenizer[1], VOCAB, [STOP])
+    answer, done = tokenizer[0].encode("a" * 60).ids, []
+
+    async def compile_two():
+        async def note(name, *what):
+            await made.compiled(*what)
+            done.append(name)
+
+        reading = asyncio.create_task(note("long", Grammar("regex", "a*"), answer))
+        await asyncio.sleep(0)
+        await note("short", Grammar("regex", "b*"))
+        await reading
+        monkeypatch.setattr("moa_runtime.grammar.compiler._TURNS", 3)
+        with pytest.raises(GrammarError) as refused:
+            await made.compiled(Grammar("regex", "a*"), answer)
+        assert refused.value.code == "too_complex"
+
+    asyncio.run(compile_two())
+    made.close()
+    assert done == ["short", "long"]
+
+
+def test_after_a_limit_only_the_newest_tokens_are_read_again(compiler, tokenizer, monkeypatch):
+    """A draft has many paths that meet one."""
+    state, a = compiler.compile(AMBIGUOUS), tokenizer[0].token_to_id("a")
+    longest = next(count for count in range(100, 400) if not state.accepts([a] * count)) - 1
+    expected = state.mask([a] * longest)
+    monkeypatch.setattr(state, "_fresh", None)  # the whole answer is not read again
+    for _ in range(3):
+        assert not state.accepts([a] * (longest + 1)) and (state.mask([a] * longest) == expected).all()
+
+
+def test_a_token_that_ends_answers_does_so_only_where_the_grammar_may_end(compiler, tokenizer):
+    """A grammar may name it within its text."""
+    a = tokenizer[0].token_to_id("a")
+    state = compiler.compile(Grammar("lark", f'start: "a" (<[{STOP}]> | "c") "b"'))
+    assert np.flatnonzero(state.mask([a])).tolist() == [tokenizer[0].token_to_id("c")]
+    assert not state.accepts([a, STOP]) and state.allowed([a], [STOP], [0]) == [False]
+    with pytest.raises(GrammarError):
+        compiler.compile(Grammar("lark", f'start: "a" <[{STOP}]> "b"'))
 
 
 def test_an_ambiguous_grammar_ends_before_it_costs_others_much(compiler, tokenizer):
