@@ -16,7 +16,7 @@ from moa_drafter.target import load_target
 from support.drafter.training_data import assert_close, moa_train, small, weights
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "muon"])
 def test_several_processes_train_as_one(tiny_target, store, tmp_path, optimizer):
     flags = [*small(tiny_target, store, steps=3), "--accumulate", "2", "--evaluate-every", "1000"]
     flags += ["--optimizer", optimizer, "--save-every", "2"]

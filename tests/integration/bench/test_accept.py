@@ -272,7 +272,7 @@ OF_ROUNDS = ("tau", "rounds", "tokens", "accuracy_by_depth", "accepted_length_hi
 def test_a_replay_has_the_figures_of_the_real_thing(found, tiny, tmp_path, other, shape):
     """Also for drafters of other architectures, whose rows are others."""
     folder = make_tiny_rival(other, tiny[0], tmp_path / other)
-    how = ("--max-new-tokens", "24", "--against", str(folder), *shape)
+    how = ("--against", str(folder), *shape)
     verified, replayed = found(*how), found(*how, "--replay")
     assert (verified["settings"]["replay"], replayed["settings"]["replay"]) == (False, True)
     for one, other in zip([verified, *verified["rivals"]], [replayed, *replayed["rivals"]], strict=True):
