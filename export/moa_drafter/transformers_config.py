@@ -58,10 +58,11 @@ def supported_config(folder: Path) -> Any:
             config = AutoConfig.for_model(**own)
         else:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        grouped = hasattr(CONFIG_MAPPING[kind](), "num_key_value_heads")  # whatever fields the file adds
     except Exception as error:  # classes have their own errors for impossible fields
         raise cannot_load(folder, error) from error
     # A model of several parts would have sizes of its class in place of those that this file lacks.
-    if not hasattr(config, "num_key_value_heads") or config.get_text_config() is not config:
+    if not grouped or config.get_text_config() is not config:
         raise unsupported(folder, kind)
     if getattr(config, "is_causal", True) is False:
         text = f"the target in {folder} is not supported: its tokens read later ones (is_causal is false)"

@@ -616,6 +616,7 @@ def test_a_field_of_another_kind_is_refused_before_a_module_is_made(own_target, 
         ({"num_hidden_layers": 4000}, WEIGHTS_DIFFER, "num_hidden_layers"),
         ({"model_type": "qwen3_moe", "num_experts": 10**7}, WEIGHTS_DIFFER, "10000000"),
         ({"model_type": "gemma3", "text_config": None}, "unsupported_target", "gemma3"),
+        ({"model_type": "gptj", "n_positions": 1 << 28}, "unsupported_target", "gptj"),
         ({"quantization_config": {"bits": 4}, "vocab_size": 1 << 28}, "quantised", "parameters"),
     ],
 )
