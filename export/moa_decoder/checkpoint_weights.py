@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_decoder.checkpoint_fields import read_fields
 from moa_decoder.errors import TargetError
 from moa_decoder.families import has_tied_head, norm_offset, spec_of_config, tensor_names
 from moa_decoder.matrix import Float32, Matrix
@@ -187,7 +188,7 @@ class CheckpointWeights:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json; of a multimodal model the part for text. Raises TargetError (``unreadable``)."""
+    """Read a folder's config.json, see :func:`checkpoint_config`; of a multimodal model the part for text."""
     config = checkpoint_config(folder)
     if not is_multimodal(config):
         return config
@@ -196,14 +197,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def checkpoint_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json as it is. Raises TargetError (``unreadable``)."""
-    try:
-        config = json.loads(read_checked(folder / "config.json"))
-        if not isinstance(config, dict):
-            raise ValueError("no object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise TargetError(f"the config.json in {folder} is unreadable: fetch it again", code="unreadable") from error
-    return config
+    """Read a folder's config.json as it is; for errors see :func:`moa_decoder.checkpoint_fields.read_fields`."""
+    return read_fields(folder / "config.json")
 
 
 def weight_names(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_decoder.checkpoint_fields import LARGEST, MOST_LAYERS
 from moa_decoder.errors import TargetError
 from moa_decoder.matrix import Float32
 from moa_decoder.spec import Activation, DecoderSpec, LayerSpec, Rotary
@@ -28,8 +29,6 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-#: No model has more layers, or a larger size of anything; a damaged number shall not take memory.
-_MOST_LAYERS, _LARGEST = 1 << 12, 1 << 28
 #: Positive numbers between this and its inverse are possible ones.
 _SMALLEST = 1e-12
 _MISSING: Any = object()
@@ -171,7 +170,7 @@ def spec_of_config(config: Mapping[str, Any]) -> DecoderSpec:
         raise fields.wrong("num_key_value_heads", "a divisor of num_attention_heads")
     if head_dim % 2:
         raise fields.wrong("head_dim", "even")
-    count, context = fields.whole("num_hidden_layers", most=_MOST_LAYERS), fields.whole("max_position_embeddings")
+    count, context = fields.whole("num_hidden_layers", most=MOST_LAYERS), fields.whole("max_position_embeddings")
     rotaries, context = _rotaries(fields, family, head_dim, context)
     layer = LayerSpec(
         heads,
@@ -425,7 +424,7 @@ class _Fields:
             )
         return default if value is None else value
 
-    def whole(self, name: str, default: Any = _MISSING, most: int = _LARGEST) -> int:
+    def whole(self, name: str, default: Any = _MISSING, most: int = LARGEST) -> int:
         value = self.any(name, default)
         if type(value) is not int or not 1 <= value <= most:
             raise self.wrong(name, f"a whole number in 1..{most}")

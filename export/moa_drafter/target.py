@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from moa_decoder.checkpoint_weights import checkpoint_config, read_config
+from moa_decoder.checkpoint_weights import checkpoint_config, read_config, stored_tensors
 from moa_decoder.errors import TargetError
 from moa_decoder.text_part import PREFIXES, is_multimodal, text_name
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
@@ -23,7 +23,15 @@ from moa_drafter.config import longest_context, original_contexts
 from moa_drafter.target_facts import TargetFacts, facts_of, recommended_sampling, target_fingerprint
 from moa_drafter.target_folder import write_tensors
 from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
-from moa_drafter.transformers_config import UNDESCRIBED, cannot_load, quiet_transformers, supported_config, unsupported
+from moa_drafter.transformers_config import (
+    UNDESCRIBED,
+    cannot_load,
+    check_counts,
+    check_room,
+    quiet_transformers,
+    supported_config,
+    unsupported,
+)
 from moa_runtime.manifest import RecommendedSampling
 
 #: Largest product of the head for measuring :attr:`TargetLogits.scale`, too small for a soft cap to matter.
@@ -164,14 +172,12 @@ def _facts_of_transformers(folder: Path) -> TargetFacts:
     quiet_transformers()
     from transformers import AutoTokenizer, GenerationConfig
 
-    config = supported_config(folder)
-    if not hasattr(config, "quantization_config"):
-        _whole_model(folder, device_map="meta")
+    config = _checked_config(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         own = (folder / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(folder) if own else GenerationConfig.from_model_config(config)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # tokenizers raises it for what it cannot read
         raise cannot_load(folder, error) from error
     return TargetFacts(folder, config, target_fingerprint(folder), _stop_tokens(folder, generation, tokenizer))
 
@@ -204,16 +210,29 @@ def _load(folder: Path, device: str, dtype: torch.dtype | None) -> Target:
     quiet_transformers()
     from transformers import AutoTokenizer
 
-    config = supported_config(folder)
+    config = _checked_config(folder)
+    if hasattr(config, "quantization_config"):
+        held = sum(tensor.stop - tensor.start for tensor in stored_tensors(folder).values())
+        check_room(str(folder), config, 8 * held)  # each bit may be one
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     # Older releases of transformers choose an attention that has no soft caps.
     capped = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
     model = _whole_model(folder, dtype=dtype, **capped)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # tokenizers raises it for what it cannot read
         raise cannot_load(folder, error) from error
     return Target(folder, model.eval().to(device), tokenizer, target_fingerprint(folder))
+
+
+def _checked_config(folder: Path) -> Any:
+    """Return :func:`supported_config` after a comparison with names and shapes of the weights, none of which is loaded
+    or made; of quantised ones with their number."""
+    config = supported_config(folder)
+    check_counts(str(folder), config, [tensor.shape for tensor in stored_tensors(folder).values()])
+    if not hasattr(config, "quantization_config"):
+        _whole_model(folder, device_map="meta")
+    return config
 
 
 def _whole_model(folder: Path, **settings: Any) -> Any:
@@ -245,7 +264,8 @@ def _whole_model(folder: Path, **settings: Any) -> Any:
 
 def _stop_tokens(folder: Path, generation: Any, tokenizer: Any) -> tuple[int, ...]:
     listed = generation.eos_token_id
-    ids = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
+    named = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])}
+    ids = {number for number in named if number is not None and number >= 0}
     if not ids:
         raise TargetError(f"the target in {folder} names no end-of-turn token (eos_token_id)", code="no_stop_token")
     return tuple(sorted(ids))

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from moa_decoder.checkpoint_fields import read_fields
 from moa_decoder.checkpoint_weights import read_config, stored_tensors
 from moa_decoder.errors import TargetError
 from moa_decoder.gguf_file import read_parts
@@ -19,11 +20,10 @@ from moa_decoder.gguf_weights import GgufWeights
 from moa_decoder.spec import DecoderSpec
 from moa_drafter.target_folder import gguf_of, weights_of
 from moa_drafter.target_source import builtin_of
-from moa_runtime.checked_file import read_checked, read_checked_text
+from moa_runtime.checked_file import read_checked_text
 from moa_runtime.manifest import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, RecommendedSampling
 
 _GENERATION = "generation_config.json"
-_LARGEST_JSON = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,12 @@ class TargetFacts:
     def chat_template(self) -> str:
         """The source of the default chat template, Jinja. Raises TargetError if there is none."""
         file = self.folder / CHAT_TEMPLATE_FILE
-        template = read_checked_text(file) if file.is_file() else _tokenizer(self.folder).get("chat_template")
+        try:
+            template = read_checked_text(file) if file.is_file() else _tokenizer(self.folder).get("chat_template")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unreadable(file) from error
         if isinstance(template, list):  # several with names
-            template = {each.get("name"): each.get("template") for each in template}.get("default")
+            template = {each["name"]: each["template"] for each in template if isinstance(each, dict)}.get("default")
         if not isinstance(template, str) or not template:
             raise TargetError(f"the target in {self.folder} has no chat template", code="no_chat_template")
         return template
@@ -145,7 +148,7 @@ def _stop_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
     ids = set(listed if isinstance(listed, list) else [listed]) | {
         _id_of(folder, special_texts(folder).get("eos_token"))
     }
-    if not (found := {number for number in ids if type(number) is int}):
+    if not (found := {number for number in ids if type(number) is int and number >= 0}):
         raise TargetError(f"the target in {folder} names no end-of-turn token (eos_token_id)", code="no_stop_token")
     return tuple(sorted(found))
 
@@ -171,13 +174,7 @@ def _tokenizer(folder: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a JSON object; empty if there is no such file. Raises TargetError (``unreadable``)."""
-    try:
-        read = json.loads(read_checked(path, _LARGEST_JSON)) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path) from error
-    if not isinstance(read, dict):
-        raise _unreadable(path)
-    return read
+    return read_fields(path) if path.exists() else {}
 
 
 def _unreadable(path: Path) -> TargetError:

@@ -11,6 +11,7 @@ import glob
 import hashlib
 import importlib.util
 import io
+import math
 import os
 import shutil
 import socket
@@ -28,6 +29,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from filelock import FileLock
 
+from moa_decoder.checkpoint_fields import LARGEST, LARGEST_JSON
 from moa_decoder.checkpoint_weights import WEIGHT_INDEX, weight_names
 from moa_decoder.errors import TargetError
 from moa_decoder.gguf_file import is_gguf, parts_of
@@ -36,8 +38,9 @@ from moa_drafter.catalogue import CATALOGUE
 from moa_drafter.config import ropes
 from moa_drafter.hub_download import download_large_files
 from moa_drafter.target_folder import room_in, write_folder
-from moa_drafter.transformers_config import check_family, error_line, quiet_transformers
-from moa_runtime.checked_file import sha256_of
+from moa_drafter.transformers_config import check_counts, check_family, check_room, error_line, quiet_transformers
+from moa_runtime.checked_file import open_checked, sha256_of
+from moa_runtime.errors import reason_of
 from moa_runtime.manifest import RecommendedSampling
 from moa_runtime.paths import cache_dir, expanded
 
@@ -119,8 +122,9 @@ def check_target(name: str) -> None:
     """Raise TargetError if no source can have a target of this name, as far as is known without the network."""
     folder = expanded(name)
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not (folder / "config.json").exists():
             raise TargetError(f"{folder} is no model folder: it has no config.json", code="file_missing")
+        _check_files(folder)
     elif is_gguf(folder):
         if not folder.is_file():
             raise TargetError(f"there is no file {folder}", code="file_missing")
@@ -130,6 +134,20 @@ def check_target(name: str) -> None:
             "a .gguf file, or a Hub id like 'owner/model'",
             code="unknown_target",
         )
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder in which a file that is read is a pipe or a device, or a text is a link to another place: bundles
+    and messages would tell what is there. Links of the Hub's cache lead to its folder ``blobs``."""
+    own = folder.parents[1] if folder.parent.name == "snapshots" else folder
+    for file in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*")]):
+        text = any(file.match(pattern) for pattern in (*_HUB_TEXTS, "*.txt"))
+        if not (text or file.match("*.safetensors") or is_gguf(file)) or not file.exists():
+            continue
+        try:
+            open_checked(file, LARGEST_JSON if text else None, own if text else None).close()
+        except OSError as error:
+            raise TargetError(f"{file} cannot be read: {reason_of(error)}; replace it", code="unreadable") from error
 
 
 def is_hub_id(name: str) -> bool:
@@ -357,17 +375,22 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
     """Write the model of a GGUF file as float32 safetensors with tokenizer and chat template; several parts are joined
     in a file beside ``place``."""
     quiet_transformers()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     gguf = parts[0]
     try:
         from gguf import GGUFReader
 
         readers = [GGUFReader(part) for part in parts]
+        _check_metadata(gguf.name, readers)
         if len(parts) > 1:
             gguf = place.with_suffix(".gguf")
             join(readers, gguf)
         source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+        config = AutoConfig.from_pretrained(**source)
+        shapes = [tensor.shape.tolist() for reader in readers for tensor in reader.tensors]
+        check_counts(gguf.name, config, shapes)
+        check_room(gguf.name, config, 2 * sum(map(math.prod, shapes)))  # some are counted otherwise
         # Its progress bar ignores all settings and takes hundreds of lines in a log.
         with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
             model, loading_info = AutoModelForCausalLM.from_pretrained(
@@ -390,6 +413,23 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
     model.hf_quantizer = None
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
+
+
+def _check_metadata(name: str, readers: Sequence[GGUFReader]) -> None:
+    """Refuse sizes in a GGUF file's metadata for which transformers would take memory, or make layers without end.
+    Raises TargetError (``weights_differ``)."""
+    count = sum(len(reader.tensors) for reader in readers)
+    architecture = readers[0].fields["general.architecture"].contents()
+    for key, field in readers[0].fields.items():
+        if not key.startswith(f"{architecture}.") or not isinstance(value := field.contents(), int):
+            continue
+        most = count if key.endswith(".block_count") else LARGEST
+        if value > most:
+            raise TargetError(
+                f"{key} in {name} must be at most {most}, not {value}, with {count} tensors: take another file, or the "
+                "model's folder or Hub id",
+                code=WEIGHTS_DIFFER,
+            )
 
 
 def join(readers: Sequence[GGUFReader], whole: Path) -> None:

@@ -29,7 +29,7 @@ def run_program(
     """
 
     def say(text: str, code: str) -> None:
-        text = printable(f"{text}  [{code}]", "\n")  # it may quote a peer or a file
+        text = printable(f"{text}  [{code}]")
         if complain is not None:
             complain(text)
         else:

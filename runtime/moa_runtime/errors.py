@@ -6,16 +6,17 @@ import json
 from typing import Any
 
 
-def printable(text: str, kept: str = "") -> str:
-    """Escape the control characters of a text from elsewhere, which could command a terminal, but those ``kept``."""
-    return "".join(char if char.isprintable() or char in kept else ascii(char)[1:-1] for char in text)
+def printable(text: str) -> str:
+    """Escape the control characters of a text from elsewhere, which could command a terminal, and ends of lines."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 class MoaError(Exception):
     """Something a user can cause and mend: what was wrong, what was expected, what to do.
 
     Args:
-        text: one sentence: what was wrong, what was expected, what to do.
+        text: one sentence: what was wrong, what was expected, what to do. It may quote a path, a peer or a file, so it
+            is made :func:`printable`, one line.
         code: a word by which programs and tests tell the case, such as ``file_missing``.
     """
 
@@ -23,7 +24,7 @@ class MoaError(Exception):
     exit_status = 2
 
     def __init__(self, text: str, *, code: str) -> None:
-        super().__init__(text)
+        super().__init__(printable(text))
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:

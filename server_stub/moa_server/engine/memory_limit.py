@@ -84,7 +84,7 @@ def _undescribed(folder: Path, config: Mapping[str, Any]) -> ModelSize | None:
 
     def size_in(field: str, other: int) -> int:
         value = config.get(field)
-        return value if type(value) is int and value > 0 else other  # what is wrong is told when it is loaded
+        return value if type(value) is int and value > 0 else other  # a list, of all layers
 
     heads = size_in("num_attention_heads", 1)
     size = size_in("head_dim", size_in("hidden_size", 0) // heads)

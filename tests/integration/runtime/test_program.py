@@ -46,7 +46,7 @@ def test_errors_end_a_program_with_a_code_and_a_status(tmp_path: Path, capsys: p
         (lambda: tmp_path.write_text(""), "path_refused", f"{tmp_path}"),
         (refuse(denied), "path_refused", "/secret"),
         (refuse(MoaError("wrong", code="wrong_word")), "wrong_word", "prog: error: wrong"),
-        (refuse(MoaError("peer: \x1b[2J\x9b\n2", code="wrong_word")), "wrong_word", "peer: \\x1b[2J\\x9b\n2"),
+        (refuse(MoaError("peer: \x1b[2J\x9b\n2", code="wrong_word")), "wrong_word", "peer: \\x1b[2J\\x9b\\n2"),
     ]
     for work, code, named in refused:
         assert ended(work) == 2

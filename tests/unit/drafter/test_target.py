@@ -22,6 +22,7 @@ from gguf import GGUFWriter, RopeScalingType
 from safetensors.numpy import save_file as save_numbers
 from safetensors.torch import load_file, save_file
 
+from moa_decoder.checkpoint_fields import LARGEST
 from moa_decoder.errors import TargetError
 from moa_decoder.weight_faults import WEIGHTS_DIFFER
 from moa_drafter import target_source as module
@@ -310,7 +311,7 @@ def test_a_missing_shard_is_refused(own_target):
     _first, second, *_ = sorted(own_target.glob("*.safetensors"))
     load_target(str(own_target))
     second.unlink()
-    with refused("unreadable", TargetError, second.name):
+    with refused("file_missing", TargetError, second.name):
         load_target(str(own_target))
 
 
@@ -546,11 +547,11 @@ def test_a_gguf_file_of_impossible_sizes_is_refused(own_target, tmp_path):
             (load, *case)
             for load in (load_target, target_facts)
             for case in [
-                ({"num_attention_heads": 0}, "ZeroDivisionError"),
+                ({"num_attention_heads": 0}, "num_attention_heads"),
                 ({"num_attention_heads": 3}, "multiple"),
-                ({"num_key_value_heads": 0}, "ZeroDivisionError"),
-                ({"hidden_size": "x"}, "int"),
-                ({"vocab_size": 0}, "num_embeddings"),
+                ({"num_key_value_heads": 0}, "num_key_value_heads"),
+                ({"hidden_size": "x"}, "'x'"),
+                ({"vocab_size": 0}, "vocab_size"),
                 ({"num_hidden_layers": 0}, "num_hidden_layers"),
                 ({"max_position_embeddings": -40}, "max_position_embeddings"),
                 ({"rope_parameters": "x"}, "rope_parameters"),
@@ -567,6 +568,105 @@ def test_an_impossible_configuration_is_refused(own_target, load, field, named):
     with refused("unsupported_target" if unsupported else "unreadable", TargetError) as caught:
         load(str(own_target))
     assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+#: A file of a model's folder, wrong fields in it, and what a message names.
+WRONG_FIELDS = [
+    *(
+        ("config.json", {name: value}, name)
+        for name, value in [
+            ("num_hidden_layers", 10**9),
+            ("vocab_size", 10**12),
+            ("max_position_embeddings", 10**30),
+            ("sliding_window", 10**40),
+            ("num_experts", "many"),
+            ("text_config", []),
+            ("layer_types", [{}]),
+            ("rms_norm_eps", float("inf")),
+            ("eos_token_id", "x"),
+            ("another", {"inside": [1, 10**20]}),
+        ]
+    ),
+    ("config.json", {"text_config": {"model_type": "llama", "hidden_size": -1}}, "text_config.hidden_size"),
+    ("config.json", {"model_type": json.loads("[" * 40 + "]" * 40)}, "model_type" + ".0" * 31),
+    ("generation_config.json", {"eos_token_id": {"a": 1}}, "eos_token_id"),
+    ("generation_config.json", {"eos_token_id": [1, [2]]}, "eos_token_id"),
+    ("generation_config.json", {"temperature": "hot"}, "temperature"),
+    ("generation_config.json", {"top_p": -3}, "top_p"),
+    ("tokenizer_config.json", {"chat_template": 5}, "chat_template"),
+    ("tokenizer_config.json", {"chat_template": [7]}, "chat_template"),
+    ("tokenizer_config.json", {"eos_token": [1]}, "eos_token"),
+    ("special_tokens_map.json", {"bos_token": {"content": 1}}, "bos_token"),
+]
+
+
+@pytest.mark.parametrize("load", [load_target, target_facts])
+@pytest.mark.parametrize(("name", "fields", "named"), WRONG_FIELDS)
+def test_a_field_of_another_kind_is_refused_before_a_module_is_made(own_target, monkeypatch, load, name, fields, named):
+    monkeypatch.setattr(torch.nn.Module, "__init__", None)
+    file = own_target / name
+    file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **fields}))
+    with refused("unreadable", TargetError, f"{named} in {file} " if named != "another" else "another.inside.1 in"):
+        _ = load(str(own_target)).recommended_sampling, target_facts(str(own_target)).chat_template
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "named"),
+    [
+        ({"num_hidden_layers": 4000}, WEIGHTS_DIFFER, "num_hidden_layers"),
+        ({"model_type": "qwen3_moe", "num_experts": 10**7}, WEIGHTS_DIFFER, "10000000"),
+        ({"model_type": "gemma3", "text_config": None}, "unsupported_target", "gemma3"),
+        ({"model_type": "gptj", "n_positions": 1 << 28}, "unsupported_target", "gptj"),
+        ({"quantization_config": {"bits": 4}, "vocab_size": 1 << 28}, "quantised", "parameters"),
+    ],
+)
+def test_sizes_are_compared_with_the_weights_before_memory_is_taken(own_target, monkeypatch, fields, code, named):
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    configure(own_target, fields)
+    with refused(code, TargetError, named):
+        load_target(str(own_target))
+
+
+def test_other_names_are_found_before_memory_is_taken(own_target, monkeypatch):
+    """For missing tensors transformers would make random numbers."""
+    from transformers import AutoModelForCausalLM
+
+    devices, load = [], AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *args, **settings: devices.append(settings.get("device_map")) or load(*args, **settings),
+    )
+    changed(own_target / "model.safetensors", without("layers.2."))
+    with refused(WEIGHTS_DIFFER, TargetError):
+        load_target(str(own_target))
+    assert devices == ["meta"]
+
+
+@pytest.mark.parametrize("key", ["stablelm.block_count", "stablelm.feed_forward_length"])
+@pytest.mark.parametrize("value", [1 << 27, (1 << 32) - 1])
+def test_sizes_of_a_gguf_file_are_compared_with_its_tensors(own_target, tmp_path, key, value):
+    """Here of one that transformers reads."""
+
+    def add(writer: GGUFWriter) -> None:
+        writer.kv_data[0][key].value = value
+
+    (file,) = write_gguf(own_target, tmp_path / "sizes.gguf", architecture="stablelm", add=add)
+    with refused(WEIGHTS_DIFFER, TargetError, str(value) if "block" in key or value > LARGEST else "parameters"):
+        resolve_target(str(file))
+
+
+@pytest.mark.parametrize("name", ["ev\nil\x1b[31m", "a\u2028b\x9b2J"])
+def test_a_message_about_a_path_is_one_line_without_control_characters(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    for content, code in (("{}", "unsupported_target"), ("[", "unreadable"), (None, "file_missing")):
+        (folder / "config.json").unlink() if content is None else (folder / "config.json").write_text(content)
+        with refused(code, TargetError, ascii(name)[1:-1]) as caught:
+            load_target(str(folder))
+        assert str(caught.value).isprintable()
 
 
 def test_experts_that_lack_a_half_are_refused():
@@ -631,9 +731,10 @@ def test_facts_need_neither_torch_nor_transformers(target, tiny_target, tmp_path
         ("tokenizer.json", "{}", "unreadable"),
         ("generation_config.json", "[]", "unreadable"),
         ("chat_template.jinja", "", "no_chat_template"),
+        ("chat_template.jinja", b"\xff\xfe", "unreadable"),
     ],
 )
 def test_damaged_files_are_refused(own_target, name, content, code):
-    (own_target / name).write_text(content)
+    (own_target / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with refused(code, TargetError):
         _ = facts_of(own_target).chat_template

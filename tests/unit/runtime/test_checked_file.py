@@ -14,6 +14,7 @@ from moa_chat.chat_config import endpoint_for
 from moa_decoder.checkpoint_weights import SafetensorsFile, read_config, weight_files
 from moa_decoder.gguf_file import GgufFile
 from moa_drafter.drafter_weights import read_weights
+from moa_drafter.target_source import check_target
 from moa_drafter.training.settings import read_mapping
 from moa_runtime.checked_file import open_checked, read_checked
 from moa_runtime.datastore import Datastore
@@ -22,6 +23,7 @@ from moa_runtime.manifest import read_manifest
 from moa_runtime.tokenizer import _source_of, read_tokenizer
 from moa_server.auth import read_tokens
 from moa_server.web.pairing import kept_token
+from support.refusals import refused
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
 
@@ -75,3 +77,37 @@ def test_aliases_in_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("a: &a [1]\nb: [*a, *a]\n")
     with pytest.raises(MoaError):
         read_mapping(tmp_path / "run.yaml", "run.yaml", example="")
+
+
+#: Files that are read of a model's folder, by us or by transformers.
+READ = ["config.json", "tokenizer.json", "vocab.txt", "tokenizer.model", "LICENSE", "additional_chat_templates/a.jinja"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "link"])
+@pytest.mark.parametrize("name", [*READ, "model.safetensors", "model.gguf"])
+def test_a_model_folder_has_only_files_of_its_own(tmp_path: Path, name: str, kind: str) -> None:
+    """Weights may be elsewhere, because nothing of them is told."""
+    folder, secret = tmp_path / "model", tmp_path / "secret"
+    secret.write_text("{}")
+    file = folder / name
+    file.parent.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(secret if kind == "link" else kind)
+    if kind == "link" and name not in READ:
+        check_target(str(folder))
+    else:
+        with refused("unreadable", MoaError, str(file)):
+            check_target(str(folder))
+
+
+def test_links_of_the_hub_are_its_own(tmp_path: Path) -> None:
+    blob, folder = tmp_path / "models--a--b/blobs/1", tmp_path / "models--a--b/snapshots/2"
+    for file in (blob, folder / "config.json"):
+        file.parent.mkdir(parents=True)
+    blob.write_text("{}")
+    (folder / "config.json").symlink_to("../../blobs/1")
+    check_target(str(folder))

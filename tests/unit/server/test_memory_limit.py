@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moa_decoder.errors import TargetError
 from moa_drafter.catalogue import CATALOGUE, drafter_advice
 from moa_drafter.pretrained import shipped_names
 from moa_drafter.target_facts import facts_of
@@ -62,7 +63,10 @@ def test_every_kind_of_target_has_a_size_and_its_own_type(tiny_target: Path, tmp
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "lfm2"}))
     assert size_of(str(other)) == replace(size, rounds=False)
-    (other / "config.json").write_text(json.dumps({**config, "num_attention_heads": "x", "head_dim": -1}))
+    (other / "config.json").write_text(json.dumps({**config, "num_attention_heads": "x"}))
+    with refused("unreadable", TargetError, "num_attention_heads"):
+        size_of(str(other))
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "lfm2", "num_key_value_heads": [2]}))
     assert size_of(str(other)).parameters == size.parameters
     (other / "model.safetensors").unlink()
     check_memory(str(other), "auto", "cpu", 512, 1e-6)
