@@ -108,8 +108,8 @@ def _frames(sent: bytes, session: bool) -> Attack:
     return attack
 
 
-def _prompts(make: Callable[[int], wire.ClientMessage]) -> Attack:
-    """Epoch after epoch, each with a Prompt."""
+def _prompts(make: Callable[[int], wire.ClientMessage], drafted: Sequence[int] = ()) -> Attack:
+    """Epoch after epoch, each with a Prompt, and perhaps with a Draft after the first token of its answer."""
 
     def attack(victim: Victim, until: float) -> None:
         with victim.session() as connected:
@@ -117,9 +117,13 @@ def _prompts(make: Callable[[int], wire.ClientMessage]) -> Attack:
             epoch = 0
             while time.monotonic() < until:
                 epoch += 1
-                connected.sendall(message(make(epoch)))
+                asked = make(epoch)
+                connected.sendall(message(asked))
                 with contextlib.suppress(TimeoutError):
                     connected.recv(1 << 20)
+                    if drafted:
+                        connected.sendall(message(draft(epoch, len(asked.prompt.tokens) + 1, drafted)))
+                        connected.recv(1 << 20)
 
     return attack
 
@@ -129,8 +133,8 @@ def _epochs(rows_from: int) -> Attack:
     return _prompts(lambda epoch: prompt(epoch, 0, list(range(5, 45)), rows_from=rows_from))
 
 
-def _grammars(kind: int, text: str, answer: Sequence[int] = ()) -> Attack:
-    """New prompts with another grammar each (NUMBER in its text), and perhaps with an answer so far."""
+def _grammars(kind: int, text: str, answer: Sequence[int] = (), drafted: Sequence[int] = ()) -> Attack:
+    """New prompts with another grammar each (NUMBER in its text), and perhaps with an answer so far or a Draft."""
 
     def make(epoch: int) -> wire.ClientMessage:
         said = prompt(epoch, 0, [5, *answer])
@@ -139,7 +143,7 @@ def _grammars(kind: int, text: str, answer: Sequence[int] = ()) -> Attack:
         said.prompt.sampling.grammar.text = text.replace("NUMBER", str(time.monotonic_ns()))
         return said
 
-    return _prompts(make)
+    return _prompts(make, drafted)
 
 
 def _idle(victim: Victim, until: float) -> None:
@@ -204,6 +208,8 @@ def _half_handshakes(victim: Victim, until: float) -> None:
 _CHUNKED = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
 _PROMPT = message(prompt(1, 0, list(range(5, 45))))
 _TERMINALS = " & ".join(f"/(.*a{number}.*)/" for number in range(100))  # whose product has a state for each subset
+_AMBIGUOUS = wire.GRAMMAR_KIND_LARK, 'start: "NUMBER"? (s "b")*\ns: s s | /[^b]/ | ""'
+_LETTERS = list(range(5, 45)) * 10  # each a token
 _EMPTY_PARTS = bytes(
     byte
     for field in (wire.ClientMessage.PROMPT_FIELD_NUMBER, wire.ClientMessage.DRAFT_FIELD_NUMBER)
@@ -244,9 +250,8 @@ MEMBERS: dict[str, Attack] = {
     "rows from 0 in new epochs": _epochs(1),
     "never reads": _never_reads,
     "grammars that compile for minutes": _grammars(wire.GRAMMAR_KIND_LARK, f"start: A\nA: {_TERMINALS} & /.*NUMBER.*/"),
-    "answers of an ambiguous grammar": _grammars(
-        wire.GRAMMAR_KIND_LARK, 'start: "NUMBER"? (s "b")*\ns: s s | /[^b]/ | ""', list(range(5, 45)) * 10
-    ),
+    "answers of an ambiguous grammar": _grammars(*_AMBIGUOUS, answer=_LETTERS),
+    "drafts of an ambiguous grammar": _grammars(*_AMBIGUOUS, drafted=_LETTERS),
     "parts that replace each other": _frames(frame(BINARY, _EMPTY_PARTS * 50_000), session=True),
 }
 
