@@ -38,9 +38,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.serve is not None:
         require_extra("gateway", "--serve")
         from moa_chat.gateway.serve import address_for, run_gateway
+        from moa_runtime.sockets import listen
 
-        address = address_for(options)  # refuse it before a verifier is started
+        address = address_for(options)
     with contextlib.ExitStack() as stack:
+        if options.serve is not None:  # refused before a verifier is started, or a bundle fetched
+            listening = stack.enter_context(listen(address.host, address.port))
         verifier = None
         if options.local:
             # Late, so that --help and refused options answer at once.
@@ -80,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.once is not None:
             return run_once(config, options.once, as_json=options.json)
         if options.serve is not None:
-            return run_gateway(config, address, verifier, as_json=options.json)
+            return run_gateway(config, address, listening, verifier, as_json=options.json)
         return run_terminal(config)
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -39,6 +39,7 @@ from moa_runtime.manifest import (
     TargetEntry,
     checked_count,
     checked_manifest,
+    read_manifest,
 )
 from moa_runtime.paths import cache_dir
 from moa_runtime.transport import Endpoint, access_error
@@ -136,7 +137,8 @@ def fetch_bundle(
     writer: bool = True,
     progress: Progress = lambda received, total: None,
 ) -> Path:
-    """Return the folder of a verifier's bundle with the files that this device needs, downloaded if it is not here yet.
+    """Return the folder of a verifier's bundle with the files that this device needs, after a download of those that are
+    missing. It may hold more, which another program needed.
 
     Args:
         graphs: names of graphs that this device can run.
@@ -146,13 +148,13 @@ def fetch_bundle(
         DownloadError: it cannot be downloaded; what came is kept, and the next call continues.
         BundleError: what the verifier sent is no bundle, or a file of the bundle here is damaged.
     """
-    choice = json.dumps([offer.id, sorted(graphs), writer])
-    place = _shelf() / hashlib.sha256(choice.encode()).hexdigest()[:32]
+    place = _shelf() / offer.id[:32]
     try:
         _make_folder(place.parent)
         with _alone(place.with_name(f"{place.name}.lock")):
-            if not (place / MANIFEST_FILE).exists():
-                _Download(_Verifier(endpoint), offer, place).run(graphs, writer, progress)
+            held = read_manifest(place) if (place / MANIFEST_FILE).exists() else None
+            if held is None or not _holds(held, set(graphs) & set(offer.graphs), writer):
+                _Download(_Verifier(endpoint), offer, place, held).run(graphs, writer, progress)
         checked_manifest(place)
         _note_use(endpoint, place.name)
     except OSError as error:
@@ -299,19 +301,29 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow none; the redirection is then an HTTPError."""
 
 
-class _Download:
-    """The download of one bundle into ``place``, by way of a folder beside it."""
+def _holds(held: Manifest, graphs: set[str], writer: bool) -> bool:
+    """Return whether a bundle has all that is wanted of it; a missing writer may be one that the verifier lacks."""
+    return graphs <= set(held.targets) and (held.writer is not None or not writer)
 
-    def __init__(self, verifier: _Verifier, offer: Offer, place: Path) -> None:
-        self._verifier, self._offer, self._place = verifier, offer, place
+
+class _Download:
+    """The download of one bundle into ``place``, by way of a folder beside it. ``held``: what is there already; other
+    programs may be using it, so nothing of it changes."""
+
+    def __init__(self, verifier: _Verifier, offer: Offer, place: Path, held: Manifest | None) -> None:
+        self._verifier, self._offer, self._place, self._here = verifier, offer, place, held
         self._part = place.with_name(f"{place.name}.part")
         self._path = f"{BUNDLES_PATH}/{offer.id}"
 
-    def run(self, graphs: Sequence[str], writer: bool, progress: Progress) -> None:
+    def run(self, graphs: Collection[str], writer: bool, progress: Progress) -> None:
         manifest = self._manifest()
         if len(manifest.files) > _MOST_FILES:
             raise BundleError(f"the verifier's bundle has {len(manifest.files)} files", code="damaged")
+        if self._here is not None:
+            graphs, writer = [*graphs, *self._here.targets], writer or self._here.writer is not None
         manifest = fitting(manifest, graphs, writer=writer)
+        if manifest == self._here:
+            return
         self._part.mkdir(mode=0o700, exist_ok=True)
         self._remove_others(manifest)
         total = sum(entry.bytes for entry in manifest.files.values())
@@ -320,13 +332,16 @@ class _Download:
         if total - here > free:
             text = f"the bundle needs {_mb(total - here)} in {self._place.parent}, where {_mb(free)} are free"
             raise DownloadError(f"{text}: free some, or set MOA_EDGE_CACHE to a larger disk", code="disk_full")
-        for name in manifest.files:
+        missing = [name for name in manifest.files if not self._is_here(name)]
+        for name in missing:
             self._file(name, manifest, progress, total)
+        _make_folder(self._place)
+        for name in missing:
+            (self._place / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._part / name).replace(self._place / name)
         # Last, and at once: a folder with a manifest is complete.
-        replace_private(self._part / MANIFEST_FILE, [manifest.to_json().encode()])
-        if self._place.exists():
-            shutil.rmtree(self._place)
-        self._part.rename(self._place)
+        replace_private(self._place / MANIFEST_FILE, [manifest.to_json().encode()])
+        shutil.rmtree(self._part)
 
     def _manifest(self) -> Manifest:
         text = self._verifier.whole(f"{self._path}/{MANIFEST_FILE}", _MOST_MANIFEST_BYTES)
@@ -340,8 +355,11 @@ class _Download:
             if path.is_file() and path.relative_to(self._part).as_posix() not in manifest.files:
                 path.unlink()
 
+    def _is_here(self, name: str) -> bool:
+        return self._here is not None and name in self._here.files
+
     def _held(self, name: str) -> int:
-        path = self._part / name
+        path = (self._place if self._is_here(name) else self._part) / name
         return path.stat().st_size if path.is_file() else 0
 
     def _file(self, name: str, manifest: Manifest, progress: Progress, total: int) -> None:
@@ -384,7 +402,7 @@ class _Download:
                 yield held
 
 
-def fitting(manifest: Manifest, graphs: Sequence[str], *, writer: bool) -> Manifest:
+def fitting(manifest: Manifest, graphs: Collection[str], *, writer: bool) -> Manifest:
     """Return a manifest of the files that a device needs: texts, licences, its graph, and the writer if asked for."""
     chosen = {name: entry for name, entry in manifest.targets.items() if name in graphs}
     kept = [*chosen.values(), *([manifest.writer] if writer and manifest.writer else [])]

@@ -19,7 +19,7 @@ from moa_chat.server_bundle import bundle_for_server
 from moa_runtime import bundle_download
 from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.bundle_download import BUNDLES_PATH, DownloadError, best_offer, fetch_bundle, kept_bundle, offers
-from moa_runtime.manifest import read_manifest
+from moa_runtime.manifest import TargetEntry, read_manifest
 from moa_runtime.transport import Endpoint
 from moa_server import offered_bundles
 from moa_server.offered_bundles import OfferedBundles, bundles_to_offer
@@ -65,7 +65,37 @@ def test_a_device_fetches_what_it_needs_once(verifier: Verifier, folder: Path) -
     total = sum(entry.bytes for entry in manifest.files.values())
     assert steps[-1] == (total, total) and [*sorted(steps)] == steps
     before = verifier.parts.website._bytes
-    assert fetch_bundle(endpoint(verifier.port), offer) == bundle.folder == kept_bundle(endpoint(verifier.port))
+    again = fetch_bundle(endpoint(verifier.port), offer, writer=False)
+    assert again == bundle.folder == kept_bundle(endpoint(verifier.port))
+    assert verifier.parts.website._bytes == before
+
+
+def test_programs_that_need_more_or_less_of_a_bundle_share_it(verifier: Verifier, folder: Path) -> None:
+    (folder / "writer.onnx").write_bytes(b"w" * BYTES)
+    writer = TargetEntry("writer.onnx", BYTES, (), (), details={"model": "toy", "bits": 4, "max_context": 1000})
+    write_manifest(folder, dataclasses.replace(read_manifest(folder), writer=writer))
+    verifier.parts.website._files = (found := OfferedBundles.of([folder], PRINTS)).files
+
+    def fetched(graphs: tuple[str, ...], *, writer: bool) -> tuple[Path, list[tuple[int, int]]]:
+        steps: list[tuple[int, int]] = []
+        return fetch_bundle(
+            endpoint(verifier.port),
+            best_offer(found.offers),
+            graphs=graphs,
+            writer=writer,
+            progress=lambda *step: steps.append(step),
+        ), steps
+
+    small, _ = fetched(("onnx",), writer=False)
+    (total,) = {total for _, total in fetched(("onnx",), writer=True)[1]}
+    assert total > 2 * BYTES
+    _, steps = fetched(("web",), writer=False)
+    assert steps[0][0] > total and steps[-1][0] == steps[-1][1]  # the rest alone is fetched
+    whole = Bundle.open(small)
+    assert set(whole.manifest.targets) == {"onnx", "web"} and whole.manifest.writer == writer
+    before = verifier.parts.website._bytes
+    for graphs in (("onnx",), ("web",), ("coreml", "onnx")):
+        assert fetched(graphs, writer=True) == fetched(graphs, writer=False) == (small, [])
     assert verifier.parts.website._bytes == before
 
 

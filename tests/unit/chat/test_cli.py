@@ -15,6 +15,7 @@ from moa_chat.chat_config import chat_config_for, endpoint_for
 from moa_chat.cli import main
 from moa_chat.options import UsageError, build_parser, check_options
 from moa_runtime import optional_deps
+from moa_runtime.errors import MoaError
 from moa_runtime.manifest import Fingerprints, RecommendedSampling
 from moa_runtime.session.events import Grammar, Sampling
 from moa_runtime.transport import ConnectError
@@ -102,6 +103,14 @@ def test_a_missing_bundle_is_named_with_the_command_that_makes_it(capsys, monkey
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
     assert "[unreachable]" in refusal(capsys, "--once", "x", "--server", "ws://127.0.0.1:1")
     assert str(tmp_path) in refusal(capsys, "--once", "x", "--bundle", str(tmp_path))
+
+
+def test_a_port_that_is_used_is_refused_before_a_bundle_is_looked_for(capsys, monkeypatch):
+    def taken(host: str, port: int) -> None:
+        raise MoaError(f"{host}:{port} is taken", code="cannot_listen")
+
+    monkeypatch.setattr("moa_runtime.sockets.listen", taken)
+    assert "[cannot_listen]" in refusal(capsys, "--serve", "127.0.0.1:1", "--bundle", "none")
 
 
 @pytest.mark.parametrize("more", [(), ("--datastore", "off")])
