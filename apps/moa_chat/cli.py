@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
                 os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,
                 options.tls_ca,
             )
-            writer = (options.offline or ("writer" if options.serve is None else "off")) == "writer"
+            writer = options.offline in (None, "writer")  # with --serve, requests may ask for it
             with shown_progress(endpoint.address) as progress:
                 bundle = bundle_for_server(endpoint, options.bundle, options.drafter, writer=writer, progress=progress)
             config = chat_config_for(options, bundle, endpoint)

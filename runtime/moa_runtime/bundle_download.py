@@ -137,8 +137,8 @@ def fetch_bundle(
     writer: bool = True,
     progress: Progress = lambda received, total: None,
 ) -> Path:
-    """Return the folder of a verifier's bundle with the files that this device needs, after a download of those that are
-    missing. It may hold more, which another program needed.
+    """Return the folder of a verifier's bundle with the files that this device needs; those that are missing are
+    downloaded. It may hold more, for another program.
 
     Args:
         graphs: names of graphs that this device can run.

@@ -113,6 +113,20 @@ def test_a_port_that_is_used_is_refused_before_a_bundle_is_looked_for(capsys, mo
     assert "[cannot_listen]" in refusal(capsys, "--serve", "127.0.0.1:1", "--bundle", "none")
 
 
+@pytest.mark.parametrize("mode", [("--serve", "127.0.0.1:0"), ("--once", "x")])
+@pytest.mark.parametrize(("offline", "writer"), [((), True), (("--offline", "drafter"), False)])
+def test_the_writer_is_fetched_unless_another_offline_mode_is_named(capsys, monkeypatch, mode, offline, writer):
+    asked = []
+
+    def fetch(*_: object, **options: object) -> None:
+        asked.append(options["writer"])
+        raise MoaError("none is fetched here", code="no_bundle")
+
+    monkeypatch.setattr("moa_chat.server_bundle.bundle_for_server", fetch)
+    refusal(capsys, *mode, *offline)
+    assert asked == [writer]
+
+
 @pytest.mark.parametrize("more", [(), ("--datastore", "off")])
 def test_the_datastore_of_an_older_version_is_deleted_at_the_first_start(capsys, monkeypatch, tmp_path, more):
     profile_in(monkeypatch, tmp_path, tmp_path / "none")
