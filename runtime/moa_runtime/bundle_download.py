@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 from urllib.parse import quote
@@ -42,7 +42,7 @@ from moa_runtime.manifest import (
     read_manifest,
 )
 from moa_runtime.paths import cache_dir
-from moa_runtime.transport import Endpoint, access_error
+from moa_runtime.transport import Endpoint, status_error, tls_error
 
 #: Path of the list; files of a bundle are at ``/v1/bundles/ID/NAME``.
 BUNDLES_PATH = "/v1/bundles"
@@ -54,6 +54,8 @@ _WHOLE_S = 20.0
 _ATTEMPTS, _BACKOFF_S = 6, 0.5
 _PIECE_BYTES = 1 << 18
 _INDEX = "index.json"
+#: Type and version with which a server answers what is no TLS, decoded like a status line.
+_TLS_ALERT = "\x15\x03"
 
 #: Called with the bytes that are here and those of the whole download. What it raises ends the download; what came is
 #: kept.
@@ -65,7 +67,7 @@ class DownloadError(MoaError):
 
 
 class NotOfferedError(DownloadError):
-    """The verifier offers no bundles: it is of an older version, or has none."""
+    """The verifier offers no bundle that fits."""
 
 
 @dataclass(frozen=True)
@@ -197,23 +199,24 @@ class _Verifier:
             headers["Authorization"] = f"Bearer {self._endpoint.token}"
         request = urllib.request.Request(Address.parse(self._endpoint.url).at(path), headers=headers)
         try:
-            with self._open(request) as response:
+            with self._open(request, path) as response:
                 yield response
         finally:
             while self._sockets:
                 self._sockets.pop().close()
 
-    def _open(self, request: urllib.request.Request) -> HTTPResponse:
+    def _open(self, request: urllib.request.Request, path: str) -> HTTPResponse:
         try:
             with self._ended_after(_WHOLE_S):
                 response: HTTPResponse = self._opener.open(request, timeout=self._timeout_s)
             return response
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refused(error.code) from error
+                raise self._refused(error.code, path) from error
         except (OSError, HTTPException) as error:
-            cause = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise self.cut(cause if isinstance(cause, BaseException) else error) from error
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            cause = reason if isinstance(reason, BaseException) else error
+            raise self.cut(cause) from cause
 
     @contextlib.contextmanager
     def _ended_after(self, seconds: float) -> Iterator[None]:
@@ -251,17 +254,18 @@ class _Verifier:
 
     def cut(self, cause: BaseException) -> DownloadError:
         """Return the error of a connection that could not be made, or has ended."""
+        if error := tls_error(self.address, cause):
+            return DownloadError(str(error), code=error.code)
+        if isinstance(cause, BadStatusLine) and cause.line.startswith(_TLS_ALERT):
+            return DownloadError(f"{self.address} speaks TLS: use wss://", code="needs_tls")
         why = reason_of(cause) if isinstance(cause, OSError) else str(cause).strip() or type(cause).__name__
         return DownloadError(f"the verifier at {self.address} cannot be reached: {why}", code="unreachable")
 
-    def _refused(self, status: int) -> DownloadError:
-        if error := access_error(self.address, status, token=bool(self._endpoint.token)):
-            return DownloadError(str(error), code=error.code)
-        if status == 404:
-            return NotOfferedError(f"the verifier at {self.address} offers no bundle", code="no_bundle")
-        if status in (408, 429) or status >= 500:
-            return DownloadError(f"the verifier at {self.address} is busy (status {status})", code="unreachable")
-        return DownloadError(f"the verifier at {self.address} answers with status {status}", code="refused")
+    def _refused(self, status: int, path: str) -> DownloadError:
+        if status == HTTPStatus.NOT_FOUND and path != BUNDLES_PATH:  # of a bundle that was in the list
+            return _changed()
+        error = status_error(self.address, status, token=bool(self._endpoint.token))
+        return DownloadError(str(error), code=error.code if error.final else "unreachable")
 
 
 def _watched(kind: type[HTTPConnection], sockets: list[socket.socket], *args: Any, **options: Any) -> HTTPConnection:
@@ -275,6 +279,10 @@ def _watched(kind: type[HTTPConnection], sockets: list[socket.socket], *args: An
 
     made._create_connection = connect
     return cast(HTTPConnection, made)
+
+
+def _changed() -> DownloadError:
+    return DownloadError("the verifier's bundle has changed meanwhile: try again", code="changed")
 
 
 class _Http(urllib.request.HTTPHandler):
@@ -346,7 +354,7 @@ class _Download:
     def _manifest(self) -> Manifest:
         text = self._verifier.whole(f"{self._path}/{MANIFEST_FILE}", _MOST_MANIFEST_BYTES)
         if hashlib.sha256(text).hexdigest() != self._offer.id:
-            raise DownloadError("the verifier's bundle has changed meanwhile: try again", code="changed")
+            raise _changed()
         return Manifest.from_json(text.decode("utf-8", "replace"))
 
     def _remove_others(self, manifest: Manifest) -> None:

@@ -139,7 +139,10 @@ def test_what_is_not_what_the_manifest_says_is_not_opened(verifier: Verifier, fi
     with refused("damaged", DownloadError, file):
         Bundle.fetch(endpoint(verifier.port))
     assert kept_bundle(endpoint(verifier.port)) is None
-    site[path] = dataclasses.replace(site[path], content=whole)
+    served = site.pop(path)
+    with refused("changed", DownloadError):
+        Bundle.fetch(endpoint(verifier.port))
+    site[path] = dataclasses.replace(served, content=whole)
     assert Bundle.fetch(endpoint(verifier.port)).manifest.fingerprints == PRINTS
 
 
@@ -188,16 +191,34 @@ def test_a_bundle_that_no_address_uses_any_more_is_removed(verifier: Verifier, f
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (2 << 20), "malformed"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": [{"id": "../../x"}]}', "malformed"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "malformed"),
-        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "refused"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "redirect"),
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "forbidden"),  # by a proxy, of a path that is not the verifier's
         (b"HTTP/1.1 421 Misdirected Request\r\n\r\n", "host_refused"),
-        (b"HTTP/1.1 404 Not Found\r\n\r\n", "no_bundle"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", "http_status"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": []}', "no_bundle"),
+        (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", "unreachable"),
+        (b"\x15\x03\x03\x00\x02\x02\x16", "needs_tls"),
         (b"SSH-2.0-x\r\n", "unreachable"),
         (b"", "unreachable"),
     ],
 )
 def test_anything_may_answer_instead_of_a_verifier(answer: bytes, code: str) -> None:
+    with answering(answer) as port, refused(code, DownloadError):
+        offers(endpoint(port))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "code"),
+    [("wss", b"HTTP/1.1 400 Bad Request\r\n\r\n", "no_tls"), ("ws", b"HTTP/1.1 404 Not Found\r\n\r\n", "http_status")],
+)
+def test_a_wrong_address_is_named_and_no_missing_bundle(folder: Path, scheme: str, answer: bytes, code: str) -> None:
+    with answering(answer) as port, refused(code, DownloadError):
+        bundle_for_server(Endpoint(f"{scheme}://127.0.0.1:{port}"), None, None, writer=True)
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """A port where the first connection gets these bytes."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def reply() -> None:
@@ -207,8 +228,7 @@ def test_anything_may_answer_instead_of_a_verifier(answer: bytes, code: str) -> 
                 client.sendall(answer)
 
         threading.Thread(target=reply, daemon=True).start()
-        with refused(code, DownloadError):
-            offers(endpoint(listening.getsockname()[1]))
+        yield listening.getsockname()[1]
 
 
 # -- hostile verifiers -----------------------------------------------------------------------------
@@ -269,7 +289,7 @@ def test_an_answer_without_end_is_no_list(answer, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bundle_download, "_WHOLE_S", 0.5)
     with hostile(answer) as address, pytest.raises(DownloadError) as caught:
         offers(address)
-    assert caught.value.code in ("malformed", "refused", "unreachable")
+    assert caught.value.code in ("malformed", "redirect", "unreachable")
 
 
 def test_a_file_that_always_begins_anew_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
