@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.atomic_file import remove_private
@@ -41,6 +42,10 @@ def _run(options: argparse.Namespace) -> int:
         from moa_runtime.sockets import listen
 
         address = address_for(options)
+    # A closed terminal window or `kill` must stop the verifier of --local too; what came of a download is kept.
+    for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _stop)
     with contextlib.ExitStack() as stack:
         if options.serve is not None:  # refused before a verifier is started, or a bundle fetched
             listening = stack.enter_context(listen(address.host, address.port))
@@ -49,10 +54,6 @@ def _run(options: argparse.Namespace) -> int:
             # Late, so that --help and refused options answer at once.
             from moa_chat.local_verifier import local_verifier
 
-            # A closed terminal window or `kill` must stop the verifier too.
-            for name in ("SIGTERM", "SIGHUP"):
-                if hasattr(signal, name):
-                    signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
             # With the same drafter, so that the same one drafts if the verifier does.
             served = _options_of_verifier(options)
             verifier = stack.enter_context(local_verifier(served, restarts=True, waits=False))
@@ -85,6 +86,12 @@ def _run(options: argparse.Namespace) -> int:
         if options.serve is not None:
             return run_gateway(config, address, listening, verifier, as_json=options.json)
         return run_terminal(config)
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("moa-chat: stopped", file=sys.stderr, flush=True)
+    sys.exit(128 + number)
 
 
 def _options_of_verifier(options: argparse.Namespace) -> tuple[str, ...]:

@@ -256,7 +256,7 @@ class _Verifier:
         """Return the error of a connection that could not be made, or has ended."""
         if error := tls_error(self.address, cause):
             return DownloadError(str(error), code=error.code)
-        if isinstance(cause, BadStatusLine) and cause.line.startswith(_TLS_ALERT):
+        if isinstance(cause, BadStatusLine) and str(cause).startswith(_TLS_ALERT):
             return DownloadError(f"{self.address} speaks TLS: use wss://", code="needs_tls")
         why = reason_of(cause) if isinstance(cause, OSError) else str(cause).strip() or type(cause).__name__
         return DownloadError(f"the verifier at {self.address} cannot be reached: {why}", code="unreachable")

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM. Return the exit status: 0 after either, otherwise that of :func:`run_program`."""
-    options = parser().parse_args(argv)
-    configure(options.log_format, options.log_level)
-    return run_program("moa-serve", lambda: _serve(options), complain=complain)
+    configure()  # options that cannot be parsed are refused in the log, too
+    return run_program("moa-serve", lambda: _serve(parser().parse_args(argv)), complain=complain)
 
 
 def _serve(options: argparse.Namespace) -> int:
+    configure(options.log_format, options.log_level)
     if options.new_token is not None:
         token, entry = new_token(options.new_token)
         print(f"token: {token}\nentry: {entry}")

@@ -12,7 +12,7 @@ import pytest
 
 from moa_chat import local_verifier as local
 from moa_chat.chat_config import chat_config_for, endpoint_for
-from moa_chat.cli import main
+from moa_chat.cli import _stop, main
 from moa_chat.options import UsageError, build_parser, check_options
 from moa_runtime import optional_deps
 from moa_runtime.errors import MoaError
@@ -210,6 +210,20 @@ def test_each_program_says_its_version(capsys, program):
     with pytest.raises(SystemExit, match="0"):
         importlib.import_module(f"{program}.cli").main(["--version"])
     assert capsys.readouterr().out.split()[1] == version("moa-edge")
+
+
+@pytest.mark.parametrize("program", ["moa_bench", "moa_chat", "moa_drafter", "moa_export", "moa_server"])
+def test_a_wrong_option_is_one_sentence(capsys, program):
+    words = ["network"] if program == "moa_bench" else ["--out", "none"] if program == "moa_drafter" else []
+    assert importlib.import_module(f"{program}.cli").main([*words, "--abacus"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "--abacus" in err and err.endswith("[bad_option]\n")
+
+
+def test_sigterm_says_that_it_stopped(capsys):
+    with pytest.raises(SystemExit, match="143"):
+        _stop(15, None)
+    assert capsys.readouterr().err == "moa-chat: stopped\n"
 
 
 def test_answers_conform_to_the_schema_that_is_named(tmp_path):
