@@ -14,7 +14,7 @@ from moa_bench.offline import Offline
 from moa_bench.runner import add_output_options, run
 from moa_bench.server import Server
 from moa_bench.simulate import Simulate
-from moa_runtime.cli_main import add_version, run_program
+from moa_runtime.cli_main import OptionParser, add_version, run_program
 from moa_runtime.options import too_many_threads
 
 BENCHMARKS: tuple[Benchmark, ...] = (Accept(), Network(), Offline(), Device(), Server(), Simulate())
@@ -22,7 +22,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (Accept(), Network(), Offline(), Device(), S
 
 def build_parser() -> argparse.ArgumentParser:
     """Make the parser; ``benchmark`` of the parsed arguments is the chosen one."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="moa-bench",
         description="Benchmarks of drafting on a device for a target on a server.",
         epilog="moa-bench COMMAND --help explains one of them.",

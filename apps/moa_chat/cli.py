@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.atomic_file import remove_private
@@ -38,18 +39,21 @@ def _run(options: argparse.Namespace) -> int:
     if options.serve is not None:
         require_extra("gateway", "--serve")
         from moa_chat.gateway.serve import address_for, run_gateway
+        from moa_runtime.sockets import listen
 
-        address = address_for(options)  # refuse it before a verifier is started
+        address = address_for(options)
+    # A closed terminal window or `kill` must stop the verifier of --local too; what came of a download is kept.
+    for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _stop)
     with contextlib.ExitStack() as stack:
+        if options.serve is not None:  # refused before a verifier is started, or a bundle fetched
+            listening = stack.enter_context(listen(address.host, address.port))
         verifier = None
         if options.local:
             # Late, so that --help and refused options answer at once.
             from moa_chat.local_verifier import local_verifier
 
-            # A closed terminal window or `kill` must stop the verifier too.
-            for name in ("SIGTERM", "SIGHUP"):
-                if hasattr(signal, name):
-                    signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
             # With the same drafter, so that the same one drafts if the verifier does.
             served = _options_of_verifier(options)
             verifier = stack.enter_context(local_verifier(served, restarts=True, waits=False))
@@ -73,15 +77,21 @@ def _run(options: argparse.Namespace) -> int:
                 os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,
                 options.tls_ca,
             )
-            writer = (options.offline or ("writer" if options.serve is None else "off")) == "writer"
+            writer = options.offline in (None, "writer")  # with --serve, requests may ask for it
             with shown_progress(endpoint.address) as progress:
                 bundle = bundle_for_server(endpoint, options.bundle, options.drafter, writer=writer, progress=progress)
             config = chat_config_for(options, bundle, endpoint)
         if options.once is not None:
             return run_once(config, options.once, as_json=options.json)
         if options.serve is not None:
-            return run_gateway(config, address, verifier, as_json=options.json)
+            return run_gateway(config, address, listening, verifier, as_json=options.json)
         return run_terminal(config)
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("moa-chat: stopped", file=sys.stderr, flush=True)
+    sys.exit(128 + number)
 
 
 def _options_of_verifier(options: argparse.Namespace) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from moa_drafter.pretrained import offered_names
 from moa_runtime.checked_file import read_checked_text
-from moa_runtime.cli_main import add_version
-from moa_runtime.errors import MoaError, json_problem, reason_of
+from moa_runtime.cli_main import OptionParser, UsageError, add_version
+from moa_runtime.errors import json_problem, reason_of
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, OVERFLOWS, DrafterName, draft_length_of
 from moa_runtime.paths import expanded
 
@@ -21,18 +21,8 @@ DEFAULT_SERVER = "ws://127.0.0.1:8765"
 DEFAULT_GATEWAY = "127.0.0.1:11435"
 
 
-class UsageError(MoaError):
-    """Options that are invalid or exclude each other."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise an error of one sentence instead of printing the usage and exiting."""
-        raise UsageError(f"{message} (moa-chat --help lists the options)", code="bad_option")
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         prog="moa-chat",
         description="Chat with a target model on a verifier. A small drafter on this machine proposes the tokens, "
         "and writes on alone while the network is away.",

@@ -62,17 +62,18 @@ def bundle_for_server(
     except DownloadError as error:
         if error.code not in ("unreachable", "no_bundle", "no_graph"):
             raise
-        if isinstance(error, NotOfferedError):
-            return open_bundle(None, drafter)
-        with contextlib.suppress(BundleError):
-            if (kept := kept_bundle(endpoint)) is not None:
-                return Bundle.open(kept)
+        if not isinstance(error, NotOfferedError):
+            with contextlib.suppress(BundleError):
+                if (kept := kept_bundle(endpoint)) is not None:
+                    return Bundle.open(kept)
         try:
             return open_bundle(None, drafter)
         except MoaError as other:
             if other.code != "no_bundle":
                 raise
-            text = f"{error}, and nothing of it is here yet: start the verifier, or check the address"
+            if isinstance(error, NotOfferedError):
+                raise MoaError(f"{error}, and {other}", code="no_bundle") from error
+            text = f"{error}; no bundle of it is here yet, so start the verifier, or check the address"
             raise DownloadError(text, code="unreachable") from error
 
 

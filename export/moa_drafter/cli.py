@@ -11,7 +11,7 @@ from typing import Any
 
 from moa_drafter.training.settings import FIELDS, TYPES, checked
 from moa_drafter.vllm_environment import set_variables
-from moa_runtime.cli_main import add_version, run_program
+from moa_runtime.cli_main import OptionParser, add_version, run_program
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 
@@ -26,7 +26,7 @@ _KINDS = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="moa-train",
         description="Train a drafter. Without --data the target first writes prompts and answers itself. "
         "Interrupted runs continue with --resume.",
@@ -67,9 +67,8 @@ def _help(field: Any) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
-    stopped = f"stopped; continue with --resume --out {args.out}"
-    return run_program("moa-train", lambda: _run(args), stopped=stopped)
+    stopped = "stopped; continue with --resume and the same --out"
+    return run_program("moa-train", lambda: _run(build_parser().parse_args(argv)), stopped=stopped)
 
 
 def _run(args: argparse.Namespace) -> int:

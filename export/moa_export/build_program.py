@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moa_export.progress import JsonProgress, Progress
-from moa_runtime.cli_main import run_program
+from moa_runtime.cli_main import OptionParser, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make it; return the exit status as :func:`~moa_runtime.cli_main.run_program` says."""
     if argv is None:  # one that is told to end removes what it began
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    parser = argparse.ArgumentParser(prog="moa-export", description="Make a bundle without torch.")
+    parser = OptionParser(prog="moa-export", description="Make a bundle without torch.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", default="onnx", help="onnx or web")
     parser.add_argument("--drafter", help="a shipped one's name")

@@ -16,6 +16,7 @@ from moa_export.errors import ExportError
 from moa_export.golden_step import worked_example
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle
+from moa_runtime.cli_main import OptionParser
 from moa_runtime.manifest import LICENCES, Manifest, TargetEntry, read_manifest
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
@@ -150,7 +151,7 @@ def example(words: Sequence[str]) -> int:
 
 
 def _parser(command: str, what: str, *bundles: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"moa-export {command}", description=what)
+    parser = OptionParser(prog=f"moa-export {command}", description=what)
     for bundle in bundles:
         parser.add_argument(bundle.lower(), type=Path, metavar=bundle)
     return parser

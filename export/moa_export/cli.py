@@ -21,7 +21,7 @@ from moa_export.errors import ExportError
 from moa_export.plain_bundle import make_plain_bundle, note_of, plain_facts
 from moa_export.recipe import DEFAULT_PRESET, PRESETS, Recipe, read_config, resolve
 from moa_export.targets import TARGETS, extra_of
-from moa_runtime.cli_main import add_version, run_program
+from moa_runtime.cli_main import OptionParser, add_version, run_program
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import WITHOUT_GRAPH
 from moa_runtime.paths import default_bundle
@@ -54,7 +54,7 @@ def _run(words: list[str]) -> int:
     command = _COMMANDS.get(words[0]) if words else None
     if command is not None:
         return command(words[1:])
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="moa-export",
         description="Turn a drafter and its target into a bundle for devices, and prove that nothing was lost.",
         epilog=_EPILOG,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moa_runtime.bundle import Bundle
+from moa_runtime.cli_main import OptionParser
 from moa_runtime.datastore import LEAD_TOKENS, MOST_TOKENS, answer_encoder, write_datastore
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
@@ -38,7 +39,7 @@ accept --answers write. Answers of the target itself are worth most.
 
 def datastore(words: Sequence[str]) -> int:
     """Make a datastore; prints what it holds."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="moa-export datastore",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

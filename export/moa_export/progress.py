@@ -17,19 +17,25 @@ _WIDTH = 78
 
 
 class Progress:
-    """Shows how far an export is.
+    """Shows how far an export is, or another program's work.
 
     Args:
         stream: where to draw, or to write lines where that is no terminal.
+        program: its name, which begins these lines.
         quiet: say nothing at all.
         plan: the titles of all stages in order, each with the seconds that it usually takes, if they are known: then
             the line says what comes next and how long all takes here, by how long finished stages of one step took.
     """
 
     def __init__(
-        self, stream: TextIO, *, quiet: bool = False, plan: Mapping[str, float] = MappingProxyType({})
+        self,
+        stream: TextIO,
+        *,
+        quiet: bool = False,
+        plan: Mapping[str, float] = MappingProxyType({}),
+        program: str = "moa-export",
     ) -> None:
-        self._stream, self._quiet, self._plan, self._count = stream, quiet, plan, 0
+        self._stream, self._quiet, self._plan, self._count, self._program = stream, quiet, plan, 0, program
         self._draws = not quiet and stream.isatty()
         self._began = time.monotonic()
         self._took = self._usual = 0.0  # seconds of finished stages
@@ -48,9 +54,8 @@ class Progress:
             if self._draws:
                 print(f"\r{line:<{_WIDTH - 8}}{f'{gone:.0f} s':>7}", end="", file=self._stream, flush=True)
             elif not self._quiet:
-                print(
-                    f"moa-export: {line} ({time.monotonic() - self._began:.0f} s gone)", file=self._stream, flush=True
-                )
+                total = time.monotonic() - self._began
+                print(f"{self._program}: {line} ({total:.0f} s gone)", file=self._stream, flush=True)
 
         def keep_showing() -> None:
             while not ended.wait(_MOVES_S if self._draws else _EVERY_S):

@@ -122,7 +122,7 @@ def make_bundle(folder: Path, target: str, program: str, drafter: DrafterName | 
     """
     require_extra("server", program)
     print(
-        "the model for this device is made, once, in five steps (5 to 15 s and the download):",
+        "the model for this device is made, once (5 to 15 s and the download):",
         file=sys.stderr,
         flush=True,
     )

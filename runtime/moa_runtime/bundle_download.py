@@ -18,11 +18,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 from urllib.parse import quote
@@ -39,9 +39,10 @@ from moa_runtime.manifest import (
     TargetEntry,
     checked_count,
     checked_manifest,
+    read_manifest,
 )
 from moa_runtime.paths import cache_dir
-from moa_runtime.transport import Endpoint, access_error
+from moa_runtime.transport import Endpoint, status_error, tls_error
 
 #: Path of the list; files of a bundle are at ``/v1/bundles/ID/NAME``.
 BUNDLES_PATH = "/v1/bundles"
@@ -53,6 +54,8 @@ _WHOLE_S = 20.0
 _ATTEMPTS, _BACKOFF_S = 6, 0.5
 _PIECE_BYTES = 1 << 18
 _INDEX = "index.json"
+#: Type and version with which a server answers what is no TLS, decoded like a status line.
+_TLS_ALERT = "\x15\x03"
 
 #: Called with the bytes that are here and those of the whole download. What it raises ends the download; what came is
 #: kept.
@@ -64,7 +67,7 @@ class DownloadError(MoaError):
 
 
 class NotOfferedError(DownloadError):
-    """The verifier offers no bundles: it is of an older version, or has none."""
+    """The verifier offers no bundle that fits."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ def fetch_bundle(
     writer: bool = True,
     progress: Progress = lambda received, total: None,
 ) -> Path:
-    """Return the folder of a verifier's bundle with the files that this device needs, downloaded if it is not here yet.
+    """Return the folder of a verifier's bundle with the files that this device needs; those that are missing are
+    downloaded. It may hold more, for another program.
 
     Args:
         graphs: names of graphs that this device can run.
@@ -146,13 +150,13 @@ def fetch_bundle(
         DownloadError: it cannot be downloaded; what came is kept, and the next call continues.
         BundleError: what the verifier sent is no bundle, or a file of the bundle here is damaged.
     """
-    choice = json.dumps([offer.id, sorted(graphs), writer])
-    place = _shelf() / hashlib.sha256(choice.encode()).hexdigest()[:32]
+    place = _shelf() / offer.id[:32]
     try:
         _make_folder(place.parent)
         with _alone(place.with_name(f"{place.name}.lock")):
-            if not (place / MANIFEST_FILE).exists():
-                _Download(_Verifier(endpoint), offer, place).run(graphs, writer, progress)
+            held = read_manifest(place) if (place / MANIFEST_FILE).exists() else None
+            if held is None or not _holds(held, set(graphs) & set(offer.graphs), writer):
+                _Download(_Verifier(endpoint), offer, place, held).run(graphs, writer, progress)
         checked_manifest(place)
         _note_use(endpoint, place.name)
     except OSError as error:
@@ -195,23 +199,24 @@ class _Verifier:
             headers["Authorization"] = f"Bearer {self._endpoint.token}"
         request = urllib.request.Request(Address.parse(self._endpoint.url).at(path), headers=headers)
         try:
-            with self._open(request) as response:
+            with self._open(request, path) as response:
                 yield response
         finally:
             while self._sockets:
                 self._sockets.pop().close()
 
-    def _open(self, request: urllib.request.Request) -> HTTPResponse:
+    def _open(self, request: urllib.request.Request, path: str) -> HTTPResponse:
         try:
             with self._ended_after(_WHOLE_S):
                 response: HTTPResponse = self._opener.open(request, timeout=self._timeout_s)
             return response
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refused(error.code) from error
+                raise self._refused(error.code, path) from error
         except (OSError, HTTPException) as error:
-            cause = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise self.cut(cause if isinstance(cause, BaseException) else error) from error
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            cause = reason if isinstance(reason, BaseException) else error
+            raise self.cut(cause) from cause
 
     @contextlib.contextmanager
     def _ended_after(self, seconds: float) -> Iterator[None]:
@@ -249,17 +254,18 @@ class _Verifier:
 
     def cut(self, cause: BaseException) -> DownloadError:
         """Return the error of a connection that could not be made, or has ended."""
+        if error := tls_error(self.address, cause):
+            return DownloadError(str(error), code=error.code)
+        if isinstance(cause, BadStatusLine) and str(cause).startswith(_TLS_ALERT):
+            return DownloadError(f"{self.address} speaks TLS: use wss://", code="needs_tls")
         why = reason_of(cause) if isinstance(cause, OSError) else str(cause).strip() or type(cause).__name__
         return DownloadError(f"the verifier at {self.address} cannot be reached: {why}", code="unreachable")
 
-    def _refused(self, status: int) -> DownloadError:
-        if error := access_error(self.address, status, token=bool(self._endpoint.token)):
-            return DownloadError(str(error), code=error.code)
-        if status == 404:
-            return NotOfferedError(f"the verifier at {self.address} offers no bundle", code="no_bundle")
-        if status in (408, 429) or status >= 500:
-            return DownloadError(f"the verifier at {self.address} is busy (status {status})", code="unreachable")
-        return DownloadError(f"the verifier at {self.address} answers with status {status}", code="refused")
+    def _refused(self, status: int, path: str) -> DownloadError:
+        if status == HTTPStatus.NOT_FOUND and path != BUNDLES_PATH:  # of a bundle that was in the list
+            return _changed()
+        error = status_error(self.address, status, token=bool(self._endpoint.token))
+        return DownloadError(str(error), code=error.code if error.final else "unreachable")
 
 
 def _watched(kind: type[HTTPConnection], sockets: list[socket.socket], *args: Any, **options: Any) -> HTTPConnection:
@@ -273,6 +279,10 @@ def _watched(kind: type[HTTPConnection], sockets: list[socket.socket], *args: An
 
     made._create_connection = connect
     return cast(HTTPConnection, made)
+
+
+def _changed() -> DownloadError:
+    return DownloadError("the verifier's bundle has changed meanwhile: try again", code="changed")
 
 
 class _Http(urllib.request.HTTPHandler):
@@ -299,19 +309,29 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow none; the redirection is then an HTTPError."""
 
 
-class _Download:
-    """The download of one bundle into ``place``, by way of a folder beside it."""
+def _holds(held: Manifest, graphs: set[str], writer: bool) -> bool:
+    """Return whether a bundle has all that is wanted of it; a missing writer may be one that the verifier lacks."""
+    return graphs <= set(held.targets) and (held.writer is not None or not writer)
 
-    def __init__(self, verifier: _Verifier, offer: Offer, place: Path) -> None:
-        self._verifier, self._offer, self._place = verifier, offer, place
+
+class _Download:
+    """The download of one bundle into ``place``, by way of a folder beside it. ``held``: what is there already; other
+    programs may be using it, so nothing of it changes."""
+
+    def __init__(self, verifier: _Verifier, offer: Offer, place: Path, held: Manifest | None) -> None:
+        self._verifier, self._offer, self._place, self._here = verifier, offer, place, held
         self._part = place.with_name(f"{place.name}.part")
         self._path = f"{BUNDLES_PATH}/{offer.id}"
 
-    def run(self, graphs: Sequence[str], writer: bool, progress: Progress) -> None:
+    def run(self, graphs: Collection[str], writer: bool, progress: Progress) -> None:
         manifest = self._manifest()
         if len(manifest.files) > _MOST_FILES:
             raise BundleError(f"the verifier's bundle has {len(manifest.files)} files", code="damaged")
+        if self._here is not None:
+            graphs, writer = [*graphs, *self._here.targets], writer or self._here.writer is not None
         manifest = fitting(manifest, graphs, writer=writer)
+        if manifest == self._here:
+            return
         self._part.mkdir(mode=0o700, exist_ok=True)
         self._remove_others(manifest)
         total = sum(entry.bytes for entry in manifest.files.values())
@@ -320,18 +340,21 @@ class _Download:
         if total - here > free:
             text = f"the bundle needs {_mb(total - here)} in {self._place.parent}, where {_mb(free)} are free"
             raise DownloadError(f"{text}: free some, or set MOA_EDGE_CACHE to a larger disk", code="disk_full")
-        for name in manifest.files:
+        missing = [name for name in manifest.files if not self._is_here(name)]
+        for name in missing:
             self._file(name, manifest, progress, total)
+        _make_folder(self._place)
+        for name in missing:
+            (self._place / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._part / name).replace(self._place / name)
         # Last, and at once: a folder with a manifest is complete.
-        replace_private(self._part / MANIFEST_FILE, [manifest.to_json().encode()])
-        if self._place.exists():
-            shutil.rmtree(self._place)
-        self._part.rename(self._place)
+        replace_private(self._place / MANIFEST_FILE, [manifest.to_json().encode()])
+        shutil.rmtree(self._part)
 
     def _manifest(self) -> Manifest:
         text = self._verifier.whole(f"{self._path}/{MANIFEST_FILE}", _MOST_MANIFEST_BYTES)
         if hashlib.sha256(text).hexdigest() != self._offer.id:
-            raise DownloadError("the verifier's bundle has changed meanwhile: try again", code="changed")
+            raise _changed()
         return Manifest.from_json(text.decode("utf-8", "replace"))
 
     def _remove_others(self, manifest: Manifest) -> None:
@@ -340,8 +363,11 @@ class _Download:
             if path.is_file() and path.relative_to(self._part).as_posix() not in manifest.files:
                 path.unlink()
 
+    def _is_here(self, name: str) -> bool:
+        return self._here is not None and name in self._here.files
+
     def _held(self, name: str) -> int:
-        path = self._part / name
+        path = (self._place if self._is_here(name) else self._part) / name
         return path.stat().st_size if path.is_file() else 0
 
     def _file(self, name: str, manifest: Manifest, progress: Progress, total: int) -> None:
@@ -384,7 +410,7 @@ class _Download:
                 yield held
 
 
-def fitting(manifest: Manifest, graphs: Sequence[str], *, writer: bool) -> Manifest:
+def fitting(manifest: Manifest, graphs: Collection[str], *, writer: bool) -> Manifest:
     """Return a manifest of the files that a device needs: texts, licences, its graph, and the writer if asked for."""
     chosen = {name: entry for name, entry in manifest.targets.items() if name in graphs}
     kept = [*chosen.values(), *([manifest.writer] if writer and manifest.writer else [])]

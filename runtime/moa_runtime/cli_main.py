@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import NoReturn
 
 from moa_runtime.errors import MoaError, printable, reason_of
 
@@ -68,6 +69,17 @@ def run_program(
 def _drop_output() -> None:
     """Python flushes stdout once more when it ends, and would complain again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class UsageError(MoaError):
+    """Options that are invalid or exclude each other."""
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Raises an error of one sentence instead of printing the usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} ({self.prog} --help lists the options)", code="bad_option")
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:

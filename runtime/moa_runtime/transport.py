@@ -79,7 +79,7 @@ def connect_error(
         text = f"{proxy} has no valid address: expected http://HOST:PORT or socks5h://HOST:PORT, or set no_proxy"
         return ConnectError(text, final=True, code="bad_proxy")
     if isinstance(error, InvalidStatus):
-        return _refused(address, error.response.status_code, token)
+        return status_error(address, error.response.status_code, token=token)
     if isinstance(error, InvalidURI):
         return ConnectError(
             f"{address} is no verifier address: expected ws://HOST:PORT", final=True, code="bad_address"
@@ -96,15 +96,8 @@ def connect_error(
         hint = "; if it speaks TLS, use wss://" if address.startswith("ws:") else ""
         text = f"{address} closed the connection without an answer{hint}"
         return ConnectError(text, final=False, code="no_answer")
-    if isinstance(error, ssl.SSLCertVerificationError):
-        text = (
-            f"the certificate of {address} is not trusted ({error.verify_message}); pass its certificate authority "
-            "with --tls-ca"
-        )
-        return ConnectError(text, final=True, code="untrusted_certificate")
-    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
-        text = f"{address} does not speak TLS: use ws://, or start moa-serve with --tls-cert and --tls-key"
-        return ConnectError(text, final=True, code="no_tls")
+    if refused := tls_error(address, error):
+        return refused
     if isinstance(error, socket.gaierror):
         text = f"the name service does not know the host of {address}: check the name, and whether there is a network"
         return ConnectError(text, final=False, code="unknown_host")
@@ -120,8 +113,8 @@ def connect_error(
     return unexpected_error(address, error)
 
 
-def access_error(address: str, status: int, *, token: bool) -> ConnectError | None:
-    """Return what a status says of access, for sessions and downloads; None if it says nothing of it.
+def status_error(address: str, status: int, *, token: bool) -> ConnectError:
+    """Return what an HTTP status that is no success says, for sessions and downloads.
 
     Args:
         token: whether one was sent.
@@ -136,21 +129,28 @@ def access_error(address: str, status: int, *, token: bool) -> ConnectError | No
     if status == 421:
         text = f"the verifier behind {address} does not answer for this host: its moa-serve needs --allow-host NAME"
         return ConnectError(text, final=True, code="host_refused")
-    return None
-
-
-def _refused(address: str, status: int, token: bool) -> ConnectError:
-    if error := access_error(address, status, token=token):
-        return error
     if 300 <= status < 400:
         text = f"{address} sends its clients elsewhere (HTTP {status}), which is not followed: name its own address"
         return ConnectError(text, final=True, code="redirect")
     if status == 503:
         return ConnectError(f"the verifier at {address} is full or shutting down", final=False, code="overloaded")
     final = 400 <= status < 500 and status not in (408, 429)
-    return ConnectError(
-        f"{address} answered HTTP {status}: is it a moa-edge verifier?", final=final, code="http_status"
-    )
+    text = f"{address} answered HTTP {status}: check that this is a moa-edge verifier's address"
+    return ConnectError(text, final=final, code="http_status")
+
+
+def tls_error(address: str, error: BaseException) -> ConnectError | None:
+    """Return what a failed handshake of TLS says, for sessions and downloads; None if another attempt may succeed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        text = (
+            f"the certificate of {address} is not trusted ({error.verify_message}); pass its certificate authority "
+            "with --tls-ca"
+        )
+        return ConnectError(text, final=True, code="untrusted_certificate")
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        text = f"{address} does not speak TLS: use ws://, or start moa-serve with --tls-cert and --tls-key"
+        return ConnectError(text, final=True, code="no_tls")
+    return None
 
 
 def new_session_id() -> str:

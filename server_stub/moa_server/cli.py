@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_drafter.catalogue import CATALOGUE, COLUMNS, catalogue_rows, drafter_advice
+from moa_export.progress import Progress
 from moa_runtime.checked_file import open_checked
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError, reason_of
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM. Return the exit status: 0 after either, otherwise that of :func:`run_program`."""
-    options = parser().parse_args(argv)
-    configure(options.log_format, options.log_level)
-    return run_program("moa-serve", lambda: _serve(options), complain=complain)
+    configure()  # options that cannot be parsed are refused in the log, too
+    return run_program("moa-serve", lambda: _serve(parser().parse_args(argv)), complain=complain)
 
 
 def _serve(options: argparse.Namespace) -> int:
+    configure(options.log_format, options.log_level)
     if options.new_token is not None:
         token, entry = new_token(options.new_token)
         print(f"token: {token}\nentry: {entry}")
@@ -89,10 +90,17 @@ def _serve(options: argparse.Namespace) -> int:
     ):
         if web:
             web.find_bundle()
-        with contextlib.closing(load_engine(options)) as engine:
-            _run(engine, settings, options, listening, tls, timeline, web)
+        progress = _progress(options)
+        with contextlib.closing(load_engine(options, progress)) as engine:
+            _run(engine, settings, options, listening, tls, timeline, web, progress)
     end.served = True
     return 0
+
+
+def _progress(options: argparse.Namespace) -> Progress:
+    """Return the progress of a start; silent if the log is JSON, or another program started this one."""
+    quiet = options.log_format == "json" or options.until_stdin_ends
+    return Progress(sys.stderr, quiet=quiet, program="moa-serve")
 
 
 def _models(*, as_json: bool) -> str:
@@ -123,11 +131,15 @@ def _check_tls(options: argparse.Namespace) -> tuple[Path, Path] | None:
 
 
 def _diagnose(settings: Settings, options: argparse.Namespace) -> None:
-    with contextlib.closing(load_engine(options)) as engine:
+    progress = _progress(options)
+    with contextlib.closing(load_engine(options, progress)) as engine:
         from moa_server.doctor import facts, measure, measure_drafting, report, table, this_machine
 
         machine = this_machine(options.threads)  # before the steps, whose memory is not the target's
-        timed, worth = asyncio.run(measure(engine)), asyncio.run(measure_drafting(engine))
+        with progress.stage("timing steps"):
+            timed = asyncio.run(measure(engine))
+        with progress.stage("timing drafts"):
+            worth = asyncio.run(measure_drafting(engine))
         known = facts(engine.facts, options.max_connections, settings.max_sessions)
         found = report(known, machine, engine, timed, worth)
     print(json.dumps(found, indent=2) if options.json else table(found))
@@ -141,6 +153,7 @@ def _run(
     tls: tuple[Path, Path] | None,
     timeline: Timeline,
     web: WebSetup | None,
+    progress: Progress,
 ) -> None:
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_server.app import SESSION_PATH, Verifier
@@ -150,7 +163,10 @@ def _run(
     prints, (host, port) = engine.fingerprints, listening.getsockname()[:2]
     url = url_of("wss" if tls else "ws", listening, SESSION_PATH)
 
+    starting = contextlib.ExitStack()
+
     def ready() -> None:
+        starting.close()
         facts = engine.facts
         of = f"target {prints.target} in {facts.dtype} by the pass {facts.target_pass}"
         line = f"moa-serve: ready on {url} ({of}, drafter {prints.drafter or 'none'})"
@@ -179,4 +195,6 @@ def _run(
         warm=True,
         kept=place_of(engine, options.threads) if options.until_stdin_ends else None,
     )
-    server.run(listening)
+    with starting:
+        starting.enter_context(progress.stage("the first steps"))
+        server.run(listening)

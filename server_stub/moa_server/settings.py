@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from moa_drafter.pretrained import shipped_names
-from moa_runtime.cli_main import add_version
+from moa_runtime.cli_main import OptionParser, UsageError, add_version
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import install_command, require_extra
 from moa_runtime.session.handshake import Limits
@@ -81,7 +81,7 @@ class ServeError(MoaError):
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of ``moa-serve``'s options."""
-    p = argparse.ArgumentParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
+    p = OptionParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
     add_version(p)
     p.add_argument(
         "--model",
@@ -289,12 +289,9 @@ def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
                 words.append(f"--{name}")
             elif each is not False and each is not None:
                 words.append(f"--{name}={each}")
-    reading = parser()
-    reading.error = _refuse  # type: ignore[method-assign]
     # All clients come through Ray's proxy, so the address is not loopback.
-    return reading.parse_args([*words, "--host", "0.0.0.0"])
-
-
-def _refuse(message: str) -> NoReturn:
-    text = f"the args of the application are options of moa-serve: {message}"
-    raise ServeError(text, code="bad_option")
+    try:
+        return parser().parse_args([*words, "--host", "0.0.0.0"])
+    except UsageError as error:
+        text = f"the args of the application are options of moa-serve: {error}"
+        raise ServeError(text, code="bad_option") from error

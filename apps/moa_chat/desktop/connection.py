@@ -104,6 +104,9 @@ _TROUBLES = {
     "host_refused": Trouble.ADDRESS,
     "unreachable": Trouble.AWAY,
     "malformed": Trouble.ADDRESS,
+    "http_status": Trouble.ADDRESS,
+    "redirect": Trouble.ADDRESS,
+    "needs_tls": Trouble.ADDRESS,
 }
 
 
@@ -162,6 +165,8 @@ async def _config(
     except ConnectionFailedError:
         raise
     except MoaError as error:
+        if error.code in ("untrusted_certificate", "no_tls"):
+            raise await explain(error, endpoint) from error
         raise _failed(error, _TROUBLES.get(error.code or "", Trouble.BUNDLE)) from error
 
 

@@ -82,10 +82,11 @@ _PATIENCE_S = 60.0
 _WAITING = (PauseReason.GRAMMAR, PauseReason.OFF, PauseReason.UNSURE)
 #: Why the device did not write, by what it may write with.
 _WHY_NOTHING: dict[Offline, str] = {
-    "off": 'and nothing is to be written without it ("offline": "writer" has the device answer)',
+    "off": "and nothing is to be written without it",
     "drafter": "and the drafter writes no answer that the verifier did not begin",
-    "writer": "and the bundle has no writer to answer in its place",
+    "writer": "and the bundle has no writer to answer in its place (--offline off or drafter fetches none)",
 }
+_HAS_WRITER = ' ("offline": "writer" has the device answer)'
 #: What the device wrote alone. With the policy KEEP it stays.
 _OWN = (Origin.OFFLINE, Origin.KEPT)
 
@@ -120,7 +121,8 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
             elif not isinstance(event, Paused):
                 continue
             elif latest is None:
-                raise verifier_away(f"the verifier is away, {_WHY_NOTHING[request.offline]}")
+                advice = _HAS_WRITER if request.offline != "writer" and chat.manifest.writer is not None else ""
+                raise verifier_away(f"the verifier is away, {_WHY_NOTHING[request.offline]}{advice}")
             elif event.reason in _WAITING:
                 continue
             reason, offline = _reason(event), isinstance(event, Paused)

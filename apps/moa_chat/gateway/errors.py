@@ -56,6 +56,8 @@ def as_api_error(error: MoaError, asked_in: str | None = None, constrained_in: s
         return ApiError(400, str(error), param="logprobs", code="unsupported_parameter")
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), param=asked_in, code="context_length_exceeded")
+    if error.code == "no_thinking":
+        return ApiError(400, str(error), param="chat_template_kwargs.enable_thinking", code="template_refused")
     if isinstance(error, ChatTemplateError):
         return ApiError(400, str(error), param=asked_in, code="template_refused")
     if isinstance(error, ConnectError) and not error.final:

@@ -166,6 +166,8 @@ def _content(content: Any) -> str:
     """Return the text of a message, which may come in parts."""
     if isinstance(content, str):
         return whole_text(content)
+    if content is None:
+        raise invalid("is missing", "missing_required_parameter")
     if not isinstance(content, list):
         raise invalid(f"must be a text or a list of parts, not {kind_of(content)}", "invalid_type")
     for part in content:

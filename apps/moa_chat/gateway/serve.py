@@ -33,7 +33,7 @@ from moa_runtime.errors import MoaError, printable
 from moa_runtime.grammar.compiler import GrammarCompiler
 from moa_runtime.options import LoopSettings
 from moa_runtime.session.events import Policy
-from moa_runtime.sockets import check_hosts, check_origins, check_token, is_loopback, listen, url_of
+from moa_runtime.sockets import check_hosts, check_origins, check_token, is_loopback, url_of
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.process_exit import ProcessExit
@@ -80,9 +80,11 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
+def run_gateway(
+    config: ChatConfig, address: Address, listening: socket.socket, verifier: LocalVerifier | None, *, as_json: bool
+) -> int:
     """Run the endpoint until SIGINT or SIGTERM; ``as_json`` is the form of its ready line. Raises MoaError if the
-    address cannot be used, the drafter cannot be loaded, or a ``verifier`` that was started for it ended."""
+    drafter cannot be loaded, or a ``verifier`` that was started for it ended."""
     names = ("max_new_tokens", "temperature", "top_p", "seed", "system", "offline", "thinking", "overflow")
     given = {name: getattr(config, name) for name in names}
     manifest = config.bundle.manifest
@@ -108,14 +110,8 @@ def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | 
         compiler.load()
         compiler.distrust()
         compiling = [GrammarQueue(compiler, tokenizer).compile]
-    with listen(address.host, address.port) as listening:
-        _serve(
-            create_app(chats, texts, defaults, access, RequestLines(), begins_reasoning, calls, *compiling),
-            listening,
-            config.target,
-            verifier,
-            as_json,
-        )
+    app = create_app(chats, texts, defaults, access, RequestLines(), begins_reasoning, calls, *compiling)
+    _serve(app, listening, config.target, verifier, as_json)
     end.served = True
     return 0
 

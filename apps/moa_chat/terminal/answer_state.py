@@ -66,10 +66,14 @@ def status_line(link: LinkChanged, words: str, update: AnswerUpdate | None, pale
     spans = [Span(words, palette.reconnecting if link.late else palette.of_link(link.status))]
     if update is not None:
         spans.append(Span(f" | {figures(update.statistics)}", palette.quiet))
-        unconfirmed = sum(not token.committed for token in update.tokens)
+        unconfirmed = tentative_tokens(update)
         if unconfirmed and (link.late or link.status is not LinkStatus.ONLINE):
             spans.append(Span(f" | {unconfirmed} tentative", palette.offline))
     return spans
+
+
+def tentative_tokens(update: AnswerUpdate) -> int:
+    return sum(not token.committed for token in update.tokens)
 
 
 def ending(reason: FinishReason | None, text: str = "", *, as_json: bool = False) -> str:
@@ -138,6 +142,11 @@ class AnswerState:
         spans = () if self._update is None else self._update.spans
         return "".join(each.text for each in spans if each.origin is Origin.OFFLINE and not each.committed)
 
+    @property
+    def tentative_tokens(self) -> int:
+        """Number of tokens that are not confirmed, in an answer that was stopped."""
+        return 0 if self._update is None else tentative_tokens(self._update)
+
     def ended_alone(self, *, wanted_offline: bool) -> bool:
         """Return whether the device has completed the answer without the verifier, or reached its offline limit."""
         ends = (PauseReason.END, PauseReason.LENGTH, *([PauseReason.LIMIT] if wanted_offline else []))
@@ -167,8 +176,8 @@ class AnswerState:
         return [Span(each.text, styles.get(each.origin, palette.offline)) for each in spans if not each.committed]
 
     def status(self, palette: Palette, *, wanted_offline: bool, hint: str) -> list[Span]:
-        """Return the row below the answer; ``hint`` names keys. It may be cut off, so the longest part comes last, but
-        before all figures why nothing is written."""
+        """Return the row below the answer; ``hint`` names keys. It may be cut off, so figures come after what one needs
+        to act, and the longest part last."""
         link = self._link
         left = None
         if link.retry_in_s is not None:
@@ -179,9 +188,7 @@ class AnswerState:
         keys, why = ([Span(f" | {note}", palette.quiet)] if note else [] for note in (hint, pause))
         told = (link.late or link.status is LinkStatus.OFFLINE) and link.detail and not (pause or wanted_offline)
         last = [Span(f" | {link.detail}", palette.quiet)] if told else []
-        if self.disagreement is not None or pause:
-            return [row[0], *why, *keys, *row[1:], *last]
-        return [*row, *keys, *last]
+        return [row[0], *why, *keys, *row[1:], *last]
 
 
 def _text(update: AnswerUpdate) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +12,7 @@ from moa_chat import strings
 from moa_chat.chat_config import ChatConfig
 from moa_chat.loop_thread import LoopThread, RunningAnswer
 from moa_chat.terminal.answer_state import AnswerState, Palette, ending, summary
-from moa_chat.terminal.input import Keyboard, watch_keyboard
+from moa_chat.terminal.input import Keyboard, TypedAhead, read_line, watch_keyboard
 from moa_chat.terminal.renderer import LiveView, PlainView, Span, clean, view_for
 from moa_chat.transcript import save_conversation
 from moa_runtime.chat import Chat
@@ -23,13 +23,13 @@ from moa_runtime.reasoning import split_reasoning
 from moa_runtime.transport import ConnectError
 
 _EXCERPT_LENGTH = 70
+#: How long ``/offline`` waits for the link, which is tried again after that, too.
+_CONNECT_S, _POLL_S = 5.0, 0.05
 _KEEP_KEY = "\x0b"  # Ctrl-K; like Tab no letter, which could be typed ahead
 
 
 def run_terminal(config: ChatConfig) -> int:
     """Connect and chat until the user leaves."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 (gives input() line editing and a history)
     # input() must run in the main thread: a thread that waits in it cannot be interrupted by Ctrl-C.
     # So the chat's event loop gets the other thread, which also keeps the link alive between questions.
     worker = LoopThread()
@@ -39,7 +39,7 @@ def run_terminal(config: ChatConfig) -> int:
         if note:
             print(f"moa-chat: {printable(note)}", file=sys.stderr)
         try:
-            Terminal(config, worker, chat, view, input).loop()
+            Terminal(config, worker, chat, view, read_line).loop()
         finally:
             worker.run(chat.close())
     finally:
@@ -72,10 +72,10 @@ def _connect(config: ChatConfig, worker: LoopThread, *, may_write: bool) -> tupl
 
 
 class Terminal:
-    """The dialogue with the user; ``read_line`` shows a prompt and returns a line, like ``input``."""
+    """The dialogue with the user; ``read_line``: see :func:`moa_chat.terminal.input.read_line`."""
 
     def __init__(
-        self, config: ChatConfig, worker: LoopThread, chat: Chat, view: PlainView, read_line: Callable[[str], str]
+        self, config: ChatConfig, worker: LoopThread, chat: Chat, view: PlainView, read_line: Callable[..., str]
     ) -> None:
         self._config, self._worker, self._chat = config, worker, chat
         self._view, self._read_line = view, read_line
@@ -83,7 +83,9 @@ class Terminal:
         view.begins_reasoning = chat.tokenizer.begins_reasoning(config.thinking)
         view.reasoning_style = self._palette.quiet
         self._offline = False  # whether the user works offline
+        self._ahead = TypedAhead()
         self._last: Statistics | None = None
+        self._tentative = 0  # tokens of the last answer that are not confirmed
         self._commands: dict[str, Callable[[], None]] = {
             "/help": lambda: self._say(strings.TERMINAL_HELP),
             "/offline": self._toggle_offline,
@@ -102,7 +104,7 @@ class Terminal:
         while True:
             try:
                 self._check()
-                line = self._read_line(self._prompt()).strip()
+                line = self._next_line().strip()
                 interrupted = False
                 if line == "/quit":
                     return
@@ -121,6 +123,13 @@ class Terminal:
         link = self._chat.status
         return "you> " if link is LinkStatus.ONLINE else f"({link.value}) you> "
 
+    def _next_line(self) -> str:
+        line = self._ahead.take_line()
+        if line is None:
+            return self._read_line(self._prompt(), self._ahead.take_begun())
+        self._view.write(Span(clean(self._prompt() + line)))
+        return line
+
     def _handle(self, line: str) -> None:
         if not line:
             return
@@ -137,6 +146,14 @@ class Terminal:
         self._offline = not self._offline
         self._worker.run(self._chat.work_offline(self._offline))
         self._say(strings.NOW_OFFLINE if self._offline else strings.NOW_ONLINE)
+        if self._offline:
+            return
+        # The prompt after it shows the link, and cannot be drawn anew while a line is edited.
+        ends = time.monotonic() + _CONNECT_S
+        while self._chat.status is not LinkStatus.ONLINE and time.monotonic() < ends:
+            time.sleep(_POLL_S)
+        online = self._chat.status is LinkStatus.ONLINE
+        self._say(strings.ONLINE_AGAIN if online else strings.STILL_OFFLINE.format(self._chat.link.detail))
 
     def _show_statistics(self) -> None:
         if self._last is None:
@@ -144,6 +161,8 @@ class Terminal:
             return
         for name, value in self._last.as_dict().items():
             self._say(f"{name.replace('_', ' '):20} {'-' if value is None else value}")
+        if self._tentative:
+            self._say(f"{'tentative':20} {self._tentative}")
 
     def _regenerate(self) -> None:
         messages = self._chat.messages
@@ -235,7 +254,8 @@ class Terminal:
                 problem = error
             finally:
                 self._view.finish(shown.confirmed, [Span(shown.left_behind, self._palette.offline)])
-        self._last = shown.statistics
+                self._ahead.add(keyboard.pressed())
+        self._last, self._tentative = shown.statistics, shown.tentative_tokens
         if shown.left_behind and isinstance(self._view, LiveView):
             self._say(shown.words_left(checked=bool(self._chat.unconfirmed)))
         if problem is not None:
@@ -258,6 +278,7 @@ class Terminal:
                 if keyboard.interrupts or self._ends_alone(shown):
                     running.stop()
                 keys = keyboard.pressed()
+                self._ahead.add(keys)
                 if "\t" in keys:
                     self._offline = not self._offline
                     self._worker.run(self._chat.work_offline(self._offline))

@@ -4,11 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
+
+#: What arrow and function keys send.
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)?")
+
+
+class TypedAhead:
+    """Text that was typed while an answer was written, for the prompts after it. ``begun`` is the line without end."""
+
+    def __init__(self) -> None:
+        self.begun = ""
+        self._lines: list[str] = []
+
+    def add(self, keys: str) -> None:
+        for char in _ESCAPE.sub("", keys):
+            if char in "\r\n":
+                self._lines += [self.begun] if self.begun.strip() else []
+                self.begun = ""
+            elif char in "\x7f\b":
+                self.begun = self.begun[:-1]
+            elif char == "\x04" and not self.begun:  # Ctrl-D
+                self._lines.append("/quit")
+            elif char.isprintable():
+                self.begun += char
+
+    def take_line(self) -> str | None:
+        """Return the first whole line; None if there is none."""
+        return self._lines.pop(0) if self._lines else None
+
+    def take_begun(self) -> str:
+        begun, self.begun = self.begun, ""
+        return begun
+
+
+def read_line(prompt: str, begun: str = "") -> str:
+    """Return a line as ``input`` does; ``begun`` stands in it already, if there is line editing."""
+    try:
+        import readline
+    except ImportError:  # Windows
+        return input(prompt)
+    readline.set_startup_hook(lambda: readline.insert_text(begun))
+    try:
+        return input(prompt)
+    finally:
+        readline.set_startup_hook()
 
 
 class Keyboard:

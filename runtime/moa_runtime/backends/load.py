@@ -11,7 +11,7 @@ from pathlib import Path
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
-from moa_runtime.manifest import TargetEntry
+from moa_runtime.manifest import BundleError, TargetEntry
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,11 @@ def load_backend(bundle: Bundle, name: str | None = None, *, threads: int = 2) -
         name = next((known for known, entry in BACKENDS.items() if entry.graph in bundle.manifest.targets), "onnx")
     if name not in BACKENDS:
         raise MoaError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}", code="unknown_backend")
-    entry = BACKENDS[name]
+    entry, held = BACKENDS[name], bundle.manifest.targets
+    if entry.graph not in held:
+        fitting = " or ".join(known for known, each in BACKENDS.items() if each.graph in held)
+        text = f"the bundle {bundle.folder} has no graph for the backend {name}"
+        raise BundleError(f"{text}: choose {fitting or 'a bundle that has one'}", code="unknown_target")
     graph = bundle.graph_path(entry.graph)
     if bundle.manifest.architecture == "eagle3":  # a graph for onnxruntime alone
         return eagle3_backend(graph, threads=threads)

@@ -272,7 +272,7 @@ function refused(endpoint: Endpoint, { elsewhere, status }: Answered): ConnectEr
     return new ConnectError(`${text}: a proxy between may have to let it through`, false);
   }
   const final = status >= 400 && status < 500 && status !== 408 && status !== 429;
-  return new ConnectError(`${address} answered HTTP ${status}: is it a moa-edge verifier?`, final);
+  return new ConnectError(endpoint.unexpected(status), final);
 }
 
 /** Return the error for an attempt to connect that took too long. */

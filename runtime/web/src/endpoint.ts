@@ -46,6 +46,11 @@ export class Endpoint {
     return `the verifier behind ${address} does not answer for this host: its moa-serve needs --allow-host NAME`;
   }
 
+  /** Return what a status says that no verifier answers with. */
+  unexpected(status: number): string {
+    return `${this.address} answered HTTP ${status}: check that this is a moa-edge verifier's address`;
+  }
+
   /** Subprotocols that the WebSocket offers. They carry the token, because a page cannot set headers. */
   get protocols(): string[] {
     if (!this.token) return [];

@@ -340,8 +340,8 @@ const WHY: [string, string, string | undefined, Answers, string, boolean][] = [
     true,
   ],
   ["a verifier that is full", "ws://v:1", undefined, said(503), "the verifier at ADDRESS is full or shutting down", false],
-  ["another server", "ws://v:1", undefined, said(404), "ADDRESS answered HTTP 404: is it a moa-edge verifier?", true],
-  ["a server in trouble", "ws://v:1", undefined, said(502), "ADDRESS answered HTTP 502: is it a moa-edge verifier?", false],
+  ["another server", "ws://v:1", undefined, said(404), "ADDRESS answered HTTP 404: check that this is a moa-edge verifier's address", true],
+  ["a server in trouble", "ws://v:1", undefined, said(502), "ADDRESS answered HTTP 502: check that this is a moa-edge verifier's address", false],
   [
     "a redirect",
     "ws://v:1",

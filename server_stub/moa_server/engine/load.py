@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import importlib.util
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from moa_decoder.errors import TargetError
 from moa_drafter import vllm_environment
 from moa_drafter.vllm_environment import VllmError
+from moa_export.progress import Progress
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import WITHOUT_GRAPH, too_many_threads
@@ -40,11 +42,15 @@ _TIMES = 4
 #: share common prefixes.
 _STRIDE = 7919
 
+_LOADING = "loading the model"
+_SILENT = Progress(sys.stderr, quiet=True)
+
 _log = logging.getLogger(__name__)
 
 
-def load_engine(options: argparse.Namespace) -> LocalEngine | VllmEngine:
-    """Load the engine with target and drafter; log a warning if there are more threads than processors.
+def load_engine(options: argparse.Namespace, progress: Progress = _SILENT) -> LocalEngine | VllmEngine:
+    """Load the engine with target and drafter; log a warning if there are more threads than processors. vLLM and
+    downloads show their progress themselves.
 
     Raises:
         MoaError: packages, target or drafter are missing, unreadable, or do not fit together.
@@ -82,6 +88,7 @@ def load_engine(options: argparse.Namespace) -> LocalEngine | VllmEngine:
         options.max_context,
         dtype=options.dtype,
         accept_rounding=options.accept_rounding,
+        progress=progress,
         **settings,
     )
 
@@ -95,6 +102,7 @@ def load_local(
     dtype: str = "auto",
     threads: int | None = None,
     accept_rounding: bool = False,
+    progress: Progress = _SILENT,
     **settings: Any,
 ) -> LocalEngine:
     """Load target and drafter: on a processor in numpy and onnxruntime, in torch for other devices, bfloat16, and
@@ -122,7 +130,8 @@ def load_local(
             dtype = cpu_dtype(dtype, stored, quantised=quantised, torch=has_torch, bfloat16=has_bfloat16())
             if dtype in BITS:
                 rounding = {"accept_rounding": accept_rounding, **settings}
-                return onnx_engine(target, drafter, max_context, dtype=dtype, threads=threads, **rounding)
+                with progress.stage(_LOADING):
+                    return onnx_engine(target, drafter, max_context, dtype=dtype, threads=threads, **rounding)
             what = f"moa-serve --dtype {dtype}"
         except TargetError as error:
             rounded = dtype in ("int8", "int4")
@@ -136,17 +145,19 @@ def load_local(
             what = f"the target {model}"
             _log.info("the target runs in torch: %s", error)
     require_extra("torch", what)
-    import torch
+    with progress.stage("loading torch"):
+        import torch
 
-    from moa_drafter.devices import check_device
-    from moa_server.engine.torch_engine import load_torch_engine
+        from moa_drafter.devices import check_device
+        from moa_server.engine.torch_engine import load_torch_engine
 
     check_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    return load_torch_engine(
-        model, drafter, device, max_context, dtype=torch_dtype(dtype), release_weights=True, **settings
-    )
+    with progress.stage(_LOADING):
+        return load_torch_engine(
+            model, drafter, device, max_context, dtype=torch_dtype(dtype), release_weights=True, **settings
+        )
 
 
 def torch_dtype(wanted: str) -> str:

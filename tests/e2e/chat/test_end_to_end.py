@@ -149,7 +149,7 @@ def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[Termi
     with in_terminal(command, columns=300, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
         terminal.press(QUESTION + "\n")
-        terminal.wait(r"online \| tau .* \d\d rounds")  # memory rows come after the first text
+        terminal.wait(r"online \|.* tau .* \d\d rounds")  # memory rows come after the first text
         hanging.process.send_signal(signal.SIGSTOP)
         terminal.wait(r"slow \| ")
         # The user is not asked about a few words, nor after a second: wait for more, and for an attempt that failed.
@@ -185,7 +185,7 @@ def test_an_answer_goes_on_after_its_program_was_suspended(onnx_bundle, tiny_tar
         with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
             terminal.wait("you>")
             terminal.press(QUESTION + "\n")
-            terminal.wait(r"online \| tau .* \d\d rounds")
+            terminal.wait(r"online \|.* tau .* \d\d rounds")
             terminal.process.send_signal(signal.SIGSTOP)
             metrics, allowed = f"http://127.0.0.1:{running.port}/metrics", {"Authorization": f"Bearer {TOKEN}"}
             eventually(lambda: 'moa_refusals_total{reason="idle"} 1.0' in httpx.get(metrics, headers=allowed).text)
@@ -219,7 +219,7 @@ def test_a_killed_program_continues_when_it_is_started_again(onnx_bundle, server
     with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
         terminal.press(QUESTION + "\n")
-        terminal.wait(r"online \| tau")
+        terminal.wait(r"online \|.* tau")
         terminal.process.kill()
     with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
         text = terminal.wait(r"200 tokens in .* rounds")

@@ -31,7 +31,7 @@ from moa_server.connection import GOING_AWAY, NORMAL, REFUSED
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.settings import Settings
 from support.server.edge_running import edge, eventually, secured
-from support.server.running import TIMEOUT_S, Client, Verifier, moa_serve, serving
+from support.server.running import TIMEOUT_S, Client, Verifier, after_steps, moa_serve, serving
 from support.toy_engine import PRINTS, STOP, ToyEngine
 from support.toy_engine import plain as toy_plain
 
@@ -105,7 +105,7 @@ class Left:
     def __del__(self):
         os.write(2, b"taken apart ")
 
-def load(options):
+def load(options, progress):
     global left
     left = Left()
     atexit.register(print, "in order", end="")
@@ -126,7 +126,8 @@ def test_a_second_signal_ends_at_once():
             assert running.returncode == 0
             with pytest.raises(ConnectionClosed):
                 idle.recv(TIMEOUT_S)
-        assert running.communicate() == ("in order", "")
+        out, err = running.communicate()
+    assert (out, after_steps(err)) == ("in order", "")
 
 
 def test_python_does_not_take_apart_what_has_served():
@@ -134,7 +135,7 @@ def test_python_does_not_take_apart_what_has_served():
         assert Verifier(None, ready["port"], "").decode([5], 3, Sampling())
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=2 * TIMEOUT_S)
-    assert (process.returncode, out, err) == (0, "in order", "")
+    assert (process.returncode, out, after_steps(err)) == (0, "in order", "")
 
 
 # -- an engine that is held up --------------------------------------------------------------------

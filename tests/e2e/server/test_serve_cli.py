@@ -27,7 +27,7 @@ from moa_server.cli import main
 from moa_server.web import setup as web_setup
 from moa_server.web.pairing import hosts_of, link_with_token, qr_code
 from support.server.edge_running import eventually
-from support.server.running import moa_serve
+from support.server.running import after_steps, moa_serve
 from support.server.web_site import GRAPH, write_page
 
 SIGNALS = pytest.mark.skipif(os.name == "nt", reason="signals")
@@ -37,6 +37,7 @@ def refusal(capsys, *argv: str) -> str:
     """The sentence of a refused command; it must be one line."""
     assert main(list(argv)) == 2
     out, err = capsys.readouterr()
+    err = after_steps(err)
     assert out == "" and err.startswith("moa-serve: error: ") and err.count("\n") == 1
     return err
 
@@ -69,7 +70,7 @@ def test_a_verifier_needs_neither_torch_nor_transformers(tiny_target, tiny_draft
                 assert isinstance(end, AnswerFinished) and end.tokens and end.statistics.dtype == dtype
         process.send_signal(signal.SIGTERM)
         err = process.stderr.read()
-    assert (process.returncode, err) == (0, b"")
+    assert (process.returncode, after_steps(err.decode())) == (0, "")
 
 
 def test_where_torch_is_needed_and_missing_a_sentence_says_so(capsys, monkeypatch, tiny_target):
@@ -179,7 +180,7 @@ def test_it_serves_until_sigterm(model):
         assert httpx.post(f"{base}/v1/decode", json={"tokens": [5]}).status_code == 401
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (0, "", "")
+    assert (process.returncode, out, after_steps(err)) == (0, "", "")
 
 
 SIGHUP_EARLY = """
@@ -189,9 +190,9 @@ from moa_server import cli, process
 
 load, warm_up = cli.load_engine, process.warm_up
 
-def loading(options):
+def loading(options, progress):
     os.kill(os.getpid(), signal.SIGHUP)
-    return load(options)
+    return load(options, progress)
 
 async def warming(*args):
     Path(sys.argv[-1]).write_text('{"tokens": []}')
@@ -226,7 +227,7 @@ def test_it_ends_with_its_standard_input(model, stdin, ready):
     with moa_serve(*model, "--until-stdin-ends", stdin=stdin) as (process, line):
         assert bool(line) == ready
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, "", "")
+    assert (process.returncode, out, after_steps(err)) == (0, "", "")
 
 
 def test_without_a_standard_input_none_can_end(capsys, monkeypatch):
@@ -295,4 +296,4 @@ def test_from_the_command_to_the_page(page, tiny_target, tiny_drafter, web_bundl
             assert httpx.get(f"{url}v1/status", verify=trusting, headers=own).status_code == 200
             process.send_signal(signal.SIGTERM)
             err = process.stderr.read()
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, after_steps(err)) == (0, "")

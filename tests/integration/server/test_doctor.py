@@ -23,6 +23,7 @@ from moa_server.doctor import (
 from moa_server.engine.base import Capabilities
 from moa_server.engine.load import warm_up
 from moa_server.scheduling.step_cost import StepCost
+from support.server.running import after_steps
 from support.toy_engine import ToyEngine
 
 FACTS = Facts("float32", "cpu", "onnx", True, 1 << 30, descriptors=1024, connections=896, max_sessions=64)
@@ -156,10 +157,17 @@ def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
     assert found["cache_bytes"] == 2 * 4 * 2 * 16 * 4 * found["cache_tokens"]
     assert found["sessions"]["streaming"] > 0 and len(found["steps"]) == 7
     assert main(options) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert len(steps_in(err)) == 3
     assert "by the pass onnx" in out and "streaming" in out and "rounding" not in out and "draft at 0.6" in out
-    assert main([*options, "--dtype", "int8", "--accept-rounding"]) == 0
-    assert re.search(r"^rounding +perplexity \d\.\d{3} times", capsys.readouterr().out, re.MULTILINE)
+    assert main([*options, "--dtype", "int8", "--accept-rounding", "--log-format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"^rounding +perplexity \d\.\d{3} times", out, re.MULTILINE) and not steps_in(err)
+
+
+def steps_in(err: str) -> list[str]:
+    """Titles of the steps that are said; a long one is said again and again."""
+    return list(dict.fromkeys(re.findall(r"(?m)^moa-serve: ([\w ]+) \(\d+ s gone\)$", err)))
 
 
 def test_a_target_that_is_unknown_or_fails_at_once_is_not_served(capsys, monkeypatch, tiny_target):
@@ -172,4 +180,5 @@ def test_a_target_that_is_unknown_or_fails_at_once_is_not_served(capsys, monkeyp
     monkeypatch.setattr("moa_server.engine.engine.LocalEngine.step", fail)
     assert main(["--model", str(tiny_target), "--port", "0"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and "RuntimeError: no memory is left  [engine_failed]" in err
+    assert len(steps_in(err)) == 2
+    assert out == "" and after_steps(err).count("\n") == 1 and "RuntimeError: no memory is left  [engine_failed]" in err

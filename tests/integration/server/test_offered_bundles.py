@@ -19,7 +19,7 @@ from moa_chat.server_bundle import bundle_for_server
 from moa_runtime import bundle_download
 from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.bundle_download import BUNDLES_PATH, DownloadError, best_offer, fetch_bundle, kept_bundle, offers
-from moa_runtime.manifest import read_manifest
+from moa_runtime.manifest import TargetEntry, read_manifest
 from moa_runtime.transport import Endpoint
 from moa_server import offered_bundles
 from moa_server.offered_bundles import OfferedBundles, bundles_to_offer
@@ -65,7 +65,37 @@ def test_a_device_fetches_what_it_needs_once(verifier: Verifier, folder: Path) -
     total = sum(entry.bytes for entry in manifest.files.values())
     assert steps[-1] == (total, total) and [*sorted(steps)] == steps
     before = verifier.parts.website._bytes
-    assert fetch_bundle(endpoint(verifier.port), offer) == bundle.folder == kept_bundle(endpoint(verifier.port))
+    again = fetch_bundle(endpoint(verifier.port), offer, writer=False)
+    assert again == bundle.folder == kept_bundle(endpoint(verifier.port))
+    assert verifier.parts.website._bytes == before
+
+
+def test_programs_that_need_more_or_less_of_a_bundle_share_it(verifier: Verifier, folder: Path) -> None:
+    (folder / "writer.onnx").write_bytes(b"w" * BYTES)
+    writer = TargetEntry("writer.onnx", BYTES, (), (), details={"model": "toy", "bits": 4, "max_context": 1000})
+    write_manifest(folder, dataclasses.replace(read_manifest(folder), writer=writer))
+    verifier.parts.website._files = (found := OfferedBundles.of([folder], PRINTS)).files
+
+    def fetched(graphs: tuple[str, ...], *, writer: bool) -> tuple[Path, list[tuple[int, int]]]:
+        steps: list[tuple[int, int]] = []
+        return fetch_bundle(
+            endpoint(verifier.port),
+            best_offer(found.offers),
+            graphs=graphs,
+            writer=writer,
+            progress=lambda *step: steps.append(step),
+        ), steps
+
+    small, _ = fetched(("onnx",), writer=False)
+    (total,) = {total for _, total in fetched(("onnx",), writer=True)[1]}
+    assert total > 2 * BYTES
+    _, steps = fetched(("web",), writer=False)
+    assert steps[0][0] > total and steps[-1][0] == steps[-1][1]  # the rest alone is fetched
+    whole = Bundle.open(small)
+    assert set(whole.manifest.targets) == {"onnx", "web"} and whole.manifest.writer == writer
+    before = verifier.parts.website._bytes
+    for graphs in (("onnx",), ("web",), ("coreml", "onnx")):
+        assert fetched(graphs, writer=True) == fetched(graphs, writer=False) == (small, [])
     assert verifier.parts.website._bytes == before
 
 
@@ -109,7 +139,10 @@ def test_what_is_not_what_the_manifest_says_is_not_opened(verifier: Verifier, fi
     with refused("damaged", DownloadError, file):
         Bundle.fetch(endpoint(verifier.port))
     assert kept_bundle(endpoint(verifier.port)) is None
-    site[path] = dataclasses.replace(site[path], content=whole)
+    served = site.pop(path)
+    with refused("changed", DownloadError):
+        Bundle.fetch(endpoint(verifier.port))
+    site[path] = dataclasses.replace(served, content=whole)
     assert Bundle.fetch(endpoint(verifier.port)).manifest.fingerprints == PRINTS
 
 
@@ -158,16 +191,34 @@ def test_a_bundle_that_no_address_uses_any_more_is_removed(verifier: Verifier, f
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (2 << 20), "malformed"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": [{"id": "../../x"}]}', "malformed"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "malformed"),
-        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "refused"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "redirect"),
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "forbidden"),  # by a proxy, of a path that is not the verifier's
         (b"HTTP/1.1 421 Misdirected Request\r\n\r\n", "host_refused"),
-        (b"HTTP/1.1 404 Not Found\r\n\r\n", "no_bundle"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", "http_status"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"bundles": []}', "no_bundle"),
+        (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", "unreachable"),
+        (b"\x15\x03\x03\x00\x02\x02\x16", "needs_tls"),
         (b"SSH-2.0-x\r\n", "unreachable"),
         (b"", "unreachable"),
     ],
 )
 def test_anything_may_answer_instead_of_a_verifier(answer: bytes, code: str) -> None:
+    with answering(answer) as port, refused(code, DownloadError):
+        offers(endpoint(port))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "code"),
+    [("wss", b"HTTP/1.1 400 Bad Request\r\n\r\n", "no_tls"), ("ws", b"HTTP/1.1 404 Not Found\r\n\r\n", "http_status")],
+)
+def test_a_wrong_address_is_named_and_no_missing_bundle(folder: Path, scheme: str, answer: bytes, code: str) -> None:
+    with answering(answer) as port, refused(code, DownloadError):
+        bundle_for_server(Endpoint(f"{scheme}://127.0.0.1:{port}"), None, None, writer=True)
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """A port where the first connection gets these bytes."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def reply() -> None:
@@ -177,8 +228,7 @@ def test_anything_may_answer_instead_of_a_verifier(answer: bytes, code: str) -> 
                 client.sendall(answer)
 
         threading.Thread(target=reply, daemon=True).start()
-        with refused(code, DownloadError):
-            offers(endpoint(listening.getsockname()[1]))
+        yield listening.getsockname()[1]
 
 
 # -- hostile verifiers -----------------------------------------------------------------------------
@@ -239,7 +289,7 @@ def test_an_answer_without_end_is_no_list(answer, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bundle_download, "_WHOLE_S", 0.5)
     with hostile(answer) as address, pytest.raises(DownloadError) as caught:
         offers(address)
-    assert caught.value.code in ("malformed", "refused", "unreachable")
+    assert caught.value.code in ("malformed", "redirect", "unreachable")
 
 
 def test_a_file_that_always_begins_anew_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

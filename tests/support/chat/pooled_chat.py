@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 from moa_chat.gateway.requests import AnswerRequest, Defaults, parse_chat, parse_completion
 from support.chat.fake_chat import FakeChat
@@ -28,3 +29,4 @@ class PooledChat(FakeChat):
     thinking = tools = None
     shown_tokens = frozenset()
     gave_up = False
+    manifest = SimpleNamespace(writer=None)

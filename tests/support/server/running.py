@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -110,6 +111,11 @@ def moa_serve(*options: Any, program: str = "", **popen: Any) -> Iterator[tuple[
             yield running, json.loads(running.stdout.readline() or "{}")
         finally:
             running.kill()
+
+
+def after_steps(err: str) -> str:
+    """What a start says on stderr, without its steps."""
+    return re.sub(r"(?m)^moa-serve: [\w ]+ \(\d+ s gone\)\n", "", err)
 
 
 class Client:

@@ -12,9 +12,10 @@ import pytest
 
 from moa_chat import local_verifier as local
 from moa_chat.chat_config import chat_config_for, endpoint_for
-from moa_chat.cli import main
+from moa_chat.cli import _stop, main
 from moa_chat.options import UsageError, build_parser, check_options
 from moa_runtime import optional_deps
+from moa_runtime.errors import MoaError
 from moa_runtime.manifest import Fingerprints, RecommendedSampling
 from moa_runtime.session.events import Grammar, Sampling
 from moa_runtime.transport import ConnectError
@@ -104,6 +105,28 @@ def test_a_missing_bundle_is_named_with_the_command_that_makes_it(capsys, monkey
     assert str(tmp_path) in refusal(capsys, "--once", "x", "--bundle", str(tmp_path))
 
 
+def test_a_port_that_is_used_is_refused_before_a_bundle_is_looked_for(capsys, monkeypatch):
+    def taken(host: str, port: int) -> None:
+        raise MoaError(f"{host}:{port} is taken", code="cannot_listen")
+
+    monkeypatch.setattr("moa_runtime.sockets.listen", taken)
+    assert "[cannot_listen]" in refusal(capsys, "--serve", "127.0.0.1:1", "--bundle", "none")
+
+
+@pytest.mark.parametrize("mode", [("--serve", "127.0.0.1:0"), ("--once", "x")])
+@pytest.mark.parametrize(("offline", "writer"), [((), True), (("--offline", "drafter"), False)])
+def test_the_writer_is_fetched_unless_another_offline_mode_is_named(capsys, monkeypatch, mode, offline, writer):
+    asked = []
+
+    def fetch(*_: object, **options: object) -> None:
+        asked.append(options["writer"])
+        raise MoaError("none is fetched here", code="no_bundle")
+
+    monkeypatch.setattr("moa_chat.server_bundle.bundle_for_server", fetch)
+    refusal(capsys, *mode, *offline)
+    assert asked == [writer]
+
+
 @pytest.mark.parametrize("more", [(), ("--datastore", "off")])
 def test_the_datastore_of_an_older_version_is_deleted_at_the_first_start(capsys, monkeypatch, tmp_path, more):
     profile_in(monkeypatch, tmp_path, tmp_path / "none")
@@ -187,6 +210,20 @@ def test_each_program_says_its_version(capsys, program):
     with pytest.raises(SystemExit, match="0"):
         importlib.import_module(f"{program}.cli").main(["--version"])
     assert capsys.readouterr().out.split()[1] == version("moa-edge")
+
+
+@pytest.mark.parametrize("program", ["moa_bench", "moa_chat", "moa_drafter", "moa_export", "moa_server"])
+def test_a_wrong_option_is_one_sentence(capsys, program):
+    words = ["network"] if program == "moa_bench" else ["--out", "none"] if program == "moa_drafter" else []
+    assert importlib.import_module(f"{program}.cli").main([*words, "--abacus"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "--abacus" in err and err.endswith("[bad_option]\n")
+
+
+def test_sigterm_says_that_it_stopped(capsys):
+    with pytest.raises(SystemExit, match="143"):
+        _stop(15, None)
+    assert capsys.readouterr().err == "moa-chat: stopped\n"
 
 
 def test_answers_conform_to_the_schema_that_is_named(tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -191,6 +192,14 @@ def test_a_question_that_the_device_may_not_answer_offline_is_refused(offline):
     with refused("verifier_unavailable", ApiError) as caught:
         write(LinkChanged(LinkStatus.OFFLINE), Paused(why), offline=offline)
     assert caught.value.status == 503 and caught.value.headers == {"Retry-After": "5"}
+
+
+@pytest.mark.parametrize("writer", [None, object()])
+def test_the_writer_is_advised_if_there_is_one(monkeypatch, writer):
+    monkeypatch.setattr(PooledChat, "manifest", SimpleNamespace(writer=writer))
+    with refused("verifier_unavailable", ApiError) as caught:
+        write(LinkChanged(LinkStatus.OFFLINE), Paused(PauseReason.OFF), offline="off")
+    assert ("writer" in str(caught.value)) == (writer is not None)
 
 
 @pytest.mark.parametrize(

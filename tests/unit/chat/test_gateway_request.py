@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("starlette")
 
 from moa_chat.gateway.errors import ApiError, as_api_error
-from moa_chat.gateway.requests import Defaults, parse_chat
+from moa_chat.gateway.requests import _UNSUPPORTED, Defaults, parse_chat
 from moa_chat.gateway.schema_references import reference_problem
 from moa_chat.gateway.tool_formats.hermes import HermesFormat
+from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.errors import ContextFullError, MoaError
 from moa_runtime.session.events import Grammar, Sampling
 from support.chat.pooled_chat import ASSISTANT, DEFAULTS, USER, parse, parse_text
+from support.refusals import refused
 
 OWN = Defaults("tiny", max_new_tokens=7, temperature=0.5, top_p=0.8, seed=3, system="Be brief.")
 
@@ -43,6 +46,24 @@ def test_the_sampling_of_openai_and_vllm_is_read():
     assert parse(top_k=-1, min_p=0, repetition_penalty=1, logit_bias={}).sampling == Sampling()
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_a_message_without_content_is_told_so(content):
+    with refused("missing_required_parameter", ApiError) as caught:
+        parse(messages=[{"role": "user", **content}])
+    assert caught.value.param == "messages[0].content"
+
+
+def test_a_template_that_cannot_switch_reasoning_is_told_by_its_field():
+    error = as_api_error(ChatTemplateError("NO", code="no_thinking"), "messages")
+    assert (error.status, error.param) == (400, "chat_template_kwargs.enable_thinking")
+
+
+def test_the_fields_that_are_refused_are_documented():
+    text = (Path(__file__).parents[3] / "docs/chat.md").read_text("utf-8")
+    names = {name for _, names in _UNSUPPORTED for name in names.split()} - {"audio", "modalities"}
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -52,9 +73,9 @@ def test_the_sampling_of_openai_and_vllm_is_read():
     ],
 )
 def test_what_no_verifier_takes_is_refused_before_it_is_asked(fields, code):
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError) as caught:
         parse(replace(OWN, vocab_size=300), **fields)
-    assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, next(iter(fields)))
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, next(iter(fields)))
 
 
 def test_the_result_of_a_call_has_the_name_of_the_last_one_with_its_id():

@@ -38,8 +38,8 @@ class Lines:
         self._lines = list(lines)
         self.prompts: list[str] = []
 
-    def __call__(self, prompt: str) -> str:
-        self.prompts.append(prompt)
+    def __call__(self, prompt: str, begun: str = "") -> str:
+        self.prompts.append(prompt + begun)
         line = self._lines.pop(0) if self._lines else EOFError()
         if isinstance(line, BaseException):
             raise line
@@ -176,7 +176,46 @@ def test_commands_are_obeyed():
     said = (strings.NO_ANSWER_YET, strings.TERMINAL_HELP, strings.UNKNOWN_COMMAND.format("/nonsense"))
     assert all(words in out for words in said) and "tokens per second    6.0" in out
     assert chat.worked_offline == [True, False] and chat.asked == ["hello"]
-    assert lines.prompts[4] == "(offline) you> " and lines.prompts[0] == "you> "
+    assert lines.prompts[4] == "(offline) you> " and lines.prompts[0] == lines.prompts[6] == "you> "
+    assert in_order(out, strings.NOW_OFFLINE, strings.NOW_ONLINE, strings.ONLINE_AGAIN)
+
+
+def test_a_link_that_does_not_come_back_is_told(monkeypatch):
+    monkeypatch.setattr("moa_chat.terminal.app._CONNECT_S", 0.0)
+    monkeypatch.setattr(FakeChat, "link", LinkChanged(LinkStatus.OFFLINE, "REFUSED"))
+    chat = FakeChat()
+    monkeypatch.setattr(chat, "work_offline", lambda offline: _nothing())
+    chat.status = LinkStatus.OFFLINE
+    assert strings.STILL_OFFLINE.format("REFUSED") in talk(chat, Lines("/offline", "/offline"))
+
+
+async def _nothing() -> None:
+    """Stay as it is."""
+
+
+def test_what_is_typed_during_an_answer_comes_after_it(monkeypatch):
+    keyboard, keys = Keyboard(), ["Ita", "lx\x7fy?\x1b[A\n\n", "Switz"]
+    keyboard.pressed = lambda: keys.pop(0) if keys else ""
+    monkeypatch.setattr("moa_chat.terminal.app.watch_keyboard", lambda: contextlib.nullcontext(keyboard))
+    chat, lines = FakeChat([update("P"), 0.3, finished("Paris.")], [finished("Rome.")]), Lines("France?", "/quit")
+    out = talk(chat, lines)
+    assert chat.asked == ["France?", "Italy?"] and in_order(out, "Paris.", "you> Italy?", "Rome.")
+    assert lines.prompts == ["you> ", "you> Switz"]
+    keys += ["/quit\n"]
+    lines = Lines("France?", "never asked")
+    talk(FakeChat([update("P"), finished("Paris.")]), lines)
+    assert len(lines.prompts) == 1
+    keys += ["\x04"]  # Ctrl-D
+    talk(FakeChat([update("P"), finished("Paris.")]), lines := Lines("France?", "never asked"))
+    assert len(lines.prompts) == 1
+
+
+def test_statistics_count_what_is_not_confirmed():
+    chat = FakeChat([update("", "", "Paris"), Paused(PauseReason.END), HANG])
+    chat.status = LinkStatus.OFFLINE
+    view, screen = live()
+    talk(chat, Lines("France?", "/stats"), view)
+    assert "tentative            5" in screen.text()
 
 
 def test_a_refused_question_leaves_the_chat_usable():
@@ -236,7 +275,7 @@ def test_the_status_row_says_why_the_device_waits():
     shown.take(Paused(PauseReason.UNPREPARED))
     assert strings.PAUSES[PauseReason.UNPREPARED] in row()
     shown.take(update("a"))
-    assert strings.PAUSES[PauseReason.UNPREPARED] not in row() and in_order(row(), "tau", "HINT")
+    assert strings.PAUSES[PauseReason.UNPREPARED] not in row() and in_order(row(), "HINT", "tau")
     shown.take(Disagreement(1, 1, "mine", "yours"))
     assert in_order(row(), "HINT", "tau")
     for reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
@@ -357,7 +396,7 @@ class UnreachableConfig(FakeChatConfig):
 @pytest.fixture
 def leaving(monkeypatch):
     """The user leaves at once."""
-    monkeypatch.setattr("moa_chat.terminal.app.input", lambda _: "/quit", raising=False)
+    monkeypatch.setattr("moa_chat.terminal.app.read_line", lambda *_: "/quit")
 
 
 def test_a_kept_chat_opens_without_its_verifier_and_a_new_one_does_not(tmp_path, leaving):

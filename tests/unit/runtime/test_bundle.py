@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import moa_runtime.bundle
+from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
 from moa_runtime.manifest import BundleError, Fingerprints, Manifest, RecommendedSampling, TargetEntry, TensorSpec
 from moa_runtime.offline_stopping import StoppingRule
@@ -122,6 +123,9 @@ def test_a_missing_bundle_graph_or_tokenizer_is_named(folder: Path) -> None:
     with refused("unknown_target", BundleError) as caught:
         Bundle.open(folder).graph_path("executorch")
     assert "'executorch'" in str(caught.value) and "coreml, onnx" in str(caught.value)
+    with refused("unknown_target", BundleError) as caught:
+        load_backend(Bundle.open(folder), "coreml")
+    assert "onnx" in str(caught.value) and "stateless" not in str(caught.value)  # the graph's name, which no option has
     assert tokenizer_fingerprint(folder / "tokenizer.json") == hashlib.sha256(b"{}").hexdigest()[:32]
     with refused("file_missing", BundleError):
         tokenizer_fingerprint(missing)

@@ -86,11 +86,10 @@ async function asked(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefine
   if (ok) return reply;
   const refusal = endpoint.refusal(status);
   if (refusal) throw new BundleError(refusal);
-  if (status === 404) throw new BundleError(`the verifier at ${address} offers no bundle`);
   if (status === 408 || status === 429 || status >= 500) {
     throw new AwayError(`the verifier at ${address} is busy (status ${status}): try again`);
   }
-  throw new BundleError(`the verifier at ${address} answers with status ${status}`);
+  throw new BundleError(endpoint.unexpected(status));
 }
 
 /** Return a reply's text. Throws BundleError if it has more than `most` bytes, or the platform's error if it breaks. */
