@@ -43,7 +43,7 @@ def _words(text: str) -> frozenset[str]:
 #: Characters of a template.
 _LONGEST_TEMPLATE = 1 << 17
 #: Steps and characters of a render, of its result and of each value; more for long conversations, by their characters.
-_BUDGET, _BUDGET_A_CHARACTER = 1 << 25, 64
+_BUDGET, _BUDGET_A_CHARACTER = 1 << 22, 64
 _LARGEST, _LARGEST_A_CHARACTER = 1 << 20, 4
 #: Prices of a call, of an operator, and of an iteration.
 _CALL, _OPERATOR, _ITERATION = 96, 8, 4

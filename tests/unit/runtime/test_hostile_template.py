@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,3 +48,14 @@ def test_a_template_renders_or_is_refused(statements: str) -> None:
     with contextlib.suppress(ChatTemplateError):
         template = ChatTemplate("{% set n = namespace(x='a') %}" + statements, {})
         assert len(template.render([{"role": "user", "content": "Hi"}], True)) < 1 << 21
+
+
+def test_a_template_of_many_cheap_steps_is_refused() -> None:
+    """Found by fuzzing: it looped over each character in a loop over each character, which took more than a second."""
+    loops = "{% for m in messages ~ last %}{% for m in messages ~ recursive %}{{ -1 }}{% endfor %}{% endfor %}"
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x" * 900}]
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(loops, {}).render(messages, True)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}] * 5000
+    one = "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' + m['content'] | trim }}{% endfor %}"
+    assert ChatTemplate(one, {}).render(turns, True).count("<|") == 10_000
