@@ -266,7 +266,7 @@ def test_lengths_are_drawn_by_thompson_sampling(found):
 @pytest.mark.parametrize("shape", [(), ("--draft", "tree", "--nodes", "20")], ids=["chain", "tree"])
 def test_copying_commits_the_same_text_in_fewer_rounds(found, shape):
     """The tiny target repeats itself, as small targets do."""
-    long = ("--limit", "1", "--max-new-tokens", "36", *shape)
+    long = ("--limit", "1", "--max-new-tokens", "24", *shape)
     mixed, alone = (found(*long, option) for option in ("--ngrams", "--no-ngrams"))
     assert mixed["tokens"] == alone["tokens"] and mixed["rounds"] < alone["rounds"]
     assert (mixed["settings"]["ngrams"], alone["settings"]["ngrams"]) == (True, False)
