@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from moa_bench.questions import Question
 from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import shipped_checkpoint
+from moa_drafter.target import load_target
 from moa_runtime.bundle import Bundle
 from moa_runtime.datastore import write_datastore
 from moa_runtime.drafters.base import Budget
@@ -136,6 +138,16 @@ def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tin
 
 
 # -- a tiny model, the real drafter, the command -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once() -> Iterator[None]:
+    """Have all commands share a target that is loaded."""
+    load = functools.cache(load_target)
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("moa_drafter.target", "moa_server.engine.torch_engine"):
+            patch.setattr(f"{place}.load_target", load)
+        yield
 
 
 @pytest.fixture
