@@ -23,11 +23,6 @@ CHAT = {
 }
 
 
-@pytest.fixture
-def bundle(onnx_export: tuple[Path, str]) -> Bundle:
-    return Bundle.open(onnx_export[0])
-
-
 def made(
     capsys: pytest.CaptureFixture[str], bundle: Bundle, out: Path, *words: object
 ) -> tuple[Datastore, dict[str, object]]:

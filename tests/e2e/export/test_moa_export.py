@@ -97,6 +97,7 @@ def test_a_large_target_is_run_in_bfloat16(tiny_target, tiny_drafter, tmp_path, 
     assert report.made["onnx"].proof.failures == []
 
 
+@pytest.mark.usefixtures("few_questions")
 def test_without_checks_nothing_is_compared_and_verify_does_it_later(
     tiny_target, tiny_drafter, tmp_path, capsys, monkeypatch
 ):
@@ -117,6 +118,7 @@ def test_without_checks_nothing_is_compared_and_verify_does_it_later(
     assert found["onnx"]["parity"]["status"] == "passed" and found["writer"]["perplexity"]["ratio"] > 1
 
 
+@pytest.mark.usefixtures("few_questions")
 def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(tiny_target, tiny_drafter, tmp_path, capsys):
     (tmp_path / "strict.yaml").write_text("tolerance: {mean_logprob_error: 0.0}")
     out = tmp_path / "place" / "bundle"
@@ -301,6 +303,7 @@ def test_verify_proves_the_graphs_again(bundle, made_from, capsys):
     assert run(capsys, "verify", bundle, "--files-only").startswith("6 ")
 
 
+@pytest.mark.usefixtures("few_questions")
 def test_verify_finds_a_graph_that_computes_something_else(copy, made_from, capsys):
     path = copy / "device_half.onnx"
     model = onnx.load(path)

@@ -170,6 +170,7 @@ def options(out: Path, tiny_target: Path, tiny_drafter: Path) -> list[object]:
     return [*words, "--quiet"]
 
 
+@pytest.mark.usefixtures("few_questions")
 def test_a_bundle_is_proved_by_the_engine_itself(tmp_path, tiny_target, tiny_drafter, web_engine_here, capsys):
     out = tmp_path / "bundle"
     report = run_json(capsys, *options(out, tiny_target, tiny_drafter))
@@ -186,6 +187,7 @@ def test_a_bundle_is_proved_by_the_engine_itself(tmp_path, tiny_target, tiny_dra
     assert len(json.loads(run(capsys, "example", out, "--backend", "web"))["steps"]) == 3
 
 
+@pytest.mark.usefixtures("few_questions")
 def test_without_node_python_compares_and_the_report_says_so(tmp_path, tiny_target, tiny_drafter, monkeypatch, capsys):
     monkeypatch.setattr("moa_export.targets.web.shutil.which", lambda name: None)
     shown = run(capsys, *options(tmp_path / "bundle", tiny_target, tiny_drafter)).splitlines()

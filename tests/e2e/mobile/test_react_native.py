@@ -22,10 +22,10 @@ from support.server.running import Verifier
 from support.system.asking import QUESTION, TIMEOUT_S, ask, chatting, endpoint
 
 PACKAGE = Path(__file__).parents[3] / "apps" / "mobile" / "react-native"
-_LENGTH = 120
+_LENGTH = 60
 _SAMPLING = Sampling(0.8, 0.95, 7)
 #: Text comes no faster than it can be cut off.
-_SLOW = LinkProfile("slow", down_bits_per_s=40_000, up_bits_per_s=None, round_trip_ms=10)
+_SLOW = LinkProfile("slow", down_bits_per_s=20_000, up_bits_per_s=None, round_trip_ms=10)
 
 
 @pytest.fixture(scope="session")

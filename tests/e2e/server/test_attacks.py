@@ -19,7 +19,7 @@ from support.toy_engine import plain as toy_plain
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["support.server.attacks"])
 PROGRAM = "from support.server.verifier_process import main; main()"
-LENGTH = 20
+LENGTH = 8
 
 
 @pytest.fixture(scope="module")

@@ -66,11 +66,12 @@ def test_it_holds_what_the_programs_need_and_no_tests(wheel: Path) -> None:
 
 def test_its_programs_run_in_an_environment_of_their_own(wheel: Path, onnx_bundle: Path, tmp_path: Path) -> None:
     place = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=300)
     python = place / "bin" / "python"
     find = [str(python), "-c", "import site; print(site.getsitepackages()[0])"]
     own = Path(subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip())
-    install = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check", str(wheel)]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    install = [*pip, "install", "-q", "--no-deps", "--no-compile", str(wheel)]
     subprocess.run(install, check=True, timeout=300, capture_output=True)
     # What it depends on is there already; the wheel's own packages come first.
     (own / "dependencies.pth").write_text("\n".join(site.getsitepackages()))

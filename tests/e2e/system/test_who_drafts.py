@@ -23,7 +23,7 @@ from support.chat.programs import verifier as moa_serve
 from support.server.running import Verifier, serving
 from support.system.asking import ask, chatting, endpoint, ids, own_decoding
 
-COUNT = 80
+COUNT = 48
 SETTINGS = Settings(token="secret")
 TREES = Budget(16, 4, branches=True)
 # Of a target and a drafter that are both random, the luck is what they have in common.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from moa_bench.questions import Question
 from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
 from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import shipped_checkpoint
+from moa_drafter.target import load_target
 from moa_runtime.bundle import Bundle
 from moa_runtime.datastore import write_datastore
 from moa_runtime.drafters.base import Budget
@@ -137,6 +140,16 @@ def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tin
 # -- a tiny model, the real drafter, the command -------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once() -> Iterator[None]:
+    """Have all commands share a target that is loaded."""
+    load = functools.cache(load_target)
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("moa_drafter.target", "moa_server.engine.torch_engine"):
+            patch.setattr(f"{place}.load_target", load)
+        yield
+
+
 @pytest.fixture
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench accept`` on the tiny model."""
@@ -175,10 +188,22 @@ def test_answers_written_at_once_are_those_of_plain_decoding(tiny, sampling):
         assert answer == [step.token for step in decode(engine, prompt, sampling, 9)]
 
 
+@pytest.fixture(scope="module")
+def plainly(tiny):
+    """The 24 tokens of plain decoding by prompt and sampling."""
+    engine = tiny[-1]
+
+    @functools.cache
+    def decoded(prompt: tuple[int, ...], sampling: Sampling) -> list[int]:
+        return [step.token for step in decode(engine, list(prompt), sampling, 24)]
+
+    return decoded
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7), Sampling(1.0, 1.0, 1 << 63)])
 @pytest.mark.parametrize("budget", [Budget.chain(6), Budget.tree(20, 4, 4)], ids=["chain", "tree"])
 @pytest.mark.parametrize("drafting", ["alone", "mixed", "copies", "of another seed"])
-def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling, budget, drafting):
+def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, plainly, sampling, budget, drafting):
     """The same text for the same seed, whichever drafter and shape, well or badly coupled."""
     *_, bundle, backend, engine = tiny
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
@@ -191,8 +216,8 @@ def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling, budget, 
     verifier, shape = LoopbackVerifier(engine), FixedShape(budget)
     conversation = Conversation(verifier, drafter, engine.fingerprints, engine.stop_tokens, shape)
     rounds: list[Round] = []
-    answer = conversation.answer(question, sampling, max_new_tokens=40, on_round=rounds.append)
-    assert answer.tokens == [step.token for step in decode(engine, question, sampling, 40)]
+    answer = conversation.answer(question, sampling, max_new_tokens=24, on_round=rounds.append)
+    assert answer.tokens == plainly(tuple(question), sampling)
     assert len(answer.tokens) == 1 + sum(outcome.committed for outcome in rounds)
     assert any(outcome.drafted for outcome in rounds)
 
@@ -253,7 +278,7 @@ def test_lengths_are_drawn_by_thompson_sampling(found):
 @pytest.mark.parametrize("shape", [(), ("--draft", "tree", "--nodes", "20")], ids=["chain", "tree"])
 def test_copying_commits_the_same_text_in_fewer_rounds(found, shape):
     """The tiny target repeats itself, as small targets do."""
-    long = ("--limit", "1", "--max-new-tokens", "60", *shape)
+    long = ("--limit", "1", "--max-new-tokens", "24", *shape)
     mixed, alone = (found(*long, option) for option in ("--ngrams", "--no-ngrams"))
     assert mixed["tokens"] == alone["tokens"] and mixed["rounds"] < alone["rounds"]
     assert (mixed["settings"]["ngrams"], alone["settings"]["ngrams"]) == (True, False)
@@ -272,7 +297,7 @@ OF_ROUNDS = ("tau", "rounds", "tokens", "accuracy_by_depth", "accepted_length_hi
 def test_a_replay_has_the_figures_of_the_real_thing(found, tiny, tmp_path, other, shape):
     """Also for drafters of other architectures, whose rows are others."""
     folder = make_tiny_rival(other, tiny[0], tmp_path / other)
-    how = ("--against", str(folder), *shape)
+    how = ("--against", str(folder), "--max-new-tokens", "8", *shape)
     verified, replayed = found(*how), found(*how, "--replay")
     assert (verified["settings"]["replay"], replayed["settings"]["replay"]) == (False, True)
     for one, other in zip([verified, *verified["rivals"]], [replayed, *replayed["rivals"]], strict=True):
@@ -358,12 +383,12 @@ def test_one_table_compares_all_architectures(bare, found, rivals, tiny):
         assert one["tokens"] == first["tokens"]  # the same text, whichever drafts
         assert one["target_passes"] == 3 + one["rounds"]  # three turns
         assert one["tau"] >= 1 and one["draft_ms"] > 0 and list(one["tasks"]) == ["mt_bench", "qa"]
-    assert {"early-exit", "eagle3"} < set(bare(*argv)[1].split())
+    assert {"early-exit", "eagle3"} < set(bare(*argv, "--limit", "1", "--max-new-tokens", "2")[1].split())
 
 
 def test_a_drafter_without_a_model_stands_beside_the_others(bare, found, tiny, tmp_path):
     """It commits the same text; in half the rounds if a datastore holds the answers."""
-    argv = ["--drafter", str(tiny[1]), "--against", "sssd", "--draft", "tree", "--max-new-tokens", "40"]
+    argv = ["--drafter", str(tiny[1]), "--against", "sssd", "--draft", "tree"]
     first = found(*argv, of=bare)
     [sssd] = first["rivals"]
     assert [sssd[key] for key in ("name", "architecture", "weights")] == ["sssd", "sssd", "none"]

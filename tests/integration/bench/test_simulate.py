@@ -168,7 +168,10 @@ def test_a_device_pays_the_round_trip(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize(("sessions", "trip"), [(1, 0.002), (1, 0.3), (4, 0.05)])
-def test_auto_is_near_the_best_of_the_others_and_writes_the_same(recording, sessions: int, trip: float) -> None:
+def test_auto_is_near_the_best_of_the_others_and_writes_the_same(
+    recording, sessions: int, trip: float, monkeypatch
+) -> None:
+    monkeypatch.setattr(simulation, "_MOST_TOKENS", 300)
     found = simulation.compare_fleets(recording, NEAR._replace(sessions=sessions, round_trip_s=trip))
     rates = found["tokens_per_s"]
     assert found["best"] == max(MODES[1:], key=rates.__getitem__)
@@ -276,6 +279,7 @@ def test_probabilities_above_one_and_a_file_cut_short_are_refused(kept: Path, re
 
 
 def test_the_command_compares_fleets(simulate, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(simulation, "_MOST_TOKENS", 60)
     monkeypatch.setattr(simulation, "draw_fleets", lambda *_: [NEAR, NEAR._replace(sessions=2, curve="gpu")])
     status, out, _ = simulate("fleet", "--scenarios", "2", "--json", "--plot", str(tmp_path / "plot.png"))
     found = json.loads(out)

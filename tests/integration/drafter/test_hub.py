@@ -106,18 +106,21 @@ def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(tiny_target
         assert "config.json" in dict(hub.asked) and "model.safetensors" not in dict(hub.asked)
 
 
-@pytest.mark.parametrize("changed", [{"model_type": "rwkv7"}, {"model_type": "exaone4", "is_causal": False}])
-def test_what_nothing_computes_is_refused_before_its_weights_are_fetched(
-    changed, tiny_target, tmp_path, program
-) -> None:
-    model = shutil.copytree(tiny_target, tmp_path / "model")
-    fields = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**fields, **changed}))
-    start = "import sys; from moa_server.cli import main\nsys.exit(main(['--model', 'some/model']))"
-    with standing_in({"some/model": model}) as hub:
+def test_what_nothing_computes_is_refused_before_its_weights_are_fetched(tiny_target, tmp_path, program) -> None:
+    changes, models = [{"model_type": "rwkv7"}, {"model_type": "exaone4", "is_causal": False}], {}
+    for number, changed in enumerate(changes):
+        model = shutil.copytree(tiny_target, tmp_path / f"model{number}")
+        fields = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**fields, **changed}))
+        models[f"some/model{number}"] = model
+    start = f"from moa_server.cli import main\nfor name in {list(models)}: print(main(['--model', name]))"
+    with standing_in(models) as hub:
         done = program(hub.url, start)
-        assert done.returncode == 2 and done.stderr.rstrip().endswith("[unsupported_target]"), done.stderr
-        assert "config.json" in dict(hub.asked) and "model.safetensors" not in dict(hub.asked)
+        assert done.stdout.split() == ["2"] * len(changes), done.stderr
+        refusals = [line for line in done.stderr.splitlines() if line.endswith("[unsupported_target]")]
+        assert len(refusals) == len(changes) and done.stderr.rstrip().endswith(refusals[-1]), done.stderr
+        asked = [name for name, _ in hub.asked]
+        assert asked.count("config.json") == len(changes) and "model.safetensors" not in asked
 
 
 def test_a_drafter_can_be_a_name_on_the_hub(tiny_drafter, tmp_path, program) -> None:

@@ -101,9 +101,9 @@ def test_rows_are_features_and_the_text_is_the_targets(tmp_path, target, tiny_ta
     for sampling in SAMPLINGS:
         backend = drafting_backend(engine, 1)
         drafting = ServerDrafting(backend, LIMITS, engine.stop_tokens, clock=lambda: 0.0)
-        found = answers(engine, drafting, prompts(2), sampling, 24)
+        found = answers(engine, drafting, prompts(2), sampling, 16)
         drafting.close()
-        assert [text for text, _ in found] == [plain(engine, prompt, sampling, 24) for prompt in prompts(2)]
+        assert [text for text, _ in found] == [plain(engine, prompt, sampling, 16) for prompt in prompts(2)]
         accepted += sum(count for _, count in found)
     assert accepted > 0 and not [each for each in caplog.records if each.levelname == "ERROR"]  # no drafter failed
     engine.close()
