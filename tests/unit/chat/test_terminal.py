@@ -224,7 +224,7 @@ def test_a_refused_question_leaves_the_chat_usable():
     )
     out = talk(chat, Lines("long", "short", "again"))
     assert "error: LONG\n\n" in out and "Yes." in out
-    assert f"a\nerror: GONE␛[2J\n{strings.STOPPED} | 1 tokens in" in out
+    assert f"a\nerror: GONE\\x1b[2J\n{strings.STOPPED} | 1 tokens in" in out
 
 
 def test_drafted_and_offline_text_differ_on_a_terminal(monkeypatch):
