@@ -215,8 +215,8 @@ TOOLS: list[tuple[str, str, dict]] = [
         {"messages": called({"id": "1", **tool(arguments="\ud800")})},
     ),
     *(
-        ("messages[2].content", TYPE, {"messages": called(CALL, tool_call_id="1", content=v)})
-        for v in (None, 1, {"a": 1})
+        ("messages[2].content", code, {"messages": called(CALL, tool_call_id="1", content=v)})
+        for code, v in ((MISSING, None), (TYPE, 1), (TYPE, {"a": 1}))
     ),
     *(
         ("messages[2].tool_call_id", VALUE, {"messages": called(CALL, content="x", tool_call_id=v)})
