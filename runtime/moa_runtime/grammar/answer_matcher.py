@@ -53,6 +53,7 @@ class AnswerMatcher:
         endings = np.zeros(8 * (-(-vocab_size // 8)), np.bool_)
         endings[list(self._stop_tokens)] = True
         self._endings = np.packbits(endings, bitorder="little").tobytes()
+        self._ends = int.from_bytes(self._endings, "little")
         self._lock = threading.Lock()
 
     def read(self, answer: Sequence[int]) -> bool:
@@ -134,16 +135,17 @@ class AnswerMatcher:
 
     def _bits(self, answer: Sequence[int]) -> bytes:
         """Return the tokens that may follow as bits, token 0 in the lowest bit of the first byte."""
-        if tuple(answer) in self._problems or not self._stop_tokens.isdisjoint(answer) or not self._sync(answer):
+        known = self._problems and tuple(answer) in self._problems
+        if known or not self._stop_tokens.isdisjoint(answer) or not self._sync(answer):
             return self._endings
         bits = self._matcher.compute_bitmask()
         problem = self._matcher.get_error()
         if problem:
             self._go_back()
         else:
-            able, ends = int.from_bytes(bits, "little"), int.from_bytes(self._endings, "little")
-            if able & ends and not self._matcher.is_accepting():  # a grammar may name one within its text
-                bits = (able & ~ends).to_bytes(len(bits), "little")
+            able = int.from_bytes(bits, "little")
+            if able & self._ends and not self._matcher.is_accepting():  # a grammar may name one within its text
+                bits = (able & ~self._ends).to_bytes(len(bits), "little")
             if bits.strip(b"\0"):
                 return bits
         if len(self._problems) >= _PROBLEMS:
