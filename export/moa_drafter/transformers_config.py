@@ -88,11 +88,7 @@ def check_counts(name: str, config: Any, shapes: Collection[Sequence[int]]) -> N
     counts = {each: value for each, value in vars(config).items() if _COUNT.search(each) and type(value) is int}
     for field, value in {**counts, "num_hidden_layers": getattr(config, "num_hidden_layers", 0)}.items():
         if value > (count if field == "num_hidden_layers" else max(count, most)):
-            text = f"{field} is {value}, and they are {count} tensors whose largest size is {most}"
-            raise TargetError(
-                f"the weights in {name} are not those of its configuration: {text}; fetch the target again",
-                code=WEIGHTS_DIFFER,
-            )
+            raise _differs(name, f"{field} is {value}, and they are {count} tensors whose largest size is {most}")
 
 
 def check_room(name: str, config: Any, most: int) -> None:
@@ -110,11 +106,12 @@ def check_room(name: str, config: Any, most: int) -> None:
         raise cannot_load(name, error) from error
     numbers = sum(parameter.numel() for parameter in model.parameters())
     if numbers > most:
-        text = f"its model has {numbers} parameters, and they hold at most {most}"
-        raise TargetError(
-            f"the weights in {name} are not those of its configuration: {text}; fetch the target again",
-            code=WEIGHTS_DIFFER,
-        )
+        raise _differs(name, f"its model has {numbers} parameters, and they hold at most {most}")
+
+
+def _differs(name: str, how: str) -> TargetError:
+    text = f"the weights in {name} are not those of its configuration: {how}; fetch the target again"
+    return TargetError(text, code=WEIGHTS_DIFFER)
 
 
 def unsupported(folder: Path, kind: object) -> TargetError:
