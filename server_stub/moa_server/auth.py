@@ -143,6 +143,13 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
+def random_token() -> str:
+    """Make a token of 256 random bits. No program reads it as an option: it does not begin with a hyphen."""
+    while (token := secrets.token_urlsafe(32)).startswith("-"):
+        pass
+    return token
+
+
 def new_token(name: str) -> tuple[str, str]:
     """Make a token, stored nowhere, and the JSON of its entry for the token file.
 
@@ -150,7 +157,7 @@ def new_token(name: str) -> tuple[str, str]:
         TokenFileError: ``name`` is invalid.
     """
     _check_name(name)
-    token = secrets.token_urlsafe(32)
+    token = random_token()
     return token, json.dumps({"name": name, "sha256": digest(token)})
 
 

@@ -118,7 +118,8 @@ class VerifierServer(EdgeServer):
             self._renewing.cancel()
         await super().shutdown()
         for number, handler in self._handlers.items():  # the event loop closes next
-            signal.signal(number, handler)
+            # A process that a signal ends leaves in order: one more signal does not kill it on its way out.
+            signal.signal(number, signal.SIG_IGN if self._draining is not None else handler)
 
     async def _keep_renewed(self, renew: Callable[[], object]) -> None:
         """Renew the certificate before it expires or when the addresses change."""

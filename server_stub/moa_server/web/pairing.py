@@ -7,7 +7,6 @@ import importlib.util
 import ipaddress
 import os
 import re
-import secrets
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from moa_runtime.checked_file import read_checked
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import install_command
 from moa_runtime.sockets import is_loopback
+from moa_server.auth import random_token
 
 AUTHORITY_PATH = "/ca.crt"
 
@@ -121,7 +121,7 @@ def kept_token(file: Path) -> str:
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as made:
-                made.write(secrets.token_urlsafe(24))
+                made.write(random_token())
         token = read_checked(file).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise MoaError(f"no token can be kept in {file}: {error}", code="not_writable") from error

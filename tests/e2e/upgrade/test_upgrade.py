@@ -48,7 +48,7 @@ def test_an_earlier_client_and_this_verifier(earlier, now, left, answer, tmp_pat
     token, entry = (line.split(": ", 1)[1] for line in printed[:2])
     (tmp_path / "tokens.json").write_text(json.dumps({"tokens": [json.loads(entry)]}))
     with serving(now, left, "--token-file", tmp_path / "tokens.json") as url:
-        assert ask(earlier, left, url, "--token", token)["text"] == answer != ""
+        assert ask(earlier, left, url, f"--token={token}")["text"] == answer != ""
 
 
 def test_this_client_with_an_earlier_verifier_and_bundle(earlier, now, left, answer):

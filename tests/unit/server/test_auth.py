@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from moa_server import auth
 from moa_server.auth import Authenticator, TokenFileError, new_token, read_tokens
 from moa_server.edge.rate_limits import Budget, Kind
 from support.refusals import refused
@@ -148,6 +149,12 @@ def test_a_missing_file_is_refused_and_one_that_others_may_write_is_warned_of(fi
             file.chmod(mode)
             read_tokens(file)
             assert len(caplog.records) == warnings
+
+
+def test_no_program_reads_a_new_token_as_an_option(monkeypatch):
+    made = iter(["-D8", "-", "e-"])
+    monkeypatch.setattr(auth.secrets, "token_urlsafe", lambda count: next(made))
+    assert new_token("dora")[0] == "e-"
 
 
 def test_a_new_token_is_one(tmp_path):
