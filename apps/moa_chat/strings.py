@@ -29,16 +29,16 @@ TENTATIVE = "not confirmed"
 _CONFIRMED = {
     Origin.DRAFTED: "This device proposed it, and the server accepted it.",
     Origin.CORRECTED: "The server wrote this itself: a correction, or the word after an accepted draft.",
-    Origin.OFFLINE: "This device wrote it without the server, which accepted it later.",
-    Origin.KEPT: "This device wrote it without the server, and you kept it.",
+    Origin.OFFLINE: "This device wrote it offline; the server accepted it later.",
+    Origin.KEPT: "This device wrote it offline, and you kept it.",
 }
 _UNCONFIRMED = {
     Origin.DRAFTED: "This device proposes it; the server has not answered yet.",
     Origin.CORRECTED: "The server wrote this itself.",
-    Origin.OFFLINE: "This device wrote it without the server, which may still change it.",
+    Origin.OFFLINE: "This device wrote it offline; the server may still change it.",
     Origin.KEPT: "You keep it; the server will continue from here.",
 }
-DROPPED_TEXT = "This device wrote “{}”, and the server wrote something else instead."
+DROPPED_TEXT = "This device wrote “{}”, and the server replaced it."
 
 # -- an answer ---------------------------------------------------------------------------------
 
@@ -47,12 +47,12 @@ PAUSES = {
     PauseReason.END: "Complete; waiting for the server to confirm it…",
     PauseReason.LENGTH: "Length limit reached; waiting for the server to confirm it…",
     PauseReason.LIMIT: "Offline limit reached; waiting for the server…",
-    PauseReason.GRAMMAR: "This device cannot follow the form that the answer has to have; waiting for the server…",
+    PauseReason.GRAMMAR: "This device cannot follow the answer's format; waiting for the server…",
     PauseReason.OFF: "Waiting for the server…",
     PauseReason.UNSURE: "This device is not sure of the next words; waiting for the server…",
-    PauseReason.UNPREPARED: "Waiting for the server: it has to read a question before this device can continue…",
+    PauseReason.UNPREPARED: "Waiting for the server to read a question; then this device can continue…",
     PauseReason.LOW_POWER: "Saving power: this device writes nothing on its own; waiting for the server…",
-    PauseReason.BACKGROUND: "Paused in the background; it continues when you are back…",
+    PauseReason.BACKGROUND: "Paused in the background; continues when you return…",
 }
 AWAY = "The server is away; this device continues as far as it can…"
 READING = "The server reads your text…"
@@ -60,8 +60,8 @@ READING_TOKENS = "The server reads your text ({:,} tokens)…"
 FINISH = {
     FinishReason.STOP: "",
     FinishReason.LENGTH: "cut off at the length limit",
-    FinishReason.CONTEXT: "the target's context is full",
-    FinishReason.GRAMMAR: "the grammar met a limit, so the form may be wrong",
+    FinishReason.CONTEXT: "the model's context is full",
+    FinishReason.GRAMMAR: "a grammar limit was met; the format may be wrong",
 }
 STOPPED = "stopped"
 INTERRUPTED = "interrupted"
@@ -77,8 +77,8 @@ UNCONFIRMED_WORDS = "{} words not confirmed yet"
 ALL_CONFIRMED = "The server has confirmed what this device wrote."
 CORRECTED_WORD = "1 word that this device wrote was corrected."
 CORRECTED_WORDS = "{} words that this device wrote were corrected."
-UNDO_STAYS = "Answers that have changed since stay as they are."
-OTHER_MODEL = "Another model wrote this answer, and only that one can continue it."
+UNDO_STAYS = "Answers changed since then are left unchanged."
+OTHER_MODEL = "Another model wrote this answer; only that model can continue it."
 CHAT_DELETED = "The chat was deleted."
 NEW_CHAT = "New chat"
 
@@ -128,7 +128,7 @@ WORDS = "{} words"
 LIMIT_REACHED = "; no more may be written offline"
 CHECKED_LATER = "the server checks that when it is back"
 STAYS = "that stays as it is"
-STARTING_LOCAL = "starting a server on this machine (it fetches the model if it is not here yet)"
+STARTING_LOCAL = "starting a server on this device (it fetches the model if necessary)"
 STILL_STARTING = "the server is not ready after {:.0f} s; still waiting"
 ONCE_OFFLINE = "moa-chat: offline: {}; the answer continues when the server is back, Ctrl-C stops it"
 ONCE_ONLINE = f"moa-chat: {ONLINE_AGAIN}"
@@ -141,12 +141,12 @@ CONNECTION = "Connection"
 CONNECTING = "Connecting…"
 CONNECTING_STATE = "connecting"
 NOT_CONNECTED = "not connected"
-LOCAL_SERVER = "a server on this machine"
-FETCHING = "Fetching what this device needs, once: {:.1f} of {:.1f} MB"
+LOCAL_SERVER = "a server on this device"
+FETCHING = "Fetching the small model, once: {:.1f} of {:.1f} MB"
 PREPARING = "Preparing this device for the model, once: {}"
 STAGE_NEXT = "{}, then {}; {:.0f} s to go"
 FIRST_STAGE = "reading the model"
-STARTING = "A server is being started on this machine."
+STARTING = "A server is starting on this device."
 STARTING_FIRST = STARTING + " The first start fetches its model, which may take minutes."
 PROGRESS = "Progress"
 IN_PROGRESS = "In progress"
@@ -157,23 +157,23 @@ CANCEL = "Cancel"
 WELCOME = "Welcome"
 WELCOME_HEADLINE = "Welcome to moa-chat"
 WELCOME_LEAD = (
-    "A small model on this device writes ahead, a large one on a server checks every word. "
+    "A small model on this device drafts; a large model on a server checks every word. "
     "The answer continues when the network fails."
 )
 START_CHATTING = "Start chatting"
 SERVER = "Server"
 ABOUT_SERVER = "It has the large model, which checks what this device writes."
-START_LOCAL = "On this machine, for as long as the window is open"
-USE_REMOTE = "At this address, or with this link from it:"
+START_LOCAL = "On this device, while the window is open"
+USE_REMOTE = "At this address or link:"
 DETAILS = "Details"
 ADDRESS_NAME = "Address of the server"
 ADDRESS_EXAMPLE = "wss://host:8765"
 TOKEN = "Token"
 TOKEN_NAME = "Token of the server"
-TOKEN_HINT = "leave empty if it asks for none"
+TOKEN_HINT = "empty if the server needs none"
 TEST_CONNECTION = "Test the connection"
 CONNECTION_STATE = "State of the connection"
-CONNECTED = "Connected. The server has {}, the model of this bundle."
+CONNECTED = "Connected. The server has {}; the small model fits."
 
 CERTIFICATE = "Certificate"
 CERTIFICATE_TRUSTED = "trusted by you"
@@ -186,29 +186,29 @@ NO_CERTIFICATE = "{} is not a certificate in PEM format."
 FORGET = "Forget"
 FORGET_CERTIFICATE = "Forget the trusted certificate"
 TRUST_QUESTION = (
-    "The server signed its certificate itself. That is usual for a server of your own, but it does not "
-    "show who answers. Compare this fingerprint (SHA-256) with the one on the server:"
+    "The server signed its certificate itself. This is usual for your own server, but does not "
+    "prove its identity. Compare this fingerprint (SHA-256) with the one on the server:"
 )
 TRUST_COMMAND = "On the server: openssl x509 -noout -fingerprint -sha256 -in cert.pem"
 FINGERPRINT = "Fingerprint of the certificate"
 TRUST = "They are the same: trust this certificate"
 
 BUNDLE = "Small model"
-BUNDLE_CACHED = "The usual one, which is here."
-BUNDLE_MISSING = "The usual one, which is made at the first start."
-BUNDLE_OF_SERVER = "The one that the server hands out."
-BUNDLE_FOLDER = "Folder of a bundle"
+BUNDLE_CACHED = "The default, on this device."
+BUNDLE_MISSING = "The default, made at the first start."
+BUNDLE_OF_SERVER = "From the server."
+BUNDLE_FOLDER = "Folder of a small model"
 CHOOSE_FOLDER = "Choose a folder…"
-USE_DEFAULT = "Use the usual one"
+USE_DEFAULT = "Use the default"
 
 # -- the window: the conversation --------------------------------------------------------------
 
 CONVERSATION = "Conversation"
 EMPTY_CHAT = "Ask something. The answer continues without a network, too."
 MODEL_ANSWERS = "{}, {}"
-MODEL_HERE = "{}: fetched and made ready for this device at the first start"
+MODEL_HERE = "{}: fetched and prepared at the first start"
 TRIAL_TARGET = "smollm2-135m-instruct"
-TRIAL_MODEL = "A small model, made for trying things out: moa-serve --model NAME takes a better one."
+TRIAL_MODEL = "A small model for first tries: moa-serve --model NAME runs a better one."
 EXAMPLES = (
     "Why does the moon have phases? Explain in three sentences.",
     "Write a short poem about a train in a tunnel.",
@@ -249,13 +249,13 @@ USE_THEIRS = "Use the server's version"
 KEEP_MINE = "Keep mine"
 CONTEXT = "Context of the model"
 CONTEXT_FILLED = "Context {} % full"
-CONTEXT_FULL = "The conversation fills {} % of what the model can read: begin a new chat soon"
-CONTEXT_TOKENS = "{:,} of {:,} tokens (pieces of words) that the model can read are taken."
+CONTEXT_FULL = "The chat fills {} % of the model's context: begin a new chat soon"
+CONTEXT_TOKENS = "{:,} of the model's {:,} tokens (pieces of words) are used."
 FIND = "Find in this chat"
-FIND_PREVIOUS = "The place before"
-FIND_NEXT = "The next place"
+FIND_PREVIOUS = "Previous match"
+FIND_NEXT = "Next match"
 FIND_CLOSE = "Close the search"
-FOUND = "Places found"
+FOUND = "Matches"
 FOUND_PLACE = "{} of {}"
 NOT_FOUND = "not found"
 
@@ -278,7 +278,7 @@ SAVE_AS = "Save this chat"
 SAVE_KINDS = "Markdown (*.md);;JSON (*.json)"
 SAVED_AS = "Saved as {}."
 SAVE_FAILED = "The chat could not be saved as {}: {}."
-HISTORY_DAMAGED = "The history was damaged and a new one was begun. The old file is kept: {}"
+HISTORY_DAMAGED = "The history was damaged; a new one has begun. The old file: {}"
 ALREADY_OPEN = "moa-chat is already open with this profile."
 ALREADY_OPEN_WHY = "Two windows would write over each other's settings and chats."
 SHOW_OPEN = "Show the open window"
@@ -288,8 +288,8 @@ OPEN_HANGS = "The open window does not answer. End the program moa-chat, and sta
 COMMAND_SEARCH = "Search the chats"
 COMMAND_LIST = "Go to the list of chats"
 COMMAND_WRITE = "Write a message"
-COMMAND_FIND_NEXT = "The next place found"
-COMMAND_FIND_PREVIOUS = "The place found before"
+COMMAND_FIND_NEXT = "Next match"
+COMMAND_FIND_PREVIOUS = "Previous match"
 COMMAND_ESCAPE = "Close the search, or stop the answer"
 COMMAND_CONTINUE = "Continue an answer that was cut off"
 COMMAND_EDIT = "Edit the last question"
@@ -298,10 +298,10 @@ COMMAND_JUMP = "Jump to the newest message"
 COMMAND_SAVE = "Save this chat as a file"
 COMMAND_OFFLINE = "Work offline"
 COMMAND_ORIGINS = "Colour the text by origin"
-COMMAND_FIGURES = "Show how the answer is made, in figures"
+COMMAND_FIGURES = "Show figures of the answer"
 COMMAND_SIDEBAR = "Show or hide the chats"
-COMMAND_LARGER = "Larger letters"
-COMMAND_SMALLER = "Smaller letters"
+COMMAND_LARGER = "Larger text"
+COMMAND_SMALLER = "Smaller text"
 COMMAND_QUIT = "Quit"
 KEYBOARD = "Keyboard"
 #: Keys that belong to no command.
@@ -320,16 +320,14 @@ SETTINGS_PARTS = "Parts of the settings"
 CHAT_SETTINGS = "Chat settings"
 ANSWERS = "Answers"
 ABOUT_ANSWERS = "New chats begin with these settings. A chat in progress has settings of its own."
-ABOUT_CHAT_SETTINGS = (
-    "These settings apply from the next question on. Those of new chats are under Settings, “Answers”."
-)
+ABOUT_CHAT_SETTINGS = "These settings apply from the next question on. For new chats, see Settings, “Answers”."
 WHEN_DISAGREES = "When the server disagrees"
 WHEN_DISAGREES_WITH = "with text that this device wrote offline, in all chats"
 DISAGREEMENTS = {"ask": "Ask", "theirs": "Use the server's version", "mine": "Keep what this device wrote"}
 APPEARANCE = "Appearance"
 THEME = "Theme"
-THEMES = {"system": "As the system", "light": "Light", "dark": "Dark"}
-ZOOM = "Size of the letters"
+THEMES = {"system": "System", "light": "Light", "dark": "Dark"}
+ZOOM = "Text size"
 INSTRUCTIONS = "Instructions"
 INSTRUCTIONS_NAME = "Instructions to the model"
 NO_INSTRUCTIONS = "none"
@@ -342,29 +340,29 @@ SCHEMA_NAME = "JSON schema of the answers"
 ANY_OBJECT = "none: any JSON object"
 CHOICE_OF_WORDS = "Choice of words"
 RECOMMENDED = "As the model's authors recommend"
-RECOMMENDED_VALUES = "Temperature {:g}, top-p {:g}: small models repeat themselves less."
-NO_RECOMMENDATION = "This model's authors recommend none: always the likeliest word."
+RECOMMENDED_VALUES = "Temperature {:g}, top-p {:g}: small models then repeat less."
+NO_RECOMMENDATION = "The authors recommend none: the likeliest word is chosen."
 TEMPERATURE = "Temperature"
 TEMPERATURE_NAME = "Temperature: 0 always takes the likeliest word"
 TOP_P = "Top-p"
-TOP_P_NAME = "Top-p: 1 leaves no word out"
+TOP_P_NAME = "Top-p: 1 keeps every word"
 
 # -- the window: figures of an answer, each with what it means -----------------------------------
 
 FIGURES_NAME = "Figures of the answer"
 FIGURES_LATER = "Figures come with the next answer."
 SPEED = ("{:.1f} words a second", "after the first ones")
-FIRST_WORD = ("first word after {:.2f} s", "from the question to it")
-DRAFTED = ("{} of {} pieces of words drafted by {} were used", "the others were wrong or too late, and did not count")
+FIRST_WORD = ("first word after {:.2f} s", "counted from “Send”")
+DRAFTED = ("{} of {} tokens drafted by {} were used", "the others were wrong or too late, and did not count")
 THIS_DEVICE = "this device"
 THE_SERVER = "the server"
-PASSES = ("{} pieces of words in {} passes of the model", "without drafts it would be a pass for each; τ = {}")
-STREAMED = ("something new every {:.0f} ms", "the server drafts now, and continues on its own")
+PASSES = ("{} tokens in {} passes of the model", "without drafts: one pass for each; τ = {}")
+STREAMED = ("new text every {:.0f} ms", "the server drafts now, and continues on its own")
 ROUND_TRIP = ("an answer from the server after {:.0f} ms", "network and model together")
-NUMBERS = ("numbers of the model: {}", "other types of numbers round differently")
+NUMBERS = ("number type of the model: {}", "other types of numbers round differently")
 TRAFFIC = ("{} sent, {} received", "in total for this answer")
 ROUND_TIMES = "Time of a round"
-ROUND_TOKENS = "Pieces of words confirmed in a round"
+ROUND_TOKENS = "Tokens confirmed in a round"
 CHART_EMPTY = "none yet"
 CHART_VALUES = "now {}, at most {}"
 

@@ -414,7 +414,7 @@ def refusal_of(end: CloseReason, seconds: float, settings: Settings) -> tuple[wi
     return fault(code, text), REFUSED
 
 
-#: Largest first frame, bytes; today's Hello has less than 300.
+#: Largest first frame, bytes; a Hello has no long text.
 MAX_HELLO_BYTES = 4 << 10
 
 

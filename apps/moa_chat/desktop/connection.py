@@ -143,7 +143,7 @@ def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:
         return endpoint_for(server, token, options.tls_ca)
     except MoaError as error:
         if trouble is Trouble.TOKEN:  # without the names of options
-            text = "The token may only hold visible ASCII characters."
+            text = "The token may have visible ASCII characters only."
             raise ConnectionFailedError(text, trouble, code="not_ascii") from error
         raise _failed(error, trouble) from error
 
@@ -238,9 +238,9 @@ async def _explain_certificate(
     cause: ssl.SSLCertVerificationError, endpoint: Endpoint, code: str | None
 ) -> ConnectionFailedError:
     if endpoint.tls is not None:
-        text = f"{endpoint.address} shows another certificate than the one you trust, or that one has expired."
+        text = f"{endpoint.address} has a certificate that you do not trust, or that has expired."
     else:
-        text = f"No authority vouches for the certificate of {endpoint.address} ({cause.verify_message})."
+        text = f"Cannot verify the certificate of {endpoint.address} ({cause.verify_message})."
     try:
         certificate = await asyncio.to_thread(fetch_certificate, endpoint.address)
     except MoaError:
@@ -294,13 +294,13 @@ class Connector(QObject):
         if self._settings.local:
             self.export.stop()
             self._verifier.stop()
-            self.failed.emit(MoaError("Cancelled. A model that was fetched is kept.", code="not_started"))
+            self.failed.emit(MoaError("Cancelled. A fetched model is kept.", code="not_started"))
         else:
             self._cancelled = True
 
     def _fetched(self, received: int, total: int) -> None:
         if self._cancelled:
-            raise ConnectionFailedError("Cancelled. What came is kept.", Trouble.OTHER, code="cancelled")
+            raise ConnectionFailedError("Cancelled. The data is kept.", Trouble.OTHER, code="cancelled")
         self.fetching.emit(received, total)
 
     def test(self, settings: Settings, succeeded: Callable[[str], None], failed: Callable[[MoaError], None]) -> None:

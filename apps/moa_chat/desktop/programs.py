@@ -113,7 +113,7 @@ class VerifierProcess(_Runner):
 
     def start(self, bundle: Path | None = None) -> None:
         """Start it, or start it again, for a bundle. Raises MoaError if the server's packages are not installed."""
-        require_extra("server", "A verifier on this machine")
+        require_extra("server", "A server on this device")
         token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
 
         def said(event: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class VerifierProcess(_Runner):
     def _ended(self, error: MoaError | None) -> None:
         self._program = None
         code = error.code if error is not None else None
-        text = f"The verifier on this machine ended: {error or 'without a reason'}."
+        text = f"The server on this device ended: {error or 'without a reason'}."
         self.failed.emit(MoaError(text, code=code or "verifier_ended"))
 
 
@@ -150,12 +150,12 @@ class BundleExport(_Runner):
 
     def start(self) -> None:
         """Start it. Raises MoaError if packages are not installed."""
-        require_extra("server", "A model on this machine")
+        require_extra("server", "A model on this device")
         command = own_program("moa_export.build_program", str(self.folder), "--json", *self._options)
         self._run(command, {}, lambda said: self.progressed.emit(strings.stage_words(said), said["part"]))
 
     def _ended(self, error: MoaError | None) -> None:
         self._program = None
         if error is not None:
-            error = MoaError(f"The bundle could not be made: {error}", code=error.code or "export_failed")
+            error = MoaError(f"The small model could not be made: {error}", code=error.code or "export_failed")
         self.ended.emit(error)

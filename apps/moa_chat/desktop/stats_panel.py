@@ -34,7 +34,7 @@ def round_trip(statistics: Statistics) -> float:
 
 
 def figures(statistics: Statistics, words_a_token: float) -> list[tuple[str, str]]:
-    """Return the figures of an answer, each with its meaning. Speed is in words; tokens are called pieces of words."""
+    """Return the figures of an answer, each with its meaning. Speed is in words."""
     shown: list[tuple[str, str]] = []
 
     def show(figure: tuple[str, str], *values: object) -> None:

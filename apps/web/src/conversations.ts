@@ -286,7 +286,7 @@ export class Conversations {
     const question = chat.messages.at(-2);
     if (this.busy || talk === null || last === undefined || question === undefined || !canGoOn(last)) return;
     if (last.target !== "" && last.target !== talk.target) {
-      this.say("Another model wrote this answer, and only that one can continue it.");
+      this.say("Another model wrote this answer; only that model can continue it.");
       return;
     }
     const sampling = last.cutOff!;
@@ -565,7 +565,7 @@ export class Conversations {
       chat.messages = chat.messages.with(position, asWritten(written));
       await this.store(chat);
     }
-    if (!all) this.say("Answers that have changed since stay as they are.");
+    if (!all) this.say("Answers changed since then are left unchanged.");
     this.host.changed();
   }
 

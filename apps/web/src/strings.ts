@@ -19,13 +19,13 @@ export const TENTATIVE = "not confirmed";
 const CONFIRMED: { readonly [origin in Origin]: string } = {
   drafted: "This device proposed it, and the server accepted it.",
   corrected: "The server wrote this itself: a correction, or the word after an accepted draft.",
-  offline: "This device wrote it without the server, which accepted it later.",
-  kept: "This device wrote it without the server, and you kept it.",
+  offline: "This device wrote it offline; the server accepted it later.",
+  kept: "This device wrote it offline, and you kept it.",
 };
 const UNCONFIRMED: { readonly [origin in Origin]: string } = {
   drafted: "This device proposes it; the server has not answered yet.",
   corrected: "The server wrote this itself.",
-  offline: "This device wrote it without the server, which may still change it.",
+  offline: "This device wrote it offline; the server may still change it.",
   kept: "You keep it; the server will continue from here.",
 };
 
@@ -34,12 +34,12 @@ export const PAUSES: { readonly [reason in PauseReason]: string } = {
   end: "Complete; waiting for the server to confirm it…",
   length: "Length limit reached; waiting for the server to confirm it…",
   limit: "Offline limit reached; waiting for the server…",
-  grammar: "This device cannot follow the form that the answer has to have; waiting for the server…",
+  grammar: "This device cannot follow the answer's format; waiting for the server…",
   off: "Waiting for the server…",
   unsure: "This device is not sure of the next words; waiting for the server…",
   unprepared: "Waiting for the server: this device cannot write here on its own…",
   "low power": "Saving power: this device writes nothing on its own; waiting for the server…",
-  background: "Paused in the background; it continues when you are back…",
+  background: "Paused in the background; continues when you return…",
 };
 
 /** While the server is away, and this device has not begun to write. */
@@ -65,7 +65,7 @@ export function answersWords(name: string, parameters: number, server: string): 
   if (name === "") return "";
   const words = `${modelWords(name, parameters)}, on ${server}`;
   return name === TRIAL_TARGET
-    ? `${words}\nA small model, made for trying things out: moa-serve --model NAME takes a better one.`
+    ? `${words}\nA small model for first tries: moa-serve --model NAME runs a better one.`
     : words;
 }
 
@@ -80,7 +80,7 @@ export function originSentence(origin: Origin, committed: boolean): string {
 }
 
 export function droppedSentence(text: string): string {
-  return `This device wrote “${text}”, and the server wrote something else instead.`;
+  return `This device wrote “${text}”, and the server replaced it.`;
 }
 
 export function correctedSentence(words: number): string {
@@ -127,11 +127,11 @@ const RECENT_TRIPS = 8;
 const FINISH: { readonly [reason in FinishReason]: string } = {
   stop: "",
   length: "cut off at the length limit",
-  context: "the target's context is full",
-  grammar: "the grammar met a limit, so the form may be wrong",
+  context: "the model's context is full",
+  grammar: "a grammar limit was met; the format may be wrong",
 };
 
-/** Return the lines of the button "Figures". Speeds are in words; tokens are called pieces of words. */
+/** Return the lines of the button "Figures". Speeds are in words. */
 export function figuresOf(statistics: Statistics, wordsAToken: number): string[] {
   const { firstTokenSeconds: first, rounds, roundTrips } = statistics;
   const shown = [`${(wordsAToken * generationSpeed(statistics)).toFixed(1)} words a second after the first ones`];
@@ -140,11 +140,11 @@ export function figuresOf(statistics: Statistics, wordsAToken: number): string[]
     ["this device", statistics.drafted, statistics.accepted],
     ["the server", statistics.serverDrafted, statistics.serverAccepted],
   ] as const) {
-    if (drafted > 0) shown.push(`${accepted} of ${drafted} pieces of words drafted by ${who} were used`);
+    if (drafted > 0) shown.push(`${accepted} of ${drafted} tokens drafted by ${who} were used`);
   }
   if (rounds > 0) {
     const written = statistics.tokens - statistics.kept - statistics.fetched + statistics.takenBack;
-    shown.push(`${written} pieces of words in ${rounds} passes of the model; without drafts it would be a pass for each`);
+    shown.push(`${written} tokens in ${rounds} passes of the model; without drafts: one pass for each`);
   }
   if (roundTrips.length > 0) {
     const waited = `${Math.round(1000 * median(roundTrips.slice(-RECENT_TRIPS)))} ms`;

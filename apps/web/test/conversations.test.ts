@@ -48,7 +48,7 @@ test("a question and its answer are stored, under the question's title", async (
   assert.deepEqual(world.stored, ["What is red?\nSay.", "A colour."]);
   assert.equal(world.conversations.chat.title, "What is red?");
   const answer = world.conversations.messages[1]!;
-  assert.ok(answer.finished && answer.figures.some((line) => line.includes("6 of 8 pieces of words")));
+  assert.ok(answer.finished && answer.figures.some((line) => line.includes("6 of 8 tokens")));
   assert.equal(answer.target, "target-1");
 });
 

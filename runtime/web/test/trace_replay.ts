@@ -13,7 +13,7 @@ type Args = { [key: string]: Value };
 
 export interface Step {
   readonly call?: string;
-  readonly set?: "policy" | "held" | "wants_rows" | "rows";
+  readonly set?: string;
   readonly value?: Value;
   readonly args?: Args;
   readonly returns?: Value;

@@ -6,7 +6,7 @@ import type { Graph } from "../backends/base.js";
 import { Bundle } from "../bundle/bundle.js";
 import { BundleError, MANIFEST_FILE, hasGraph, readManifest, type Manifest } from "../bundle/manifest.js";
 import { Chat } from "../chat.js";
-import type { Overflow, SendOptions } from "../chat_options.js";
+import type { ChatOptions, SendOptions } from "../chat_options.js";
 import type { Message } from "../chat_tokenizer.js";
 import type { Timing } from "../connection.js";
 import { markFromJson, markToJson } from "../conversation.js";
@@ -23,7 +23,7 @@ import { decodeUtf8 } from "../utf8.js";
 import type { NativeBridge } from "./bridge.js";
 
 /** Arguments of `open`. Those left out are as in `ChatOptions`. */
-export interface OpenRequest {
+export interface OpenRequest extends Pick<ChatOptions, "system" | "policy" | "overflow" | "settings" | "timing"> {
   /** Address of the verifier. */
   readonly url: string;
   readonly token?: string;
@@ -31,11 +31,6 @@ export interface OpenRequest {
   readonly graphs?: string;
   /** Name of the chat in the program's store; without one it is not stored. */
   readonly store?: string;
-  readonly system?: string;
-  readonly policy?: Policy;
-  readonly overflow?: Overflow;
-  readonly settings?: Partial<LoopSettings>;
-  readonly timing?: Partial<Timing>;
   /** Whether to wait until the verifier has answered; no when omitted. */
   readonly wait?: boolean;
 }

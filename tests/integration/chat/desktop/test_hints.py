@@ -59,7 +59,7 @@ def test_a_change_of_networks_is_reported_once_and_metered_traffic_too(runtime, 
 
 
 def test_conditions_reach_the_chat_and_the_one_after_it(connected, until, monkeypatch):
-    """A verifier on this machine is reached without any network: its bytes cost nothing, and no change concerns it."""
+    """A server on this device is reached without any network: its bytes cost nothing, and no change concerns it."""
     runtime = connected.runtime
     before = runtime.chat
     runtime.tell_conditions(Conditions(low_power=True, metered=True))
