@@ -22,7 +22,7 @@ from moa_runtime.bundle_download import (
 )
 from moa_runtime.errors import MoaError
 from moa_runtime.manifest import BundleError, read_manifest
-from moa_runtime.options import WITHOUT_GRAPH, DrafterName
+from moa_runtime.options import DRAFTERS, WITHOUT_GRAPH, DrafterName
 from moa_runtime.paths import bundle_of_drafter
 from moa_runtime.transport import Endpoint
 
@@ -57,7 +57,12 @@ def bundle_for_server(
         offered = offers(endpoint)
         if _made_here(offered, drafter):
             return open_bundle(None, drafter)
-        wanted = [one for one in offered if drafter in (None, "sssd", one.architecture)]
+        any_fits = drafter is None or not DRAFTERS[drafter].has_graph
+        wanted = [one for one in offered if any_fits or one.architecture == DRAFTERS[drafter].architecture]
+        if not wanted:
+            others = ", ".join(sorted({one.architecture for one in offered if one.architecture not in WITHOUT_GRAPH}))
+            text = f"the verifier at {endpoint.address} has no drafter {drafter}: leave --drafter out, or give sssd"
+            raise NotOfferedError(f"{text}, or {others}" if others else text, code="no_drafter")
         return Bundle.open(fetch_bundle(endpoint, best_offer(wanted), writer=writer, progress=progress))
     except DownloadError as error:
         if error.code not in ("unreachable", "no_bundle", "no_graph"):

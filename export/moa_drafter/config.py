@@ -292,8 +292,8 @@ class Eagle3Config(RivalConfig):
         read = self.aux_layers or self.usual_aux_layers(count)
         if not all(1 <= layer < count for layer in read):
             raise FitError(
-                f"this drafter reads what enters the layers {', '.join(map(str, read))} of its target, and this target "
-                f"has {count}: pass the target it was made for as --model",
+                f"this drafter reads layers that a target of {count} layers has not: pass the target it was made for "
+                "as --model",
                 code="wrong_target",
             )
         return dataclasses.replace(self, aux_layers=read, target_num_layers=count)

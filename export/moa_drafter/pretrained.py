@@ -79,4 +79,4 @@ def _from_hub(hub_id: str) -> Path:
 
 
 def _choice() -> str:
-    return f"shipped are {', '.join(shipped_names()) or 'none'}"
+    return f"a drafter is sssd, none, a folder, a Hub id, or one of {', '.join(shipped_names())}"

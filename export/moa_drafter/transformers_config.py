@@ -118,8 +118,7 @@ def unsupported(folder: Path, kind: object) -> TargetError:
     """Make the error for a target of the ``model_type`` ``kind``."""
     named = f"of the architecture {kind!r:.60}" if kind else "of no named architecture"
     return TargetError(
-        f"the target in {folder} is {named}, which is not supported: expected a Llama-like model with grouped "
-        "key-value heads",
+        f"the target in {folder} is {named}, which is not supported: docs/models.md lists the families that are",
         code="unsupported_target",
     )
 

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="onnx", help="onnx or web")
     parser.add_argument("--drafter", help="a shipped one's name")
     parser.add_argument("--json", action="store_true", help="print progress as JSON objects")
-    stopped = "stopped; nothing of the bundle stays, a fetched model does"
+    stopped = "stopped; nothing of the bundle stays, and a model that was not complete is fetched again"
     return run_program("moa-export", lambda: _build(parser.parse_args(argv)), stopped=stopped)
 
 

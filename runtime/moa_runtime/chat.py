@@ -511,7 +511,9 @@ class Chat:
     @thinking.setter
     def thinking(self, thinking: bool | None) -> None:
         if thinking is not None and not self.tokenizer.knows_thinking:
-            text = f"the chat template of {self.manifest.target} cannot switch reasoning on or off: leave it out"
+            text = (
+                f"the chat template of {self.manifest.target} cannot switch reasoning on or off: leave `thinking` out"
+            )
             raise ChatTemplateError(text, code="no_thinking")
         self._conversation.thinking = thinking
 

@@ -19,7 +19,7 @@ from jinja2 import TemplateError as JinjaError
 from jinja2 import nodes, pass_context, pass_eval_context
 from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension
-from jinja2.filters import do_format, do_indent, do_join
+from jinja2.filters import do_format, do_indent, do_join, do_round
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -47,6 +47,8 @@ _BUDGET, _BUDGET_A_CHARACTER = 1 << 22, 64
 _LARGEST, _LARGEST_A_CHARACTER = 1 << 20, 4
 #: Prices of a call, of an operator, and of an iteration.
 _CALL, _OPERATOR, _ITERATION = 96, 8, 4
+#: Digits that a number is rounded to; a float has fewer.
+_MOST_DIGITS = 400
 #: Bits of numbers, levels of lists in lists, characters of an indentation, and of a text sought from the end.
 _MOST_BITS, _DEEPEST, _WIDEST, _LONGEST_SOUGHT = 1 << 12, 64, 16, 64
 #: A width or a precision of more than 999,999 in the text of a format.
@@ -204,6 +206,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             "tojson": _to_json,
             "format": _format,
             "replace": _replace,
+            "round": _round,
             "indent": _indent,
             "join": _join,
         }
@@ -329,7 +332,8 @@ class ChatTemplate:
         try:
             self._template = _Environment().from_string(source)
         except Exception as error:  # of jinja2, or of Python for what it compiles to
-            raise ChatTemplateError(f"the chat template cannot be read: {error}", code="unreadable") from error
+            reason = str(error) or f"it is too complex ({type(error).__name__})"
+            raise ChatTemplateError(f"the chat template cannot be read: {reason}", code="unreadable") from error
         self._special_tokens = dict(special_tokens)
         self.source = source
         #: Whether reasoning can be switched.
@@ -422,8 +426,8 @@ def _priced(function: Any, *, deep: bool) -> Callable[..., Any]:
 
 
 def _check_sizes(*arguments: Any) -> None:
-    """Raise JinjaError if a number, such as a width, is too large."""
-    if any(isinstance(each, int) and each > _LARGEST for each in arguments):
+    """Raise JinjaError if a number, such as a width, is too large; a negative width pads on the other side."""
+    if any(isinstance(each, int) and abs(each) > _LARGEST for each in arguments):
         raise JinjaError("an argument of a function is too large")
 
 
@@ -456,7 +460,7 @@ def _check_format(text: str, arguments: Any) -> None:
     width = sum(map(int, re.findall("[0-9]+", text)))
     if "*" in text:  # a number among the arguments is a width
         _check_sizes(*values)
-        width += sum(each for each in values if isinstance(each, int) and each > 0)
+        width += sum(abs(each) for each in values if isinstance(each, int))
     times = text.count("%") if isinstance(arguments, Mapping) else 1
     _meter.check(len(text) + width + times * _meter.weight(arguments))
 
@@ -472,6 +476,12 @@ def _check_braces(text: str, arguments: Sequence[Any], named: Mapping[str, Any])
 def _format(text: str, *arguments: Any, **named: Any) -> str:
     _check_format(text, named or arguments)
     return do_format(text, *arguments, **named)
+
+
+def _round(value: Any, precision: int = 0, *arguments: Any, **named: Any) -> Any:
+    if abs(precision) > _MOST_DIGITS:  # it computes 10 to this power
+        raise JinjaError("an argument of 'round' is too large")
+    return do_round(value, precision, *arguments, **named)
 
 
 def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:

@@ -121,7 +121,7 @@ def status_error(address: str, status: int, *, token: bool) -> ConnectError:
     """
     if status == 401:
         what = "refused the token: ask its operator for the right one"
-        text = f"the verifier at {address} {what if token else 'needs a token: none was sent'}"
+        text = f"the verifier at {address} {what if token else 'needs a token: give one (--token, MOA_TOKEN)'}"
         return ConnectError(text, final=True, code="unauthorized")
     if status == 403:
         text = f"{address} refused the connection (HTTP 403): check the address, with its path behind a proxy"

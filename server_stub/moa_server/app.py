@@ -24,7 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.bundle_download import BUNDLES_PATH
-from moa_runtime.grammar.compiler import GrammarCompiler, has_llguidance
+from moa_runtime.errors import json_problem
+from moa_runtime.grammar.compiler import GrammarCompiler
+from moa_runtime.grammar.matcher import has_llguidance
 from moa_runtime.session.events import Sampling
 from moa_runtime.sockets import host_allowed, host_name, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
@@ -456,7 +458,7 @@ class PlainDecodingEndpoint:
         try:
             raw = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise RequestError("the body is no JSON") from error
+            raise RequestError(f"the body is no JSON: {json_problem(error)}") from error
         if not isinstance(raw, dict) or raw.keys() - _FIELDS:
             optional = ", ".join(sorted(_FIELDS - {"tokens"}))
             raise RequestError(f"expected a JSON object with tokens, a list of token ids, and, if wanted, {optional}")

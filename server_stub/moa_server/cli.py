@@ -198,3 +198,7 @@ def _run(
     with starting:
         starting.enter_context(progress.stage("the first steps"))
         server.run(listening)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,6 +8,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 WORDS = ['{"', '":', "name", '"}', "true", "false", " a", "ab", "12", '", "']
 STOP, VOCAB = 256 + len(WORDS), 300
+#: A thousand kinds of arrays that begin alike, after a beginning that is none of them: the time of a "[" grows with
+#: the cube of their number, of which the first token shows nothing.
+ARRAYS = {
+    "x-guidance": {"item_separator": ",", "whitespace_flexible": False},
+    "$defs": {
+        "one": {
+            "anyOf": [{"type": "array", "items": {"$ref": "#/$defs/one"}, "minItems": n % 2} for n in range(1000)]
+            + [{"type": "integer"}]
+        }
+    },
+    "type": "array",
+    "prefixItems": [{"const": "x"}],
+    "items": {"$ref": "#/$defs/one"},
+}
 
 
 def saved_tokenizer(path: Path) -> Tokenizer:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from moa_chat.gateway.errors import RETRY_LATER, ApiError
 from moa_chat.gateway.requests import AnswerRequest
 from moa_runtime.grammar.after_reasoning import after_reasoning
-from moa_runtime.grammar.compiler import GrammarCompiler, check_size
+from moa_runtime.grammar.compiler import GrammarCompiler
+from moa_runtime.grammar.matcher import check_size
 from moa_runtime.reasoning import CLOSE, OPEN
 from moa_runtime.session.events import Grammar
 from moa_runtime.tokenizer import ChatTokenizer

@@ -107,8 +107,8 @@ def run_gateway(
 
     compiling = []
     if (compiler := GrammarCompiler.of_bundle(config.bundle)) is not None:
-        compiler.load()
         compiler.distrust()
+        compiler.load()
         compiling = [GrammarQueue(compiler, tokenizer).compile]
     app = create_app(chats, texts, defaults, access, RequestLines(), begins_reasoning, calls, *compiling)
     _serve(app, listening, config.target, verifier, as_json)

@@ -19,7 +19,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DraftToken:
-    """One candidate and its log-probability (nats); after :class:`GumbelCoupling`, of being the target's choice."""
+    """One candidate and its log-probability (nats); after :class:`GumbelCoupling`, that of being chosen."""
 
     token: int
     logprob: float
@@ -146,10 +146,10 @@ class Drafter(Protocol):
         """Draft tokens after ``prefix``, the conversation's tokens from position 0.
 
         If the target samples, a drafter may use ``sampling`` to guess with the target's own noise, see
-        :class:`~moa_runtime.drafters.gumbel.GumbelCoupling`; the committed token is always the target's choice. Of a
-        grammar (:class:`~moa_runtime.drafters.grammar_mask.GrammarMask`) no forbidden token is drafted.
+        :class:`~moa_runtime.drafters.gumbel.GumbelCoupling`; the committed token is always the target's choice.
+        Tokens that its grammar forbids are wasted: :class:`~moa_runtime.drafters.grammar_mask.GrammarMask`.
 
-        The draft is as large as pays; its first level is always drafted if ``budget.levels`` allows any. A chain is a
+        The draft is as large as pays; its first level is always drafted if ``budget.levels`` is not 0. A chain is a
         tree without branches. The draft is empty if there is nothing to propose, or if the context is full.
         """
 

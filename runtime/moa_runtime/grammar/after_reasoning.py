@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from moa_runtime.grammar.compiler import spaced_schema
+from moa_runtime.grammar.matcher import spaced_schema
 from moa_runtime.reasoning import CLOSE, OPEN, Thought
 from moa_runtime.session.events import Grammar, Sampling
 

@@ -29,6 +29,12 @@ READ_S = 0.05
 _PROBLEMS = 64
 
 
+def unpacked(bits: bytes, vocab_size: int) -> Mask:
+    """Return bits, the lowest of a byte first, as a mask: bool ``[vocab_size]``."""
+    found = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little", count=max(vocab_size, 8 * len(bits)))
+    return found.astype(np.bool_)[:vocab_size]
+
+
 class AnswerMatcher:
     """Implements :class:`moa_runtime.session.events.GrammarState`.
 
@@ -49,6 +55,7 @@ class AnswerMatcher:
         self._consumed: list[int] = []
         self._kept = self._fresh, 0  # the matcher after that many of the consumed tokens; never used itself
         self._refused: list[int] = []  # beginning of an answer that the grammar does not allow; empty for none known
+        self._limit = ""  # met by it; no text if it violates the grammar
         self._problems: dict[tuple[int, ...], str] = {}  # by answer
         endings = np.zeros(8 * (-(-vocab_size // 8)), np.bool_)
         endings[list(self._stop_tokens)] = True
@@ -73,9 +80,13 @@ class AnswerMatcher:
         :meth:`problem` says why.
         """
         with self._lock:
-            bits = np.frombuffer(self._bits(answer), np.uint8)
-        mask = np.unpackbits(bits, bitorder="little", count=max(self._vocab_size, 8 * len(bits))).astype(np.bool_)
-        return mask[: self._vocab_size]
+            bits = self._bits(answer)
+        return unpacked(bits, self._vocab_size)
+
+    def bits(self, answer: Sequence[int]) -> bytes:
+        """Return what :meth:`mask` does as bits, token 0 in the lowest of the first byte."""
+        with self._lock:
+            return self._bits(answer)
 
     def among(self, answer: Sequence[int], tokens: Sequence[int]) -> tuple[list[bool], int]:
         """Return of each of ``tokens`` whether it may follow, and how many tokens may. Faster than :meth:`mask`."""
@@ -86,9 +97,10 @@ class AnswerMatcher:
         ).bit_count()
 
     def problem(self, answer: Sequence[int]) -> str:
-        """Return the limit that :meth:`mask` met after ``answer``; else no text."""
+        """Return the limit that :meth:`mask` met after ``answer``, or that was met while it was read; else no text."""
         with self._lock:
-            return self._problems.get(tuple(answer), "")
+            refused = self._refused and list(answer[: len(self._refused)]) == self._refused
+            return self._limit if refused else self._problems.get(tuple(answer), "")
 
     def allowed(self, answer: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
         """Return, for each token of a tree after the answer, whether the grammar allows the path to it.
@@ -134,7 +146,6 @@ class AnswerMatcher:
         return forced
 
     def _bits(self, answer: Sequence[int]) -> bytes:
-        """Return the tokens that may follow as bits, token 0 in the lowest bit of the first byte."""
         known = self._problems and tuple(answer) in self._problems
         if known or not self._stop_tokens.isdisjoint(answer) or not self._sync(answer):
             return self._endings
@@ -168,8 +179,9 @@ class AnswerMatcher:
             self._kept = self._matcher.deep_copy(), common
         for token in wanted[common:]:  # no other thread of Python runs while one is consumed
             if not self._matcher.try_consume_tokens([token]):
-                self._refused = [*self._consumed, token]
+                self._refused, self._limit = [*self._consumed, token], ""
                 if self._matcher.is_error():
+                    self._limit = self._matcher.get_error()
                     self._go_back()
                 return False
             self._consumed.append(token)

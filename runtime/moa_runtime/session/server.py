@@ -494,7 +494,9 @@ class ServerSession:
             return fault(wire.FAULT_CODE_PROTOCOL, "this verifier has no grammars, as its Welcome says")
         if isinstance(state, MoaError):
             return fault(wire.FAULT_CODE_PROTOCOL, str(state))
-        if not state.accepts(self.answer_so_far(prompt)):
+        if not state.accepts(so_far := self.answer_so_far(prompt)):
+            if limit := state.problem(so_far):
+                return fault(wire.FAULT_CODE_PROTOCOL, f"the answer so far meets a limit of its grammar: {limit}")
             return fault(wire.FAULT_CODE_PROTOCOL, "the tokens of the answer so far do not conform to its grammar")
         return None
 

@@ -21,7 +21,7 @@ from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.serve import RequestLines
 from moa_runtime.chat import ChatError, ContextFullError
-from moa_runtime.grammar.compiler import GrammarError
+from moa_runtime.grammar.matcher import GrammarError
 from moa_runtime.manifest import Fingerprints
 from moa_runtime.transport import ConnectError
 from moa_server.edge.server import EdgeServer

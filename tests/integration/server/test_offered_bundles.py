@@ -20,6 +20,7 @@ from moa_runtime import bundle_download
 from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.bundle_download import BUNDLES_PATH, DownloadError, best_offer, fetch_bundle, kept_bundle, offers
 from moa_runtime.manifest import TargetEntry, read_manifest
+from moa_runtime.options import DRAFTERS, DrafterName
 from moa_runtime.transport import Endpoint
 from moa_server import offered_bundles
 from moa_server.offered_bundles import OfferedBundles, bundles_to_offer
@@ -174,6 +175,16 @@ def test_the_bundle_of_a_verifier_that_is_away_is_the_last_one(folder: Path, tmp
         assert bundle_for_server(endpoint(running.port), None, None, writer=True).folder == made
     with serving(ToyEngine(), Settings(token=TOKEN)) as running:
         assert bundle_for_server(endpoint(running.port), None, None, writer=True).folder == made
+
+
+@pytest.mark.parametrize("name", [name for name, kind in DRAFTERS.items() if not kind.has_graph])
+def test_a_drafter_without_a_graph_takes_any_bundle(name: DrafterName, verifier: Verifier) -> None:
+    assert bundle_for_server(endpoint(verifier.port), None, name, writer=True).manifest.architecture == "moa"
+
+
+def test_a_drafter_that_the_verifier_has_not_is_refused_with_those_it_has(verifier: Verifier) -> None:
+    with refused("no_drafter", DownloadError, "sssd, or moa"):
+        bundle_for_server(endpoint(verifier.port), None, "independent", writer=True)
 
 
 def test_a_bundle_that_no_address_uses_any_more_is_removed(verifier: Verifier, folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.events import AnswerUpdate, FinishReason, Paused, PauseReason
 from moa_runtime.session.events import Grammar, Policy, Sampling
+from support.grammars import ARRAYS
 from support.refusals import refused
 from support.server.running import Verifier
 from support.system.asking import (
@@ -123,9 +124,9 @@ async def test_a_device_without_the_extra_writes_nothing_offline(bundle: Bundle,
         assert answer.statistics.offline == 0 and re.fullmatch("[a-z ]+", answer.text)
 
 
-async def test_an_answer_whose_grammar_meets_a_limit_says_so(chat: Chat, monkeypatch) -> None:
-    monkeypatch.setattr("moa_runtime.grammar.compiler._ITEMS", 200)
+async def test_an_answer_whose_grammar_meets_a_limit_says_so(chat: Chat) -> None:
     async with chat:
-        ambiguous = Grammar("lark", "start: start start | /[a-z ]/")
-        answer = await ask(chat, count=MOST, sampling=Sampling(1.0, min_tokens=MOST, grammar=ambiguous))
-        assert answer.reason is FinishReason.GRAMMAR and 1 < len(answer.tokens) < MOST
+        (comma,) = chat.tokenizer.encode(",")
+        sampling = Sampling(1.0, logit_bias=((comma, 100.0),), grammar=Grammar("json_schema", json.dumps(ARRAYS)))
+        answer = await ask(chat, count=MOST, sampling=sampling)
+        assert answer.reason is FinishReason.GRAMMAR and answer.text == '["x",'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ from multiprocessing.synchronize import Event
 
 from moa_runtime.manifest import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from support.grammars import ARRAYS
 from support.server.in_memory import draft, hello, prompt
 from support.server.running import trusting
 
@@ -210,6 +212,8 @@ _PROMPT = message(prompt(1, 0, list(range(5, 45))))
 _TERMINALS = " & ".join(f"/(.*a{number}.*)/" for number in range(100))  # whose product has a state for each subset
 _AMBIGUOUS = wire.GRAMMAR_KIND_LARK, 'start: "NUMBER"? (s "b")*\ns: s s | /[^b]/ | ""'
 _LETTERS = list(range(5, 45)) * 10  # each a token
+_ALIKE = wire.GRAMMAR_KIND_JSON_SCHEMA, json.dumps({"title": "NUMBER", **ARRAYS})
+_BEGUN, _OPENED = [61, 4, 90, 4, 14], [61] * 8  # ["x", and [[[[[[[[ of the tiny target
 _EMPTY_PARTS = bytes(
     byte
     for field in (wire.ClientMessage.PROMPT_FIELD_NUMBER, wire.ClientMessage.DRAFT_FIELD_NUMBER)
@@ -252,6 +256,8 @@ MEMBERS: dict[str, Attack] = {
     "grammars that compile for minutes": _grammars(wire.GRAMMAR_KIND_LARK, f"start: A\nA: {_TERMINALS} & /.*NUMBER.*/"),
     "answers of an ambiguous grammar": _grammars(*_AMBIGUOUS, answer=_LETTERS),
     "drafts of an ambiguous grammar": _grammars(*_AMBIGUOUS, drafted=_LETTERS),
+    "answers of arrays that begin alike": _grammars(*_ALIKE, answer=[*_BEGUN, *_OPENED]),
+    "drafts of arrays that begin alike": _grammars(*_ALIKE, drafted=[*_BEGUN[1:], *_OPENED]),
     "parts that replace each other": _frames(frame(BINARY, _EMPTY_PARTS * 50_000), session=True),
 }
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from moa_chat.gateway.grammar_queue import GrammarQueue
-from moa_runtime.grammar.compiler import MOST_BYTES
+from moa_runtime.grammar.matcher import MOST_BYTES
 from moa_runtime.session.events import Grammar
 from support.chat.pooled_chat import parse
 from support.refusals import refused

@@ -59,3 +59,24 @@ def test_a_template_of_many_cheap_steps_is_refused() -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}] * 5000
     one = "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' + m['content'] | trim }}{% endfor %}"
     assert ChatTemplate(one, {}).render(turns, True).count("<|") == 10_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["15|round(-99999999)", "15|round(precision=99999999)", "'%*d' % (-99999999, 1)", "'%.*f'|format(-99999999, 1.5)"],
+)
+def test_a_large_negative_number_is_refused_as_a_positive_one_is(text: str) -> None:
+    """Python computes 10 to the power of a precision, for minutes, and pads to the left, too."""
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate("{{ " + text + " }}", {}).render([], True)
+
+
+def test_numbers_are_rounded() -> None:
+    text = "{{ 15.26|round(1) }} {{ 15|round(-1, 'floor') }} {{ 2.5|round(method='ceil')|int }} {{ '%-4d|' % 7 }}"
+    assert ChatTemplate(text, {}).render([], True) == "15.3 10.0 3 7   |"
+
+
+def test_a_template_of_too_many_branches_is_refused_with_a_reason() -> None:
+    with pytest.raises(ChatTemplateError) as refused:
+        ChatTemplate("{% if 0 %}" + "{% elif 0 %}" * 8000 + "{% endif %}", {})
+    assert not str(refused.value).rstrip().endswith(":")

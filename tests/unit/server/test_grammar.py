@@ -16,7 +16,8 @@ pytest.importorskip("llguidance")
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.drafters.grammar_mask import GrammarMask
 from moa_runtime.grammar.answer_matcher import AnswerMatcher
-from moa_runtime.grammar.compiler import MOST_BYTES, GrammarCompiler, GrammarError
+from moa_runtime.grammar.compiler import GrammarCompiler
+from moa_runtime.grammar.matcher import MOST_BYTES, GrammarError
 from moa_runtime.session.events import AnswerSampling, Grammar
 from moa_runtime.session.tree import path_to
 from moa_server.engine.sampling import Chooser
@@ -181,7 +182,12 @@ def test_an_answer_at_a_limit_ends_and_says_so(compiler):
 def test_a_grammar_that_compiles_for_long_keeps_no_other_waiting(tokenizer, monkeypatch):
     made, going = GrammarCompiler(tokenizer[1], VOCAB, [STOP]), threading.Event()
     made.compile(PERSON)
-    monkeypatch.setattr(made, "_built", lambda _: going.wait() and GrammarError("refused", code="invalid_grammar"))
+
+    def refuse(*_):
+        going.wait()
+        raise GrammarError("refused", code="invalid_grammar")
+
+    monkeypatch.setattr("moa_runtime.grammar.compiler.compile_matcher", refuse)
 
     async def both():
         slow = asyncio.create_task(made.compiled(Grammar("regex", "a*")))

@@ -205,8 +205,14 @@ def test_all_fields_of_a_sampling_reach_the_engine_after_a_prompt_a_replay_and_a
 class _Letters:
     """A grammar of tokens from 5 on."""
 
+    def __init__(self, limit: str = "") -> None:
+        self.limit = limit
+
     def accepts(self, answer: Sequence[int]) -> bool:
         return all(token >= 5 for token in answer)
+
+    def problem(self, answer: Sequence[int]) -> str:
+        return self.limit
 
 
 def grammar_prompt(kind: int, text: str = "", tokens: Sequence[int] = PROMPT, answer_from: int = 0) -> wire.Prompt:
@@ -228,6 +234,12 @@ def test_a_grammar_that_cannot_be_served_is_refused(prompt: wire.Prompt, grammar
     session = ServerSession(LIMITS, VOCAB, [])
     refused = session.receive(wire.ClientMessage(prompt=prompt), grammar)
     assert fault_of(refused).code == wire.FAULT_CODE_PROTOCOL and not session.committed
+
+
+def test_an_answer_so_far_that_meets_a_limit_is_refused_with_it() -> None:
+    prompt = grammar_prompt(wire.GRAMMAR_KIND_LARK, tokens=[5, 6, 1], answer_from=1)
+    refused = ServerSession(LIMITS, VOCAB, []).receive(wire.ClientMessage(prompt=prompt), _Letters("too long"))
+    assert fault_of(refused).text.endswith(": too long")
 
 
 def test_forced_tokens_are_committed_at_once_and_their_rows_follow_with_the_next_pass() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
-from moa_runtime.grammar.compiler import spaced_schema
+from moa_runtime.grammar.matcher import spaced_schema
 
 
 class HermesFormat(ToolFormat):

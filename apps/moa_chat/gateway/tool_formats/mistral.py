@@ -12,7 +12,7 @@ from typing import Any
 from moa_chat.gateway.tool_formats.json_calls import Call, read_calls
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
 from moa_runtime.chat_template import Message
-from moa_runtime.grammar.compiler import spaced_schema
+from moa_runtime.grammar.matcher import spaced_schema
 from moa_runtime.reasoning import Thought
 
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")

@@ -10,7 +10,7 @@ from typing import Any
 from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.tool_formats.json_calls import Call, strict_json
 from moa_chat.gateway.tool_formats.tool_format import ToolFormat
-from moa_runtime.grammar.compiler import spaced_schema
+from moa_runtime.grammar.matcher import spaced_schema
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\s*(?:</function>\s*)?", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)

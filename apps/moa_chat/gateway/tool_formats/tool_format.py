@@ -13,7 +13,7 @@ from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.tool_formats.json_calls import Call, escaped, read_calls
 from moa_runtime.chat_template import Message
 from moa_runtime.grammar.after_reasoning import reasoning_rules
-from moa_runtime.grammar.compiler import spaced_schema
+from moa_runtime.grammar.matcher import spaced_schema
 from moa_runtime.reasoning import Thought
 from moa_runtime.tokens import open_length
 
