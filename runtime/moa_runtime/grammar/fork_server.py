@@ -8,6 +8,7 @@ while it consumes a token, which with an ambiguous grammar can take minutes. Sta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -43,7 +44,8 @@ def main() -> int:
     file, vocab_size, stop_tokens = json.loads(sys.argv[1])
     tokenizer = read_vocabulary(Path(file), vocab_size, stop_tokens)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes processes that ended
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its server, after which Ctrl-C reaches both
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which may reach a whole group of processes
+        signal.signal(number, signal.SIG_IGN)  # a verifier that ends still has answers under way
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=0) as control:
         control.sendall(b"r")
@@ -73,7 +75,8 @@ class _GrammarServer:
         self._states: OrderedDict[int, tuple[AnswerMatcher, list[int]]] = OrderedDict()  # each with its answer
 
     def run(self) -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+        with contextlib.suppress(ValueError):  # macOS has no such limit
+            resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
         try:
             grammar = pickle.load(self._file)
             _allow(COMPILE_S)

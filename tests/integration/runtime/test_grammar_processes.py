@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -149,6 +151,17 @@ def test_a_fork_server_that_was_killed_starts_again(compiler):
     compiler._processes._server.kill()
     compiler._processes._server.wait()
     assert compiled(compiler, Grammar("regex", "killed*")).accepts([])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_signals_to_the_whole_group_end_no_grammar(compiler):
+    """A verifier that is told to end still has answers under way."""
+    server = compiler._processes._server.pid
+    state = compiled(compiler, Grammar("regex", "signal"))
+    for process in (server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())):
+        os.kill(process, signal.SIGTERM)
+        os.kill(process, signal.SIGINT)
+    assert state.forced([]) and compiled(compiler, Grammar("regex", "signals")).forced([])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

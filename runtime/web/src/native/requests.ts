@@ -8,12 +8,11 @@ import { BundleError, MANIFEST_FILE, hasGraph, readManifest, type Manifest } fro
 import { Chat } from "../chat.js";
 import type { ChatOptions, SendOptions } from "../chat_options.js";
 import type { Message } from "../chat_tokenizer.js";
-import type { Timing } from "../connection.js";
 import { markFromJson, markToJson } from "../conversation.js";
 import { copyingDrafter, drafterOf, drafterPlan, writerPlan } from "../drafters/factory.js";
 import type { MoaDrafter } from "../drafters/moa.js";
 import type { NgramDrafter } from "../drafters/ngram.js";
-import type { Conditions, LoopSettings, Offline } from "../drafting/settings.js";
+import type { Conditions, Offline } from "../drafting/settings.js";
 import { MoaError } from "../errors.js";
 import type { ChatEvent, LinkChanged } from "../events.js";
 import type { Policy } from "../session/events.js";
