@@ -126,7 +126,7 @@ async def test_a_device_without_the_extra_writes_nothing_offline(bundle: Bundle,
 
 async def test_an_answer_whose_grammar_meets_a_limit_says_so(chat: Chat) -> None:
     async with chat:
-        (comma,) = chat.tokenizer.encode(",")
-        sampling = Sampling(1.0, logit_bias=((comma, 100.0),), grammar=Grammar("json_schema", json.dumps(ARRAYS)))
+        likely = tuple((token, 100.0) for token in chat.tokenizer.encode('",'))
+        sampling = Sampling(1.0, logit_bias=likely, grammar=Grammar("json_schema", json.dumps(ARRAYS)))
         answer = await ask(chat, count=MOST, sampling=sampling)
         assert answer.reason is FinishReason.GRAMMAR and answer.text == '["x",'
