@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from moa_runtime.bundle import Bundle
 from moa_runtime.grammar.answer_matcher import AnswerMatcher
 from moa_runtime.grammar.isolated_matcher import IsolatedMatcher
-from moa_runtime.grammar.matcher import STACK_BYTES, GrammarError, compile_matcher, has_llguidance, read_vocabulary
+from moa_runtime.grammar.matcher import (
+    STACK_BYTES,
+    TOO_MANY,
+    GrammarError,
+    compile_matcher,
+    has_llguidance,
+    read_vocabulary,
+)
 from moa_runtime.grammar.processes import CAN_ISOLATE, GrammarProcess, GrammarProcesses
 from moa_runtime.session.events import Grammar
 
@@ -95,10 +102,10 @@ class GrammarCompiler:
         """
         found = self._known(grammar) or self._compile(grammar)
         if isinstance(found, GrammarError):
-            raise found
+            raise GrammarError(str(found), code=found.code)  # a new one: each has its own traceback
         _, vocab_size, stop_tokens = self._facts
         if isinstance(found, GrammarProcess):
-            return IsolatedMatcher(found, vocab_size, stop_tokens)
+            return IsolatedMatcher(found.fork(), vocab_size, stop_tokens)
         return AnswerMatcher(found, vocab_size, stop_tokens)
 
     def close(self) -> None:
@@ -111,8 +118,9 @@ class GrammarCompiler:
         with self._lock:  # not while one compiles: that takes its time, and others are looked up on the event loop
             if (known := self._compiled.get(grammar)) is not None:
                 self._compiled.move_to_end(grammar)
-                if isinstance(known, GrammarProcess) and known.ended:
-                    known = self._compiled[grammar] = GrammarError("the grammar takes too long", code="too_complex")
+                if isinstance(known, GrammarProcess) and known.ended:  # by no fault of the grammar: it had compiled
+                    del self._compiled[grammar]
+                    return None
             return known
 
     def _compile(self, grammar: Grammar) -> LLMatcher | GrammarProcess | GrammarError:
@@ -125,8 +133,8 @@ class GrammarCompiler:
                 assert self._tokenizer is not None
                 found = compile_matcher(grammar, self._tokenizer, self._facts[2])
         except GrammarError as error:
-            found = error
-            if error.code == "too_many_grammars":
+            found = GrammarError(str(error), code=error.code)
+            if error.code == TOO_MANY:
                 return found
         with self._lock:
             self._compiled[grammar] = found

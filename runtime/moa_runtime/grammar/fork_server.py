@@ -1,8 +1,9 @@
-"""The program that keeps strangers' grammars away from a server: it forks a process for each of them.
+"""The program that keeps strangers' grammars away from a server: it forks a process for each of them, and that one a
+process for each of its answers.
 
-It reads llguidance's tokenizer once, so a process of its own costs a grammar some milliseconds. The system ends a
-process that takes too much processor time, stack or memory: llguidance has no limit of time, and holds Python's lock
-while it consumes a token, which with an ambiguous grammar can take minutes. Started by
+It reads llguidance's tokenizer once, and a grammar compiles once, so a process of its own costs an answer some
+milliseconds. The system ends a process that takes too much processor time, stack or memory: llguidance has no limit of
+time, and holds Python's lock while it consumes a token, which with an ambiguous grammar can take minutes. Started by
 :class:`moa_runtime.grammar.processes.GrammarProcesses`; messages are pickled, because both ends are ours.
 """
 
@@ -18,25 +19,31 @@ import socket
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from io import BufferedIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from moa_runtime.grammar.answer_matcher import READ_S, AnswerMatcher
-from moa_runtime.grammar.matcher import STACK_BYTES, GrammarError, compile_matcher, read_vocabulary
+from moa_runtime.grammar.answer_matcher import DRAFT_S, READ_S, AnswerMatcher
+from moa_runtime.grammar.matcher import STACK_BYTES, TOO_MANY, GrammarError, compile_matcher, read_vocabulary
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
+
+    from moa_runtime.session.events import Grammar
 
 #: Processor seconds in which a grammar compiles.
 COMPILE_S = 3.0
-#: Processor seconds that each call adds to what later ones may take, and the most that is saved for one: a mask takes
-#: some 50 microseconds on the mean, and the first ones of a large grammar milliseconds.
-CALL_S, BURST_S = 0.002, 0.25
+#: Processor seconds that each call of a state adds to what later ones may take, and the most that is saved for one: a
+#: mask takes some 50 microseconds on the mean, of a constant of a thousand words 2 milliseconds.
+CALL_S, SAVED_S = 0.004, 0.1
+#: Processor seconds that a call may take beyond those after which it would return: a token takes at most a few
+#: milliseconds, unless a grammar is hostile.
+TOKEN_S = 0.02
+#: Calls that return by themselves after these seconds.
+_BOUNDED = {"read": READ_S, "allowed": DRAFT_S, "forced": DRAFT_S}
 #: Virtual memory of a process, bytes.
 _MOST_BYTES = 4 << 30
-#: Answers whose states are kept.
-_STATES = 512
 
 
 def main() -> int:
@@ -47,76 +54,91 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which may reach a whole group of processes
         signal.signal(number, signal.SIG_IGN)  # a verifier that ends still has answers under way
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(ValueError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    threading.stack_size(STACK_BYTES)
     with socket.socket(fileno=0) as control:
         control.sendall(b"r")
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-            if not message:
-                return 0
-            if os.fork() == 0:
-                control.close()
-                serving = _GrammarServer(socket.socket(fileno=descriptors[0]), tokenizer, vocab_size, stop_tokens)
-                threading.stack_size(STACK_BYTES)
-                thread = threading.Thread(target=serving.run)
-                thread.start()
-                thread.join()
-                os._exit(0)
-            os.close(descriptors[0])
+        _fork_each(control, lambda connection: _serve_grammar(connection, tokenizer, vocab_size, stop_tokens))
+    return 0
 
 
-class _GrammarServer:
-    """Compiles one grammar and answers calls of its states, until the other end closes the socket."""
-
-    def __init__(
-        self, connection: socket.socket, tokenizer: LLTokenizer, vocab_size: int, stop_tokens: list[int]
-    ) -> None:
-        self._file = connection.makefile("rwb")
-        self._tokenizer, self._vocab_size, self._stop_tokens = tokenizer, vocab_size, stop_tokens
-        self._states: OrderedDict[int, tuple[AnswerMatcher, list[int]]] = OrderedDict()  # each with its answer
-
-    def run(self) -> None:
-        with contextlib.suppress(ValueError):  # macOS has no such limit
-            resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-        try:
-            grammar = pickle.load(self._file)
-            _allow(COMPILE_S)
-            try:
-                self._matcher = compile_matcher(grammar, self._tokenizer, self._stop_tokens)
-            except GrammarError as error:
-                self._say(error)
-                return
-            self._say(None)
-            saved = BURST_S
-            while True:
-                message = pickle.load(self._file)
-                before, reads = time.process_time(), message[3] == "read"
-                _allow(saved if not reads else BURST_S + READ_S)
-                self._say(self._answered(*message))
-                if not reads:  # whose time the server counts
-                    saved = min(BURST_S, saved + CALL_S - (time.process_time() - before))
-        except (EOFError, OSError):
+def _fork_each(control: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    """Fork a process that serves each socket that ``control`` brings, until the other end closes it."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
             return
+        with socket.socket(fileno=descriptors[0]) as connection:
+            try:
+                child = os.fork() == 0
+            except OSError:
+                text = "no process can be started for a grammar: try again later"
+                with contextlib.suppress(OSError):
+                    connection.sendall(pickle.dumps(GrammarError(text, code=TOO_MANY)))
+                continue
+            if child:
+                control.close()
+                with contextlib.suppress(EOFError, OSError):  # the other end closed it
+                    serve(connection)
+                os._exit(0)
 
-    def _answered(
-        self, number: int, common: int, tail: list[int], method: str, arguments: tuple[Any, ...], ended: list[int]
-    ) -> Any:
-        """Return what a method of a state returns, for the answer of its last call up to ``common`` and ``tail``."""
-        for each in ended:
-            self._states.pop(each, None)
-        if number not in self._states:
-            self._states[number] = AnswerMatcher(self._matcher, self._vocab_size, self._stop_tokens), []
-            if len(self._states) > _STATES:
-                self._states.popitem(last=False)
-        self._states.move_to_end(number)
-        state, answer = self._states[number]
-        answer[common:] = tail
-        return getattr(state, method)(answer, *arguments)
 
-    def _say(self, value: Any) -> None:
-        pickle.dump(value, self._file)
-        self._file.flush()
+def _serve_grammar(
+    connection: socket.socket, tokenizer: LLTokenizer, vocab_size: int, stop_tokens: Sequence[int]
+) -> None:
+    """Compile the grammar that comes, and fork a process for each of its answers."""
+    file = connection.makefile("rwb")
+    grammar: Grammar = pickle.load(file)
+    found: list[LLMatcher | GrammarError] = []
+
+    def compile_it() -> None:
+        try:
+            found.append(compile_matcher(grammar, tokenizer, stop_tokens))
+        except GrammarError as error:
+            found.append(error)
+
+    _allow(COMPILE_S)
+    _in_thread(compile_it)
+    _allow(0)
+    (made,) = found
+    _say(file, made if isinstance(made, GrammarError) else None)
+    if not isinstance(made, GrammarError):
+        _fork_each(connection, lambda answer: _serve_answer(answer, AnswerMatcher(made, vocab_size, stop_tokens)))
+
+
+def _serve_answer(connection: socket.socket, state: AnswerMatcher) -> None:
+    """Answer calls of a state: ``(common, tail, method, arguments)``, whose answer is that of the call before up to
+    ``common``, and ``tail``."""
+    file, answer = connection.makefile("rwb"), list[int]()
+
+    def serve() -> None:
+        saved = SAVED_S
+        with contextlib.suppress(EOFError, OSError):  # the other end closed it
+            while True:
+                common, tail, method, arguments = pickle.load(file)
+                answer[common:] = tail
+                before, bounded = time.process_time(), _BOUNDED.get(method)
+                _allow(saved if bounded is None else bounded + TOKEN_S)
+                _say(file, getattr(state, method)(answer, *arguments))
+                if bounded is None:
+                    saved = min(SAVED_S, saved + CALL_S - (time.process_time() - before))
+
+    _in_thread(serve)
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """Do work on a thread with a large stack."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def _say(file: BufferedIOBase, value: object) -> None:
+    pickle.dump(value, file)
+    file.flush()
 
 
 def _allow(seconds: float) -> None:
-    """Let the system end this process after so much processor time."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    """Let the system end this process after so much processor time; 0 for no limit."""
+    signal.setitimer(signal.ITIMER_PROF, max(seconds, 0.0))

@@ -1,11 +1,10 @@
-"""The state of a stranger's grammar along an answer, in the grammar's own process."""
+"""The state of a stranger's grammar along an answer, in a process of its own."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
-from itertools import count
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 
@@ -15,24 +14,23 @@ from moa_runtime.tokens import common_length
 
 #: What the system ended a process for.
 _TOO_LONG = "it takes too long"
-_numbers = count()
 
 
 class IsolatedMatcher:
     """Implements :class:`moa_runtime.session.events.GrammarState` by an
-    :class:`~moa_runtime.grammar.answer_matcher.AnswerMatcher` in the process of its grammar.
+    :class:`~moa_runtime.grammar.answer_matcher.AnswerMatcher` in another process.
 
-    After a process has ended, an answer may only end.
+    After the process has ended, an answer may only end.
 
     Args:
+        process: of this answer alone.
         vocab_size, stop_tokens: see :class:`~moa_runtime.grammar.answer_matcher.AnswerMatcher`.
     """
 
     def __init__(self, process: GrammarProcess, vocab_size: int, stop_tokens: Collection[int]) -> None:
-        self._process, self._number = process, next(_numbers)
+        self._process, self._lock = process, threading.Lock()
         self._vocab_size, self._stop_tokens = vocab_size, frozenset(stop_tokens)
         self._sent: list[int] = []  # the answer that the process knows
-        finalize(self, process.released.append, self._number)
 
     def read(self, answer: Sequence[int]) -> bool:
         """See :meth:`moa_runtime.grammar.answer_matcher.AnswerMatcher.read`."""
@@ -69,12 +67,11 @@ class IsolatedMatcher:
 
     def _call(self, ended: Any, method: str, answer: Sequence[int], *arguments: object) -> Any:
         """Return what the process answers, and ``ended`` if it has ended."""
-        with self._process.lock:
+        with self._lock:
             wanted = list(answer)
             common = common_length(self._sent, wanted)
-            released = [self._process.released.popleft() for _ in range(len(self._process.released))]
             try:
-                found = self._process.ask((self._number, common, wanted[common:], method, arguments, released))
+                found = self._process.ask((common, wanted[common:], method, arguments))
             except EOFError:
                 return ended
             self._sent = wanted

@@ -29,6 +29,8 @@ _ROW = 500
 SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 #: Stack of a thread that compiles, bytes: a rule that names another takes some 4 KB.
 STACK_BYTES = 64 << 20
+#: Code of the error of a grammar that may be compiled later.
+TOO_MANY = "too_many_grammars"
 #: Characters of llguidance's reason that are told.
 _REASON = 300
 #: Sentences in the place of llguidance's reasons, by how these begin.

@@ -10,37 +10,35 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from moa_runtime.cli_main import own_program
-from moa_runtime.grammar.matcher import GrammarError
+from moa_runtime.grammar.matcher import TOO_MANY, GrammarError
 from moa_runtime.session.events import Grammar
 
 #: Whether this system can fork processes for grammars; Windows cannot.
 CAN_ISOLATE = hasattr(os, "fork") and hasattr(socket, "send_fds")
-#: Grammars that have a process at once, each of some megabytes.
-MOST_PROCESSES = 256
+#: Compiled grammars that have a process at once, each of some megabytes.
+MOST_GRAMMARS = 256
+#: Seconds that a process takes to end after it was killed.
+_ENDING_S = 0.2
 
 
 class GrammarProcess:
-    """A compiled grammar in a process of its own, which ends when nothing refers to this object, or when it takes too
-    long.
+    """The process of a compiled grammar, or of one of its answers. It ends when nothing refers to this object.
 
     Attributes:
-        lock: of a call.
-        released: numbers of states that are needed no longer; the next call tells the process.
-        ended: whether the process has ended.
+        ended: whether the process is known to have ended.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._file = connection, connection.makefile("rwb")
-        self.lock, self.released, self.ended = threading.Lock(), deque[int](), False
+        self.ended = False
 
     def ask(self, message: object) -> Any:
-        """Send a message, and wait for the answer. Needs :attr:`lock` if another thread may ask, too.
+        """Send a message, and wait for the answer; one thread at a time.
 
         Raises:
             EOFError: the process has ended.
@@ -55,8 +53,24 @@ class GrammarProcess:
             self.ended = True
             raise EOFError from error
 
+    def fork(self) -> GrammarProcess:
+        """Return a new process for an answer of this grammar.
+
+        Raises:
+            GrammarError: this process has ended, or this program has too many open files.
+        """
+        try:
+            here, there = socket.socketpair()
+            with there:
+                socket.send_fds(self._connection, [b"f"], [there.fileno()])
+            return GrammarProcess(here)
+        except OSError as error:
+            self.ended = True
+            raise GrammarError("no process can be started for a grammar: try again later", code=TOO_MANY) from error
+
     def end(self) -> None:
         """End the process, also while a thread waits for its answer."""
+        self.ended = True
         with contextlib.suppress(OSError):  # it has ended
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -75,7 +89,7 @@ class GrammarProcesses:
     def __init__(self, tokenizer_file: Path, vocab_size: int, stop_tokens: Sequence[int]) -> None:
         self._facts = json.dumps([str(tokenizer_file), vocab_size, list(stop_tokens)])
         self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._control: GrammarProcess | None = None
         self._running: weakref.WeakSet[GrammarProcess] = weakref.WeakSet()
         self._lock, self._closed = threading.Lock(), False
 
@@ -88,55 +102,82 @@ class GrammarProcesses:
         """Compile a grammar in a new process.
 
         Raises:
-            GrammarError: it does not compile, exceeds the limits, or too many others have a process.
+            GrammarError: it does not compile, exceeds the limits, or (:data:`~moa_runtime.grammar.matcher.TOO_MANY`)
+                too many others have a process.
         """
-        here, there = socket.socketpair()
-        with self._lock, there:
-            if self._closed or sum(not each.ended for each in self._running) >= MOST_PROCESSES:
-                text = f"{MOST_PROCESSES} other grammars are in use: try again later"
-                raise GrammarError(text, code="too_many_grammars")
-            process = GrammarProcess(here)
-            try:
-                self._fork(there)
-            except OSError:
-                self._end()  # it was killed
-                with contextlib.suppress(OSError):  # the process then ends without an answer
-                    self._fork(there)
-            self._running.add(process)
         try:
-            problem = process.ask(grammar)
+            process = self._fork()
+            try:
+                problem = process.ask(grammar)
+            except EOFError:
+                if not self._was_killed():
+                    raise
+                process = self._fork()
+                problem = process.ask(grammar)
         except EOFError as error:
             text = "the grammar takes too long to compile, or is nested too deeply"
             raise GrammarError(text, code="too_complex") from error
         if problem is not None:
+            process.end()
             raise problem
         return process
 
     def close(self) -> None:
         """End all processes, also those that compile. From then on none starts."""
         self._closed = True
-        for process in list(self._running):
-            process.end()
+        if (server := self._server) is not None:
+            server.kill()  # also while it reads the tokenizer
         with self._lock:
+            for process in self._running:
+                process.end()
             self._end()
 
-    def _fork(self, there: socket.socket) -> None:
-        socket.send_fds(self._load(), [b"f"], [there.fileno()])
+    def _was_killed(self) -> bool:
+        """Return whether the fork server has ended, or is about to."""
+        try:
+            return not self._closed and self._server is not None and self._server.wait(_ENDING_S) is not None
+        except subprocess.TimeoutExpired:
+            return False
 
-    def _load(self) -> socket.socket:
+    def _fork(self) -> GrammarProcess:
+        with self._lock:
+            if sum(not each.ended for each in self._running) >= MOST_GRAMMARS:
+                raise GrammarError(f"{MOST_GRAMMARS} other grammars are in use: try again later", code=TOO_MANY)
+            try:
+                process = self._load().fork()
+            except GrammarError:
+                self._end()  # it was killed
+                process = self._load().fork()
+            self._running.add(process)
+        return process
+
+    def _load(self) -> GrammarProcess:
+        if self._closed:
+            raise GrammarError("no grammar compiles any more: the server ends", code=TOO_MANY)
+        if self._server is not None and self._server.poll() is not None:
+            self._end()
         if self._control is None:
-            here, there = socket.socketpair()
-            with there:
-                command = own_program("moa_runtime.grammar.fork_server", self._facts)
-                null = subprocess.DEVNULL
-                self._server = subprocess.Popen(command, stdin=there.fileno(), stdout=null, stderr=null)
-            self._control = here
+            try:
+                here, there = socket.socketpair()
+                with there:
+                    command = own_program("moa_runtime.grammar.fork_server", self._facts)
+                    # One thread: more are of no use there, and forking is simpler.
+                    self._server = subprocess.Popen(
+                        command,
+                        stdin=there.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                    )
+            except OSError as error:
+                text = f"no process can be started for a grammar ({error}): try again later"
+                raise GrammarError(text, code=TOO_MANY) from error
+            self._control = GrammarProcess(here)
             here.recv(1)  # nothing if it ends at once, as without the tokenizer's file: then no grammar compiles
         return self._control
 
     def _end(self) -> None:
-        if self._server is not None and self._control is not None:
-            self._control.close()
+        if self._server is not None:
             self._server.kill()
             self._server.wait()
         self._server = self._control = None

@@ -60,6 +60,10 @@ def compiler(saved, path):
     made.close()
 
 
+def children(process: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+
+
 def compiled(compiler, grammar):
     """Compile in the compiler's thread, as servers do."""
     return compiler._thread.submit(compiler.compile, grammar).result()
@@ -105,7 +109,7 @@ def test_rules_that_name_each_other_in_a_long_row_end_no_process(compiler, gramm
 def test_without_a_tokenizer_each_grammar_is_refused(tmp_path):
     processes = GrammarProcesses(tmp_path / "absent.json", VOCAB, [STOP])
     for _ in range(2):
-        with refused("too_complex", GrammarError):
+        with pytest.raises(GrammarError):
             processes.start(Grammar("regex", "c*"))
     processes.close()
 
@@ -129,28 +133,64 @@ def test_a_state_answers_as_that_of_a_grammar_of_ones_own(compiler, own):
     assert max(map(len, answers)) > 5
 
 
-def test_a_grammar_whose_token_takes_long_may_only_end_and_is_not_compiled_again(compiler, saved):
-    """llguidance consumes this token for seconds, in which no thread of Python runs."""
-    hostile = Grammar("json_schema", json.dumps(ARRAYS))
-    text = saved.encode('["x",', add_special_tokens=False).ids
-    state, other = compiler.compile(hostile), compiler.compile(PERSON)
+def hostile_answer(compiler, saved) -> tuple[IsolatedMatcher, list[int]]:
+    """A state whose process the system ended, and its answer: llguidance consumes a token for seconds, in which no
+    thread of Python runs."""
+    state, text = compiler.compile(Grammar("json_schema", json.dumps(ARRAYS))), saved.encode('["x",').ids
     assert state.accepts(text)
     while not state.problem(text):
         text.append(saved.token_to_id("["))
         state.forced(text)
     assert len(text) < 20
+    return state, text
+
+
+def test_an_answer_whose_token_takes_long_may_only_end(compiler, saved):
+    state, text = hostile_answer(compiler, saved)
     assert state.problem(text) and state.mask(text).nonzero()[0].tolist() == [STOP]
     assert state.among(text, [STOP, STOP + 1]) == ([True, False], 1) and not state.accepts(text)
     assert (state.allowed(text, [1], [0]), state.forced(text)) == ([False], [])
-    with refused("too_complex", GrammarError):
-        compiler.compile(hostile)
-    assert other.accepts([]), "others stay"
+
+
+def test_an_answer_that_ends_its_process_harms_no_other_of_its_grammar(compiler, saved):
+    grammar = Grammar("json_schema", json.dumps(ARRAYS))
+    others = [compiler.compile(grammar) for _ in range(2)]
+    assert others[0].accepts([])
+    state, _ = hostile_answer(compiler, saved)
+    assert state.problem([]) and not any(other.problem([]) for other in others)
+    assert compiler.compile(grammar).accepts([])
+
+
+def test_many_slow_drafts_and_forced_tokens_do_not_add_up(compiler, saved):
+    """Each returns after some milliseconds; only what takes longer than it should is counted."""
+    state = compiler.compile(Grammar("regex", "a" * 20_000))
+    answer, a = [], saved.token_to_id("a")
+    while len(answer) < 2000:
+        answer += state.forced(answer)[:40]
+        state.allowed(answer, [a] * 200, range(200))
+        assert state.mask(answer)[a]
 
 
 def test_a_fork_server_that_was_killed_starts_again(compiler):
+    state = compiler.compile(Grammar("regex", "before*"))
     compiler._processes._server.kill()
-    compiler._processes._server.wait()
-    assert compiled(compiler, Grammar("regex", "killed*")).accepts([])
+    assert compiled(compiler, Grammar("regex", "killed*")).accepts([]) and state.accepts([])
+
+
+def test_a_grammars_process_that_was_killed_starts_again(compiler):
+    assert compiler.compile(PERSON).accepts([])
+    compiler._compiled[PERSON].end()
+    assert compiler.compile(PERSON).accepts([])
+
+
+def test_a_refusal_that_is_remembered_keeps_nothing_of_those_it_refused(compiler):
+    """The traceback of an error that is raised again would grow, and hold each Prompt."""
+    errors = []
+    for _ in range(2):
+        with refused("invalid_grammar", GrammarError) as error:
+            compiler.compile(Grammar("regex", "a{"))
+        errors.append(error.value)
+    assert errors[0] is not errors[1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -158,28 +198,29 @@ def test_signals_to_the_whole_group_end_no_grammar(compiler):
     """A verifier that is told to end still has answers under way."""
     server = compiler._processes._server.pid
     state = compiled(compiler, Grammar("regex", "signal"))
-    for process in (server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())):
+    for process in (server, *children(server), *(each for child in children(server) for each in children(child))):
         os.kill(process, signal.SIGTERM)
         os.kill(process, signal.SIGINT)
     assert state.forced([]) and compiled(compiler, Grammar("regex", "signals")).forced([])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_process_ends_with_the_last_state_of_its_grammar(compiler):
+def test_a_process_ends_with_its_answer_and_that_of_a_grammar_when_it_is_forgotten(compiler):
     server = compiler._processes._server.pid
-    children = Path(f"/proc/{server}/task/{server}/children")
-    process, before = compiler._processes.start(Grammar("regex", "once")), set(children.read_text().split())
-    states = [IsolatedMatcher(process, VOCAB, [STOP]) for _ in range(2)]
-    assert states[0].accepts([]) and states[1].accepts([])
-    del states[0], process
+    before, process = set(children(server)), compiler._processes.start(Grammar("regex", "once"))
+    (made,) = set(children(server)) - before
+    states = [IsolatedMatcher(process.fork(), VOCAB, [STOP]) for _ in range(2)]
+    assert states[0].accepts([]) and states[1].accepts([]) and len(children(made)) == 2
+    del states[0]
+    eventually(lambda: len(children(made)) == 1)
+    del process
+    eventually(lambda: made not in children(server))
     assert states[0].accepts([])
-    states.clear()
-    eventually(lambda: len(before - set(children.read_text().split())) == 1)
 
 
 def test_too_many_grammars_at_once_are_refused(compiler, monkeypatch):
     held = [compiled(compiler, Grammar("regex", f"held{number}")) for number in range(2)]
-    monkeypatch.setattr("moa_runtime.grammar.processes.MOST_PROCESSES", 2)
+    monkeypatch.setattr("moa_runtime.grammar.processes.MOST_GRAMMARS", 2)
     for _ in range(2):  # which is not remembered
         with refused("too_many_grammars", GrammarError):
             compiled(compiler, Grammar("regex", "more"))
