@@ -192,6 +192,7 @@ async def measure_cost(options: argparse.Namespace) -> None:
     engine = load_local(str(resolve_target(options.model)), None, threads=options.threads)
     assert engine.tokenizer_file is not None
     compiler = GrammarCompiler(engine.tokenizer_file, engine.vocab_size, engine.stop_tokens)
+    compiler.distrust()  # as a server does
     maker, rng = SchemaMaker(SEED), random.Random(SEED)
     texts, prompts = (
         [list[int]() for _ in range(8)],
