@@ -46,7 +46,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.settings import Settings
 from support.server.attacks import BINARY, CLOSE, CONT, PING, TEXT, Victim, frame, message
 from support.server.in_memory import draft, hello, prompt
-from support.server.running import Client, serving
+from support.server.running import Client, Verifier, serving
 from support.tiny import make_tiny_target
 from support.toy_engine import PRINTS, ToyEngine
 
@@ -296,8 +296,9 @@ def fuzz_client(folder: Path) -> Iterator[Target]:
 class _Edge:
     """A verifier with the toy engine, and what its process logs."""
 
-    def __init__(self, port: int) -> None:
-        self.victim, self.errors = Victim(port, PRINTS), []
+    def __init__(self, verifier: Verifier) -> None:
+        self.victim, self.errors = Victim(verifier.port, PRINTS), []
+        self.steps = verifier.parts.engine.steps
         handler = logging.Handler(logging.ERROR)
         handler.emit = self.errors.append  # type: ignore[method-assign]
         logging.getLogger().addHandler(handler)
@@ -311,6 +312,7 @@ class _Edge:
             self._send(data)
         self.sent += 1
         if self.sent % 100 == 0:
+            self.steps.clear()  # the toy keeps each step for tests: a gigabyte of them takes seconds to look through
             answer = httpx.get(f"http://127.0.0.1:{self.victim.port}/healthz", timeout=60)
             opened = len(list(Path("/proc/self/fd").iterdir()))
             if answer.status_code != 200 or opened > 100:
@@ -330,7 +332,7 @@ class _Edge:
 @contextlib.contextmanager
 def fuzz_http(folder: Path) -> Iterator[Target]:
     with serving(ToyEngine(), Settings(idle_seconds=2)) as verifier:
-        edge = _Edge(verifier.port)
+        edge = _Edge(verifier)
         body = b'{"tokens": [5, 6, 7], "max_new_tokens": 5, "stream": true}'
         post = edge.victim.head("POST /v1/decode", f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n")
         chunked = edge.victim.head("POST /v1/decode", "Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n")
@@ -356,7 +358,7 @@ def fuzz_websocket(folder: Path) -> Iterator[Target]:
     upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     upgrade += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     with serving(ToyEngine(), Settings(idle_seconds=2)) as verifier:
-        edge = _Edge(verifier.port)
+        edge = _Edge(verifier)
         head = edge.victim.head("GET /v1/session", upgrade)
 
         def run(data: bytes) -> None:
