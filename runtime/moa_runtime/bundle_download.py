@@ -259,6 +259,8 @@ class _Verifier:
         if isinstance(cause, BadStatusLine) and str(cause).startswith(_TLS_ALERT):
             return DownloadError(f"{self.address} speaks TLS: use wss://", code="needs_tls")
         why = reason_of(cause) if isinstance(cause, OSError) else str(cause).strip() or type(cause).__name__
+        if isinstance(cause, TimeoutError):
+            why += ": it may still be starting"
         return DownloadError(f"the verifier at {self.address} cannot be reached: {why}", code="unreachable")
 
     def _refused(self, status: int, path: str) -> DownloadError:

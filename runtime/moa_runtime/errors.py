@@ -51,7 +51,7 @@ def reason_of(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return "permission denied"
     if isinstance(error, TimeoutError) and not error.strerror:
-        return "nothing came in time: it may still be starting"
+        return "nothing came in time"
     return (error.strerror or "the system refuses it").lower()
 
 

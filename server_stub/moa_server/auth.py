@@ -143,9 +143,9 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
-def random_token() -> str:
-    """Make a token of 256 random bits. No program reads it as an option: it does not begin with a hyphen."""
-    while (token := secrets.token_urlsafe(32)).startswith("-"):
+def random_token(size: int = 32) -> str:
+    """Make a token of ``size`` random bytes. No program reads it as an option: it does not begin with a hyphen."""
+    while (token := secrets.token_urlsafe(size)).startswith("-"):
         pass
     return token
 

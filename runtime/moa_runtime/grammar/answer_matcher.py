@@ -29,6 +29,13 @@ READ_S = 0.05
 _PROBLEMS = 64
 
 
+def mask_of(tokens: Collection[int], vocab_size: int) -> Mask:
+    """Return the mask that allows these tokens alone: bool ``[vocab_size]``."""
+    mask = np.zeros(vocab_size, np.bool_)
+    mask[list(tokens)] = True
+    return mask
+
+
 def unpacked(bits: bytes, vocab_size: int) -> Mask:
     """Return bits, the lowest of a byte first, as a mask: bool ``[vocab_size]``."""
     found = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little", count=max(vocab_size, 8 * len(bits)))
@@ -57,9 +64,7 @@ class AnswerMatcher:
         self._refused: list[int] = []  # beginning of an answer that the grammar does not allow; empty for none known
         self._limit = ""  # met by it; no text if it violates the grammar
         self._problems: dict[tuple[int, ...], str] = {}  # by answer
-        endings = np.zeros(8 * (-(-vocab_size // 8)), np.bool_)
-        endings[list(self._stop_tokens)] = True
-        self._endings = np.packbits(endings, bitorder="little").tobytes()
+        self._endings = np.packbits(mask_of(self._stop_tokens, vocab_size), bitorder="little").tobytes()
         self._ends = int.from_bytes(self._endings, "little")
         self._lock = threading.Lock()
 

@@ -6,9 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
-from moa_runtime.grammar.answer_matcher import Mask, unpacked
+from moa_runtime.grammar.answer_matcher import Mask, mask_of, unpacked
 from moa_runtime.grammar.processes import GrammarProcess
 from moa_runtime.tokens import common_length
 
@@ -43,7 +41,7 @@ class IsolatedMatcher:
     def mask(self, answer: Sequence[int]) -> Mask:
         """See :meth:`moa_runtime.grammar.answer_matcher.AnswerMatcher.mask`."""
         bits = self._call(None, "bits", answer)
-        return self._endings() if bits is None else unpacked(bits, self._vocab_size)
+        return mask_of(self._stop_tokens, self._vocab_size) if bits is None else unpacked(bits, self._vocab_size)
 
     def among(self, answer: Sequence[int], tokens: Sequence[int]) -> tuple[list[bool], int]:
         """See :meth:`moa_runtime.grammar.answer_matcher.AnswerMatcher.among`."""
@@ -76,8 +74,3 @@ class IsolatedMatcher:
                 return ended
             self._sent = wanted
             return found
-
-    def _endings(self) -> Mask:
-        mask = np.zeros(self._vocab_size, np.bool_)
-        mask[list(self._stop_tokens)] = True
-        return mask

@@ -61,11 +61,12 @@ class GrammarProcess:
         """
         try:
             here, there = socket.socketpair()
+            process = GrammarProcess(here)
             with there:
                 socket.send_fds(self._connection, [b"f"], [there.fileno()])
-            return GrammarProcess(here)
+            return process
         except OSError as error:
-            self.ended = True
+            self.ended |= isinstance(error, ConnectionError)
             raise GrammarError("no process can be started for a grammar: try again later", code=TOO_MANY) from error
 
     def end(self) -> None:
@@ -143,18 +144,22 @@ class GrammarProcesses:
         with self._lock:
             if sum(not each.ended for each in self._running) >= MOST_GRAMMARS:
                 raise GrammarError(f"{MOST_GRAMMARS} other grammars are in use: try again later", code=TOO_MANY)
+            control = self._load()
             try:
-                process = self._load().fork()
+                process = control.fork()
             except GrammarError:
-                self._end()  # it was killed
-                process = self._load().fork()
+                if not control.ended:
+                    raise
+                process = self._load().fork()  # again: it was killed
             self._running.add(process)
         return process
 
     def _load(self) -> GrammarProcess:
         if self._closed:
             raise GrammarError("no grammar compiles any more: the server ends", code=TOO_MANY)
-        if self._server is not None and self._server.poll() is not None:
+        if self._server is not None and (
+            self._control is None or self._control.ended or self._server.poll() is not None
+        ):
             self._end()
         if self._control is None:
             try:

@@ -121,7 +121,7 @@ def kept_token(file: Path) -> str:
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as made:
-                made.write(random_token())
+                made.write(random_token(24))
         token = read_checked(file).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise MoaError(f"no token can be kept in {file}: {error}", code="not_writable") from error

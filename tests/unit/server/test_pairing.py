@@ -101,7 +101,7 @@ def test_hosts_of_one_address_and_of_all(monkeypatch):
 def test_a_token_is_kept(tmp_path):
     file = tmp_path / "web" / "token"
     token = kept_token(file)
-    assert len(token) == 43 and kept_token(file) == token and kept_token(tmp_path / "other") != token
+    assert len(token) == 32 and kept_token(file) == token and kept_token(tmp_path / "other") != token
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
