@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,8 @@ DRAFT_S = 0.01
 READ_S = 0.05
 #: Most answers for which the limit that they met is remembered.
 _PROBLEMS = 64
+#: How llguidance's reasons begin if the lexer met a limit.
+_OF_LEXER = "lexer error"
 
 
 def mask_of(tokens: Collection[int], vocab_size: int) -> Mask:
@@ -48,16 +50,24 @@ class AnswerMatcher:
     Every call names the whole answer so far, so the state synchronises itself, also after a rewind or a resume: what
     no longer matches is rolled back, what is missing is consumed. One thread at a time has it. llguidance's matcher
     cannot go back after it met a limit: a copy from before the newest tokens takes its place, as reading a whole answer
-    again could take seconds.
+    again could take seconds. But copies share the lexer, and with it a limit that it met on another path, as of a
+    draft: it counts only if a newly compiled matcher meets it, too.
 
     Args:
         matcher: of the grammar, nothing consumed.
+        compile_again: makes another that shares nothing with it.
         vocab_size: tokens of the target's vocabulary.
         stop_tokens: those that end an answer; the grammar allows them where it may end.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_tokens: Collection[int]) -> None:
-        self._fresh, self._matcher = matcher, matcher.deep_copy()
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        compile_again: Callable[[], LLMatcher],
+        vocab_size: int,
+        stop_tokens: Collection[int],
+    ) -> None:
+        self._fresh, self._matcher, self._compile_again = matcher, matcher.deep_copy(), compile_again
         self._vocab_size, self._stop_tokens = vocab_size, frozenset(stop_tokens)
         self._consumed: list[int] = []
         self._kept = self._fresh, 0  # the matcher after that many of the consumed tokens; never used itself
@@ -154,8 +164,11 @@ class AnswerMatcher:
         known = self._problems and tuple(answer) in self._problems
         if known or not self._stop_tokens.isdisjoint(answer) or not self._sync(answer):
             return self._endings
-        bits = self._matcher.compute_bitmask()
-        problem = self._matcher.get_error()
+        bits, problem = self._matcher.compute_bitmask(), self._matcher.get_error()
+        if problem.startswith(_OF_LEXER):
+            if not self._sync(answer, renew=True):
+                return self._endings
+            bits, problem = self._matcher.compute_bitmask(), self._matcher.get_error()
         if problem:
             self._go_back()
         else:
@@ -169,12 +182,32 @@ class AnswerMatcher:
         self._problems[tuple(answer)] = problem or "no token may follow"
         return self._endings
 
-    def _sync(self, answer: Sequence[int], until: float = math.inf) -> bool:
-        """Let the matcher have consumed the answer, or what it consumes until a time of the thread's clock; return
-        whether the grammar allows it."""
+    def _sync(self, answer: Sequence[int], until: float = math.inf, *, renew: bool = False) -> bool:
+        """Let the matcher, with ``renew`` a newly compiled one, have consumed the answer, or what it consumes until a
+        time of the thread's clock; return whether the grammar allows it."""
         wanted = self._text(answer)
         if self._refused and wanted[: len(self._refused)] == self._refused:
             return False
+        refused = None if renew else self._consume(wanted, until)
+        if renew or (refused is not None and self._limit_met().startswith(_OF_LEXER)):
+            self._fresh = self._compile_again()
+            self._matcher, self._kept = self._fresh.deep_copy(), (self._fresh, 0)
+            self._consumed.clear()
+            refused = self._consume(wanted, until, masked=True)
+        if refused is not None:
+            self._refused, self._limit = [*self._consumed, refused], self._limit_met()
+            if self._limit:
+                self._go_back()
+            return False
+        return len(wanted) == len(answer) or len(self._consumed) < len(wanted) or self._matcher.is_accepting()
+
+    def _consume(self, wanted: Sequence[int], until: float, *, masked: bool = False) -> int | None:
+        """Consume what is missing; return the token that the matcher does not take.
+
+        Args:
+            masked: compute each token's mask before it. What a mask found costs the lexer nothing later, so only then
+                is a limit met as late as if the answer had been chosen by this matcher.
+        """
         common = common_length(self._consumed, wanted)
         back = len(self._consumed) - common
         if back and not self._matcher.rollback(back):
@@ -183,16 +216,20 @@ class AnswerMatcher:
         if back or common < len(wanted):
             self._kept = self._matcher.deep_copy(), common
         for token in wanted[common:]:  # no other thread of Python runs while one is consumed
+            if masked:
+                self._matcher.compute_bitmask()
             if not self._matcher.try_consume_tokens([token]):
-                self._refused, self._limit = [*self._consumed, token], ""
-                if self._matcher.is_error():
-                    self._limit = self._matcher.get_error()
-                    self._go_back()
-                return False
+                return token
             self._consumed.append(token)
             if until < math.inf and time.thread_time() > until:
-                return True
-        return len(wanted) == len(answer) or self._matcher.is_accepting()
+                break
+        return None
+
+    def _limit_met(self) -> str:
+        """Return the limit for which the matcher refused a token; no text if the grammar does not allow it."""
+        if not self._matcher.is_error():
+            self._matcher.compute_bitmask()  # one whose lexer has met a limit says so only here
+        return str(self._matcher.get_error())
 
     def _go_back(self) -> None:
         """Replace a matcher that met a limit."""

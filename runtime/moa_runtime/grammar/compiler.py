@@ -15,7 +15,6 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.grammar.answer_matcher import AnswerMatcher
 from moa_runtime.grammar.isolated_matcher import IsolatedMatcher
 from moa_runtime.grammar.matcher import (
-    STACK_BYTES,
     TOO_MANY,
     GrammarError,
     compile_matcher,
@@ -49,9 +48,6 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "grammar")
         self._processes: GrammarProcesses | None = None
-        before = threading.stack_size(STACK_BYTES)
-        self._thread.submit(int).result()  # starts the thread
-        threading.stack_size(before)
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> GrammarCompiler | None:
@@ -106,7 +102,7 @@ class GrammarCompiler:
         _, vocab_size, stop_tokens = self._facts
         if isinstance(found, GrammarProcess):
             return IsolatedMatcher(found.fork(), vocab_size, stop_tokens)
-        return AnswerMatcher(found, vocab_size, stop_tokens)
+        return AnswerMatcher(found, lambda: self._compile_here(grammar), vocab_size, stop_tokens)
 
     def close(self) -> None:
         """End the thread, and the grammars' processes. What waits is not compiled."""
@@ -123,15 +119,16 @@ class GrammarCompiler:
                     return None
             return known
 
+    def _compile_here(self, grammar: Grammar) -> LLMatcher:
+        self.load()
+        assert self._tokenizer is not None
+        return compile_matcher(grammar, self._tokenizer, self._facts[2])
+
     def _compile(self, grammar: Grammar) -> LLMatcher | GrammarProcess | GrammarError:
         found: LLMatcher | GrammarProcess | GrammarError
         try:
-            if self._processes is not None:
-                found = self._processes.start(grammar)
-            else:
-                self.load()
-                assert self._tokenizer is not None
-                found = compile_matcher(grammar, self._tokenizer, self._facts[2])
+            processes = self._processes
+            found = self._compile_here(grammar) if processes is None else processes.start(grammar)
         except GrammarError as error:
             found = GrammarError(str(error), code=error.code)
             if error.code == TOO_MANY:

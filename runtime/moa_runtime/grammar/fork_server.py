@@ -10,6 +10,7 @@ time, and holds Python's lock while it consumes a token, which with an ambiguous
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import pickle
@@ -17,15 +18,21 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_runtime.grammar.answer_matcher import DRAFT_S, READ_S, AnswerMatcher
-from moa_runtime.grammar.matcher import STACK_BYTES, TOO_MANY, GrammarError, compile_matcher, read_vocabulary
+from moa_runtime.grammar.matcher import (
+    TOO_MANY,
+    GrammarError,
+    compile_matcher,
+    read_vocabulary,
+    with_large_stack,
+)
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -37,6 +44,8 @@ COMPILE_S = 3.0
 #: Processor seconds that each call of a state adds to what later ones may take, and the most that is saved for one: a
 #: mask takes some 50 microseconds on the mean, of a constant of a thousand words 2 milliseconds.
 CALL_S, SAVED_S = 0.004, 0.1
+#: Processor seconds of a call for which nothing is saved: timers are some milliseconds late, and 0 would be no limit.
+_LEAST_S = 0.001
 #: Processor seconds that a call may take beyond those after which it would return: a token takes at most a few
 #: milliseconds, unless a grammar is hostile.
 TOKEN_S = 0.02
@@ -44,6 +53,8 @@ TOKEN_S = 0.02
 _BOUNDED = {"read": READ_S, "allowed": DRAFT_S, "forced": DRAFT_S}
 #: Virtual memory of a process, bytes.
 _MOST_BYTES = 4 << 30
+#: Of Linux's ``prctl``.
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
@@ -51,12 +62,12 @@ def main() -> int:
     file, vocab_size, stop_tokens = json.loads(sys.argv[1])
     tokenizer = read_vocabulary(Path(file), vocab_size, stop_tokens)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system removes processes that ended
+    _adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which may reach a whole group of processes
         signal.signal(number, signal.SIG_IGN)  # a verifier that ends still has answers under way
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(ValueError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-    threading.stack_size(STACK_BYTES)
     with socket.socket(fileno=0) as control:
         control.sendall(b"r")
         _fork_each(control, lambda connection: _serve_grammar(connection, tokenizer, vocab_size, stop_tokens))
@@ -64,7 +75,8 @@ def main() -> int:
 
 
 def _fork_each(control: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-    """Fork a process that serves each socket that ``control`` brings, until the other end closes it."""
+    """Fork a process that serves each socket that ``control`` brings, until the other end closes it. The first message
+    on that socket says whether there is such a process."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
@@ -80,6 +92,7 @@ def _fork_each(control: socket.socket, serve: Callable[[socket.socket], None]) -
             if child:
                 control.close()
                 with contextlib.suppress(EOFError, OSError):  # the other end closed it
+                    connection.sendall(pickle.dumps(None))
                     serve(connection)
                 os._exit(0)
 
@@ -88,23 +101,25 @@ def _serve_grammar(
     connection: socket.socket, tokenizer: LLTokenizer, vocab_size: int, stop_tokens: Sequence[int]
 ) -> None:
     """Compile the grammar that comes, and fork a process for each of its answers."""
-    file = connection.makefile("rwb")
-    grammar: Grammar = pickle.load(file)
-    found: list[LLMatcher | GrammarError] = []
-
-    def compile_it() -> None:
+    made: LLMatcher | GrammarError
+    with connection.makefile("rwb") as file:  # no answer's process keeps this socket open
+        grammar: Grammar = pickle.load(file)
+        _allow(COMPILE_S)
         try:
-            found.append(compile_matcher(grammar, tokenizer, stop_tokens))
+            made = compile_matcher(grammar, tokenizer, stop_tokens)
         except GrammarError as error:
-            found.append(error)
+            made = error
+        _allow(0)
+        _say(file, made if isinstance(made, GrammarError) else None)
+    if isinstance(made, GrammarError):
+        return
+    matcher = made
 
-    _allow(COMPILE_S)
-    _in_thread(compile_it)
-    _allow(0)
-    (made,) = found
-    _say(file, made if isinstance(made, GrammarError) else None)
-    if not isinstance(made, GrammarError):
-        _fork_each(connection, lambda answer: _serve_answer(answer, AnswerMatcher(made, vocab_size, stop_tokens)))
+    def serve(answer: socket.socket) -> None:
+        again = partial(compile_matcher, grammar, tokenizer, stop_tokens)
+        _serve_answer(answer, AnswerMatcher(matcher, again, vocab_size, stop_tokens))
+
+    _fork_each(connection, serve)
 
 
 def _serve_answer(connection: socket.socket, state: AnswerMatcher) -> None:
@@ -119,19 +134,19 @@ def _serve_answer(connection: socket.socket, state: AnswerMatcher) -> None:
                 common, tail, method, arguments = pickle.load(file)
                 answer[common:] = tail
                 before, bounded = time.process_time(), _BOUNDED.get(method)
-                _allow(saved if bounded is None else bounded + TOKEN_S)
+                _allow(max(saved, _LEAST_S) if bounded is None else bounded + TOKEN_S)
                 _say(file, getattr(state, method)(answer, *arguments))
                 if bounded is None:
                     saved = min(SAVED_S, saved + CALL_S - (time.process_time() - before))
 
-    _in_thread(serve)
+    with_large_stack(serve)
 
 
-def _in_thread(work: Callable[[], None]) -> None:
-    """Do work on a thread with a large stack."""
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+def _adopt_orphans() -> None:
+    """Have processes of answers whose grammar's has ended belong to this one. Else they belong to process 1, which in
+    a container may be the verifier: it would remove none that ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _say(file: BufferedIOBase, value: object) -> None:
@@ -141,4 +156,4 @@ def _say(file: BufferedIOBase, value: object) -> None:
 
 def _allow(seconds: float) -> None:
     """Let the system end this process after so much processor time; 0 for no limit."""
-    signal.setitimer(signal.ITIMER_PROF, max(seconds, 0.0))
+    signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moa_runtime.errors import MoaError, json_problem
 from moa_runtime.grammar.answer_matcher import MOST_FORCED
@@ -28,7 +30,8 @@ _ROW = 500
 #: and white space ends.
 SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 #: Stack of a thread that compiles, bytes: a rule that names another takes some 4 KB.
-STACK_BYTES = 64 << 20
+_STACK_BYTES = 64 << 20
+_STACK_LOCK = threading.Lock()
 #: Code of the error of a grammar that may be compiled later.
 TOO_MANY = "too_many_grammars"
 #: Characters of llguidance's reason that are told.
@@ -38,6 +41,9 @@ _REASONS = {
     "NoExtensionBias": "it allows no complete text",
     "parser error: Too many items": f"it has more than {_ITEMS} items at once, perhaps because no text of it ends",
 }
+
+
+T = TypeVar("T")
 
 
 class GrammarError(MoaError):
@@ -69,15 +75,30 @@ def check_size(grammar: Grammar) -> None:
         raise GrammarError(text, code="too_large")
 
 
+def with_large_stack(work: Callable[[], T]) -> T:
+    """Do work on a thread whose stack is large enough for a grammar that is nested deeply."""
+    with _STACK_LOCK:
+        before = threading.stack_size(_STACK_BYTES)
+        thread = ThreadPoolExecutor(1, "grammar")
+        done = thread.submit(work)  # starts the thread
+        threading.stack_size(before)
+    with thread:
+        return done.result()
+
+
 def compile_matcher(grammar: Grammar, tokenizer: LLTokenizer, stop_tokens: Sequence[int]) -> LLMatcher:
-    """Compile a grammar; on a thread with :data:`STACK_BYTES` of stack.
+    """Compile a grammar.
 
     Raises:
         GrammarError: it does not compile, allows no answer, or exceeds the limits.
     """
+    check_size(grammar)
+    return with_large_stack(lambda: _compile(grammar, tokenizer, stop_tokens))
+
+
+def _compile(grammar: Grammar, tokenizer: LLTokenizer, stop_tokens: Sequence[int]) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
-    check_size(grammar)
     try:
         source = _source(grammar)
     except (ValueError, RecursionError) as error:

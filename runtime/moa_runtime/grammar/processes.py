@@ -22,8 +22,6 @@ from moa_runtime.session.events import Grammar
 CAN_ISOLATE = hasattr(os, "fork") and hasattr(socket, "send_fds")
 #: Compiled grammars that have a process at once, each of some megabytes.
 MOST_GRAMMARS = 256
-#: Seconds that a process takes to end after it was killed.
-_ENDING_S = 0.2
 
 
 class GrammarProcess:
@@ -43,11 +41,18 @@ class GrammarProcess:
         Raises:
             EOFError: the process has ended.
         """
+        if self.ended:
+            raise EOFError
         try:
-            if self.ended:
-                raise EOFError
             pickle.dump(message, self._file)
             self._file.flush()
+        except OSError as error:
+            self.ended = True
+            raise EOFError from error
+        return self._hear()
+
+    def _hear(self) -> Any:
+        try:
             return pickle.load(self._file)
         except (EOFError, OSError, pickle.UnpicklingError) as error:  # the last of a message that was cut
             self.ended = True
@@ -57,17 +62,20 @@ class GrammarProcess:
         """Return a new process for an answer of this grammar.
 
         Raises:
-            GrammarError: this process has ended, or this program has too many open files.
+            GrammarError: this process has ended, or the system gives no process or open file.
         """
         try:
             here, there = socket.socketpair()
             process = GrammarProcess(here)
             with there:
                 socket.send_fds(self._connection, [b"f"], [there.fileno()])
-            return process
-        except OSError as error:
-            self.ended |= isinstance(error, ConnectionError)
+            problem: GrammarError | None = process._hear()
+        except (EOFError, OSError) as error:
+            self.ended |= isinstance(error, EOFError | ConnectionError)
             raise GrammarError("no process can be started for a grammar: try again later", code=TOO_MANY) from error
+        if problem is not None:
+            raise problem
+        return process
 
     def end(self) -> None:
         """End the process, also while a thread waits for its answer."""
@@ -106,15 +114,9 @@ class GrammarProcesses:
             GrammarError: it does not compile, exceeds the limits, or (:data:`~moa_runtime.grammar.matcher.TOO_MANY`)
                 too many others have a process.
         """
+        process = self._fork()
         try:
-            process = self._fork()
-            try:
-                problem = process.ask(grammar)
-            except EOFError:
-                if not self._was_killed():
-                    raise
-                process = self._fork()
-                problem = process.ask(grammar)
+            problem = process.ask(grammar)
         except EOFError as error:
             text = "the grammar takes too long to compile, or is nested too deeply"
             raise GrammarError(text, code="too_complex") from error
@@ -132,13 +134,6 @@ class GrammarProcesses:
             for process in self._running:
                 process.end()
             self._end()
-
-    def _was_killed(self) -> bool:
-        """Return whether the fork server has ended, or is about to."""
-        try:
-            return not self._closed and self._server is not None and self._server.wait(_ENDING_S) is not None
-        except subprocess.TimeoutExpired:
-            return False
 
     def _fork(self) -> GrammarProcess:
         with self._lock:

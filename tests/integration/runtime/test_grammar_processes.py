@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +19,10 @@ pytest.importorskip("llguidance")
 
 from moa_runtime.grammar.answer_matcher import AnswerMatcher
 from moa_runtime.grammar.compiler import GrammarCompiler
+from moa_runtime.grammar.fork_server import _fork_each, _serve_answer
 from moa_runtime.grammar.isolated_matcher import IsolatedMatcher
 from moa_runtime.grammar.matcher import GrammarError
-from moa_runtime.grammar.processes import GrammarProcesses
+from moa_runtime.grammar.processes import GrammarProcess, GrammarProcesses
 from moa_runtime.session.events import Grammar
 from support.grammars import ARRAYS, STOP, VOCAB, saved_tokenizer
 from support.refusals import refused
@@ -181,6 +186,55 @@ def test_a_grammars_process_that_was_killed_starts_again(compiler):
     assert compiler.compile(PERSON).accepts([])
     compiler._compiled[PERSON].end()
     assert compiler.compile(PERSON).accepts([])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_grammars_process_that_was_killed_under_an_answer_starts_again(compiler):
+    """The answer's process goes on; it belongs to the fork server, not to a process that may remove none."""
+    server, grammar = compiler._processes._server.pid, Grammar("regex", "under*")
+    before, state = set(children(server)), compiled(compiler, grammar)
+    assert state.accepts([])
+    (made,) = set(children(server)) - before
+    (answers,) = children(made)
+    os.kill(made, signal.SIGKILL)
+    eventually(lambda: answers in children(server))
+    with refused("too_many_grammars", GrammarError):
+        compiler.compile(grammar)
+    assert compiled(compiler, grammar).accepts([]) and state.accepts([])
+    del state
+    eventually(lambda: answers not in children(server))
+
+
+def test_if_no_process_can_be_forked_an_answer_is_refused(monkeypatch):
+    def fork():
+        raise BlockingIOError
+
+    monkeypatch.setattr("os.fork", fork)
+    here, there = socket.socketpair()
+    forking = threading.Thread(target=_fork_each, args=(there, None))
+    forking.start()
+    process = GrammarProcess(here)
+    with refused("too_many_grammars", GrammarError):
+        process.fork()
+    assert not process.ended
+    process.end()
+    forking.join()
+
+
+def test_calls_that_take_all_that_is_saved_are_limited_all_the_same(monkeypatch):
+    """A timer of 0 seconds would be no limit."""
+    allowed: list[float] = []
+    monkeypatch.setattr("moa_runtime.grammar.fork_server._allow", allowed.append)
+    monkeypatch.setattr("time.process_time", itertools.count().__next__)
+    here, there = socket.socketpair()
+    serving = threading.Thread(target=_serve_answer, args=(there, SimpleNamespace(bits=bytes)))
+    serving.start()
+    process = GrammarProcess(here)
+    for _ in range(3):
+        process.ask((0, [1, 2], "bits", ()))
+    process.end()
+    serving.join()
+    assert len(allowed) == 3 and allowed[0] > allowed[1] == allowed[2] > 0.0005
 
 
 def test_a_refusal_that_is_remembered_keeps_nothing_of_those_it_refused(compiler):

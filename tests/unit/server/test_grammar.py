@@ -219,6 +219,36 @@ def test_an_answer_so_far_is_read_in_the_compilers_thread(tokenizer, monkeypatch
     assert first is not second is threading.current_thread() and (nothing, known) == ([], tokens)
 
 
+def where_limit_is_met(tokenizer, state, *, draft=None):
+    """The length of an answer of random letters at its limit; a draft of others is checked before each token."""
+    rng, others, answer = random.Random(5), random.Random(6), list[int]()
+    letters = [tokenizer.token_to_id(letter) for letter in "abcdefghijklmn"]
+    while not state.problem(answer):
+        token = rng.choice(letters)
+        if draft is not None:
+            draft(state, answer, [others.choice(letters) for _ in range(4)])
+        assert state.mask(answer)[token] or state.problem(answer)
+        answer.append(token)
+    return len(answer)
+
+
+def masks_of_draft(state, answer, draft):
+    for length in range(1, len(draft) + 1):
+        state.mask(answer + draft[:length])
+
+
+@pytest.mark.parametrize("draft", [lambda state, *draft: state.allowed(*draft, range(4)), masks_of_draft])
+def test_a_limit_that_a_draft_meets_ends_no_answer(tokenizer, draft):
+    """llguidance's copies share a lexer: after a limit it refuses whatever no copy has met before, and says nothing."""
+    text = " & ".join(f"/(.*{letter}.{{50}}.*){letter}?/" for letter in "abcd")
+    made = GrammarCompiler(tokenizer[1], VOCAB, [STOP])
+    grammar = Grammar("lark", f"start: A\nA: {text}")
+    alone = where_limit_is_met(tokenizer[0], made.compile(grammar))
+    drafted = where_limit_is_met(tokenizer[0], made.compile(grammar), draft=draft)
+    assert 1 < alone == drafted
+    made.close()
+
+
 AMBIGUOUS = Grammar("lark", "start: s\ns: s s | /[ab]/")
 
 
