@@ -19,6 +19,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from moa_chat import strings
+from moa_export.progress import Progress
 from moa_runtime.bundle import make_bundle
 from moa_runtime.cli_main import own_program
 from moa_runtime.errors import MoaError
@@ -32,7 +33,6 @@ from moa_runtime.transport import Endpoint
 SERVE_HERE = ("--json", "--port", "0", "--until-stdin-ends")
 
 _START_SECONDS = 600.0  # the first start fetches the target
-_EVERY_S = 60.0
 _STOP_SECONDS = 5.0
 #: A verifier that ends sooner after it was ready is not started again: it would end again.
 _LEAST_SECONDS = 20.0
@@ -62,13 +62,12 @@ class LocalVerifier:
         self._changing = threading.Lock()  # held while there is another process to come
         self._stopped = False
         self.problem: MoaError | None = None
-        print(strings.STARTING_LOCAL, file=sys.stderr, flush=True)
         self._process, self._log = self._begun(SERVE_HERE)
 
     def wait(self) -> Endpoint:
-        """Wait until it serves; return where. Raises MoaError if it does not start, as without the server's
-        packages."""
-        self.endpoint = Endpoint(_ready_url(self._process, self._log), self._token)
+        """Wait until it serves, its progress on stderr; return where. Raises MoaError if it does not start, as without
+        the server's packages."""
+        self.endpoint = Endpoint(_ready_url(self._process, self._log, shown=True), self._token)
         threading.Thread(target=self._keep, daemon=True).start()
         return self.endpoint
 
@@ -114,7 +113,7 @@ class LocalVerifier:
                     return
                 self._process, self._log = self._begun(same_port)
             try:
-                _ready_url(self._process, self._log)
+                _ready_url(self._process, self._log, shown=False)  # an answer may be on the screen
             except MoaError as error:
                 self.problem = None if self._stopped else error
                 return
@@ -184,25 +183,31 @@ def local_verifier(
         verifier.stop()
 
 
-def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
-    """Wait for the verifier's ready line, and return its URL."""
+def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes], *, shown: bool) -> str:
+    """Wait for the verifier's ready line, and return its URL; ``shown``: show on stderr what it does until then."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
-    began = time.monotonic()
-    while (waited := time.monotonic() - began) < _START_SECONDS:
-        try:
-            line = lines.get(timeout=min(_EVERY_S, _START_SECONDS - waited))
-        except queue.Empty:
-            print(strings.STILL_STARTING.format(time.monotonic() - began), file=sys.stderr, flush=True)
-            continue
-        if not line:
-            break
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return str(json.loads(line)["url"])
-    else:
-        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s", code="timed_out")
+    until = time.monotonic() + _START_SECONDS
+    progress = Progress(sys.stderr, quiet=not shown, program="moa-serve")
+    with contextlib.ExitStack() as stage:
+        stage.enter_context(progress.stage(strings.STARTING_LOCAL))
+        while line := _next_line(lines, until):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                event = json.loads(line)
+                if "url" in event:
+                    return str(event["url"])
+                title = str(event["stage"])  # each of one step, so that a line of JSON begins one
+                stage.close()
+                stage.enter_context(progress.stage(title))
     process.wait(_STOP_SECONDS)
     raise _ended("the verifier did not start", process, log)
+
+
+def _next_line(lines: queue.SimpleQueue[bytes], until: float) -> bytes:
+    try:
+        return lines.get(timeout=max(0.0, until - time.monotonic()))
+    except queue.Empty:
+        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s", code="timed_out") from None
 
 
 def _ended(what: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> MoaError:

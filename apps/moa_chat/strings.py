@@ -88,11 +88,12 @@ TERMINAL_HELP = """\
 /help       this list
 /offline    work without the server, or with it again
 /stats      figures of the last answer
-/regen      answer the last question again: another answer with --temperature, the same without
+/regen      answer the last question again: another answer, except with --temperature 0 or --seed
 /new        begin another conversation
 /save FILE  write the conversation as Markdown (.md) or JSON (.json)
 /quit       leave (also Ctrl-D, or Ctrl-C twice)
-While an answer is written: Ctrl-C stops it, Tab switches between offline and online."""
+While an answer is written: Ctrl-C stops it, Tab switches between offline and online,
+Ctrl-K keeps offline text that the server corrected."""
 TERMINAL_FINISH = {**FINISH, FinishReason.LENGTH: "cut off at --max-new-tokens"}
 TERMINAL_WELCOME = "{} at {}; /help lists the commands, Ctrl-C stops an answer"
 NO_DRAFTER = (
@@ -115,6 +116,7 @@ MAY_OVERWRITE = "{} exists: overwrite it? [y/N] "
 NOT_SAVED = "not saved"
 SAVED = "saved as {}"
 CHECKED = "checked by the server, after it was written without it:"
+CHECK_STOPPED = "(the check did not end: this device's text stays, not confirmed; a later question has it checked)"
 DIFFERS = "The server disagrees with what was written offline. From where they differ:"
 KEEP_MINE_ASKED = "Keep mine, and continue from there? [y/N] "
 KEEP_KEY = "the server disagrees; Ctrl-K: keep the offline text"
@@ -129,7 +131,6 @@ LIMIT_REACHED = "; no more may be written offline"
 CHECKED_LATER = "the server checks that when it is back"
 STAYS = "that stays as it is"
 STARTING_LOCAL = "starting a server on this device"
-STILL_STARTING = "the server is not ready after {:.0f} s; still waiting"
 ONCE_OFFLINE = "moa-chat: offline: {}; the answer continues when the server is back, Ctrl-C stops it"
 ONCE_ONLINE = f"moa-chat: {ONLINE_AGAIN}"
 ONCE_CUT = "moa-chat: {}"
@@ -144,7 +145,8 @@ NOT_CONNECTED = "not connected"
 LOCAL_SERVER = "a server on this device"
 FETCHING = "Fetching the small model, once: {:.1f} of {:.1f} MB"
 PREPARING = "Preparing this device for the model, once: {}"
-STAGE_NEXT = "{}, then {}; {:.0f} s to go"
+STAGE_NEXT = "{}, then {}"
+STAGE_LEFT = "; {:.0f} s to go"
 FIRST_STAGE = "reading the model"
 STARTING = "A server is starting on this device."
 STARTING_FIRST = STARTING + " The first start fetches its model, which may take minutes."
@@ -391,7 +393,8 @@ def model_words(name: str, parameters: int) -> str:
 def stage_words(said: Mapping[str, Any]) -> str:
     """Return a line of :class:`moa_export.progress.JsonProgress` in words."""
     following, stage = str(said.get("next", "")), str(said["stage"])
-    return STAGE_NEXT.format(stage, following, max(1, said["left_s"])) if following else stage
+    left = STAGE_LEFT.format(max(1, said["left_s"])) if said.get("left_s") else ""
+    return STAGE_NEXT.format(stage, following) + left if following else stage
 
 
 def corrected_sentence(words: int) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from moa_chat import strings
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import expanded
 
@@ -13,23 +14,32 @@ _TITLE_LENGTH = 60
 _NAMES = {"system": "System", "user": "You", "assistant": "Assistant"}
 
 
-def as_markdown(title: str, messages: Sequence[Mapping[str, str]]) -> str:
-    """Return the conversation as a Markdown document with a heading; the content of messages stays as it is."""
+def as_markdown(title: str, messages: Sequence[Mapping[str, str]], unconfirmed: Collection[int] = ()) -> str:
+    """Return the conversation as a Markdown document with a heading; the content of messages stays as it is.
+
+    Args:
+        unconfirmed: indices of the answers that the target has not confirmed.
+    """
     parts = [f"# {' '.join(title.split())}"]
-    for message in messages:
-        role = message["role"]
-        parts.append(f"## {_NAMES.get(role, role.capitalize())}\n\n{message['content'].strip()}")
+    for index, message in enumerate(messages):
+        role, note = message["role"], f" ({strings.TENTATIVE})" if index in unconfirmed else ""
+        parts.append(f"## {_NAMES.get(role, role.capitalize())}{note}\n\n{message['content'].strip()}")
     return "\n\n".join(parts) + "\n"
 
 
-def as_json(title: str, messages: Sequence[Mapping[str, str]]) -> str:
-    """Return the conversation as JSON: the title, and the messages as an OpenAI-compatible server takes them."""
+def as_json(title: str, messages: Sequence[Mapping[str, str]], unconfirmed: Collection[int] = ()) -> str:
+    """Return the conversation as JSON: the title, the messages as an OpenAI-compatible server takes them, and the
+    indices of those that are ``unconfirmed``, if any are."""
     turns = [{"role": message["role"], "content": message["content"]} for message in messages]
-    return json.dumps({"title": title, "messages": turns}, ensure_ascii=False, indent=2) + "\n"
+    marks = {"unconfirmed": list(unconfirmed)} if unconfirmed else {}
+    return json.dumps({"title": title, "messages": turns, **marks}, ensure_ascii=False, indent=2) + "\n"
 
 
 #: Writers by the ending of a file's name.
-FORMATS: dict[str, Callable[[str, Sequence[Mapping[str, str]]], str]] = {".md": as_markdown, ".json": as_json}
+FORMATS: dict[str, Callable[[str, Sequence[Mapping[str, str]], Collection[int]], str]] = {
+    ".md": as_markdown,
+    ".json": as_json,
+}
 
 
 def file_name(title: str) -> str:
@@ -39,7 +49,10 @@ def file_name(title: str) -> str:
 
 
 def save_conversation(
-    name: str, messages: Sequence[Mapping[str, str]], may_overwrite: Callable[[Path], bool]
+    name: str,
+    messages: Sequence[Mapping[str, str]],
+    may_overwrite: Callable[[Path], bool],
+    unconfirmed: Collection[int] = (),
 ) -> Path | None:
     """Write the messages in the format that the ending of the name stands for, and return the file; None if it exists
     and ``may_overwrite`` says no. Raises MoaError if there is no name, no such format, or nothing to save, or the file
@@ -56,7 +69,8 @@ def save_conversation(
     if question is None:
         raise MoaError("there is nothing to save yet", code="empty")
     title = " ".join(question.split())
-    text = FORMATS[path.suffix](title if len(title) <= _TITLE_LENGTH else f"{title[:_TITLE_LENGTH]}...", messages)
+    title = title if len(title) <= _TITLE_LENGTH else f"{title[:_TITLE_LENGTH]}..."
+    text = FORMATS[path.suffix](title, messages, unconfirmed)
     try:
         if path.exists() and not may_overwrite(path):
             return None

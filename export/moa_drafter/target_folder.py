@@ -92,14 +92,20 @@ def _write_tokenizer(file: Path, weights: GgufWeights, place: Path) -> None:
 
 
 @contextlib.contextmanager
-def room_in(place: Path) -> Iterator[None]:
-    """Raise TargetError (``disk_full``) if there is no room for what is written into a folder of the cache."""
+def room_in(place: Path, needed: int | None = None) -> Iterator[None]:
+    """Raise TargetError (``disk_full``) if there is no room for what is written into a folder of the cache.
+
+    Args:
+        needed: bytes of all that lies there at the same time; None if they are not known before.
+    """
     try:
         yield
     except Exception as error:  # those of tokenizers and safetensors are no OSErrors
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
-        text = f"there is no room for the target in {place}: make some, or set MOA_EDGE_CACHE to a folder with more"
+        free = f"{shutil.disk_usage(place).free / 1e6:.0f} MB"  # what was written is removed
+        room = f"{needed / 1e6:.0f} MB in {place}, where {free} are free" if needed else f"more than {free} in {place}"
+        text = f"making the target needs {room}: make room, or set MOA_EDGE_CACHE to a folder with more"
         raise TargetError(text, code="disk_full") from error
 
 

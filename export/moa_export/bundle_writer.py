@@ -15,6 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from moa_export.errors import ExportError, ParityError
+from moa_export.progress import Progress
 from moa_runtime.manifest import MANIFEST_FILE, BundleError, read_manifest
 
 #: File in the scratch folder that a running export has locked.
@@ -37,6 +38,25 @@ def check_output(out: Path, *, force: bool) -> None:
     if not force:
         raise ExportError(f"{out} exists already: give another folder, or --force to replace a bundle", code="exists")
     _check_deletable(out)
+
+
+@contextmanager
+def only_maker(out: Path, progress: Progress) -> Iterator[None]:
+    """Let one program at a time make the bundle ``out``, which several may need at once; waiting for another is shown.
+
+    The caller looks inside the block whether the other one has made it.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{out}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        with progress.stage("another program makes it; waiting"):
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from pathlib import Path
 from typing import Protocol
 
@@ -17,9 +18,10 @@ from moa_drafter.target_facts import TargetFacts, facts_of, parameters_of
 from moa_drafter.target_source import resolve_target, shown_name
 from moa_drafter.transformers_config import UNDESCRIBED
 from moa_export.bundle_readme import write_readme
-from moa_export.bundle_writer import staged_bundle
+from moa_export.bundle_writer import only_maker, staged_bundle
 from moa_export.errors import ExportError
 from moa_export.licences import write_licences
+from moa_export.progress import Progress
 from moa_export.recipe import Recipe
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint, write_manifest
 from moa_runtime.manifest import (
@@ -31,7 +33,7 @@ from moa_runtime.manifest import (
     RecommendedSampling,
 )
 from moa_runtime.optional_deps import installed_versions
-from moa_runtime.paths import cache_dir
+from moa_runtime.paths import cache_dir, check_cache
 
 DeviceConfig = DrafterConfig | TokenConfig | Eagle3Config
 _TOOLS = ("moa-edge", "torch", "onnx", "onnxruntime", "executorch", "torchao", "coremltools")
@@ -179,19 +181,25 @@ def cached_plain_bundle(model: str) -> Path:
     """
     target = plain_facts(model)
     out = cache_dir() / "bundles" / f"plain-{target.fingerprint}"
-    try:
-        if _is_current(Bundle.open(out).manifest, out, target):
-            return out
-    except (BundleError, OSError):
-        pass  # damaged, or of another version
-    shutil.rmtree(out, ignore_errors=True)
-    make_plain_bundle(out, target, shown_name(model))
+    if _is_current(out, target):  # in a folder, too, in which nothing can be written
+        return out
+    check_cache()
+    with only_maker(out, Progress(sys.stderr, quiet=True)):  # which takes a second
+        if not _is_current(out, target):
+            shutil.rmtree(out, ignore_errors=True)
+            make_plain_bundle(out, target, shown_name(model))
     return out
 
 
-def _is_current(manifest: Manifest, folder: Path, target: TargetFacts) -> bool:
-    """Return whether a bundle has the target's texts, which its authors may change without the weights."""
-    held = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8"), manifest.fingerprints.tokenizer
+def _is_current(folder: Path, target: TargetFacts) -> bool:
+    """Return whether a folder holds a whole bundle with the target's texts, which its authors may change without the
+    weights."""
+    try:
+        manifest = Bundle.open(folder).manifest
+        template = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8")
+    except (BundleError, OSError):
+        return False  # none, damaged, or of another version
+    held = template, manifest.fingerprints.tokenizer
     held += manifest.stop_tokens, manifest.special_tokens, manifest.sampling
     wanted = target.chat_template, tokenizer_fingerprint(target.folder / TOKENIZER_FILE)
     wanted += target.stop_tokens, target.special_tokens, target.recommended_sampling

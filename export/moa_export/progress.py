@@ -13,6 +13,8 @@ from typing import TextIO
 Advance = Callable[[], None]
 #: Seconds between two states of the line, and between two lines of a long stage elsewhere.
 _MOVES_S, _EVERY_S = 0.5, 10.0
+#: Seconds of steps before their pace is believed: the first megabyte of a download may come late.
+_SURE_S = 3.0
 _WIDTH = 78
 
 
@@ -44,13 +46,15 @@ class Progress:
     def stage(self, title: str, steps: int = 1) -> Iterator[Advance]:
         """Show the block; call what it yields after each of its ``steps``. A block of one step needs none."""
         self._count += 1
-        began, done, ended = time.monotonic(), 0, threading.Event()
+        began, done, first, ended = time.monotonic(), 0, 0.0, threading.Event()
         number = f"{self._count}/{len(self._plan)} " if self._plan else ""
 
         def show() -> None:
             part = f" {done}/{steps}" if steps > 1 else ""
             gone = time.monotonic() - began
-            line = f"{number}{title}{part}{self._outlook(title, gone, done / steps)}"
+            following, left = self.outlook(title, began, first, done, steps)
+            outlook = f", then {following}" + (f"; {max(1, round(left))} s to go" if left else "") if following else ""
+            line = f"{number}{title}{part}{outlook}"
             if self._draws:
                 print(f"\r{line:<{_WIDTH - 8}}{f'{gone:.0f} s':>7}", end="", file=self._stream, flush=True)
             elif not self._quiet:
@@ -62,8 +66,8 @@ class Progress:
                 show()
 
         def advance() -> None:
-            nonlocal done
-            done += 1
+            nonlocal done, first
+            first, done = first or time.monotonic(), done + 1
 
         show()
         thread = threading.Thread(target=keep_showing, daemon=True)
@@ -78,24 +82,27 @@ class Progress:
                 show()
                 print(file=self._stream, flush=True)
 
-    def outlook(self, title: str, gone: float, part: float) -> tuple[str, float]:
-        """Return the next stage's title, empty for none, and the seconds until all is done; 0 without a plan.
+    def outlook(self, title: str, began: float, first: float, done: int, steps: int) -> tuple[str, float]:
+        """Return the next stage's title, empty for none, and the seconds until all is done; 0 if they are not known:
+        without a plan, and before the pace of steps is.
 
         Args:
-            gone: seconds of the stage ``title`` so far.
-            part: of it that is done, from 0 to 1; 0 if it is not known.
+            began: when the stage ``title`` did.
+            first: when the first of its steps was done; 0 before.
         """
         if title not in self._plan:
             return "", 0.0
         titles = list(self._plan)
         later = titles[titles.index(title) + 1 :]
         pace = self._took / self._usual if self._usual else 1.0
-        own = gone * (1 - part) / part if part else max(0.0, pace * self._plan[title] - gone)
-        return next(iter(later), ""), own + pace * sum(self._plan[each] for each in later)
-
-    def _outlook(self, title: str, gone: float, part: float) -> str:
-        following, left = self.outlook(title, gone, part)
-        return f", then {following}; {max(1, round(left))} s to go" if following else ""
+        following, now = next(iter(later), ""), time.monotonic()
+        if steps == 1:
+            own = max(0.0, pace * self._plan[title] - (now - began))
+        elif not first or now - first < _SURE_S:
+            return following, 0.0
+        else:
+            own = (now - first) * max(0, steps - done) / done
+        return following, own + pace * sum(self._plan[each] for each in later)
 
     def _finished(self, title: str, took: float, steps: int) -> None:
         """Count a stage of the plan; one of several steps is a download, whose pace says nothing of this machine."""
@@ -112,17 +119,17 @@ class JsonProgress(Progress):
     @contextlib.contextmanager
     def stage(self, title: str, steps: int = 1) -> Iterator[Advance]:
         """See :meth:`Progress.stage`."""
-        began, done = time.monotonic(), 0
+        began, done, first = time.monotonic(), 0, 0.0
 
         def say() -> None:
             part = min(done / steps, 1.0)
-            following, left = self.outlook(title, time.monotonic() - began, part)
+            following, left = self.outlook(title, began, first, done, steps)
             said = {"stage": title, "part": part, "next": following, "left_s": round(left, 1)}
             print(json.dumps(said), file=self._stream, flush=True)
 
         def advance() -> None:
-            nonlocal done
-            done += 1
+            nonlocal done, first
+            first, done = first or time.monotonic(), done + 1
             say()
 
         say()

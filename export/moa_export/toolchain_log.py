@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from moa_runtime.paths import cache_dir
+from moa_runtime.paths import cache_dir, check_cache
 
 
 def toolchain_log() -> Path:
-    """Return the path of the last export's chatter."""
+    """Return the path of the last export's chatter; raise MoaError if the cache folder cannot be written."""
+    check_cache()
     return cache_dir() / "logs" / "export.log"
 
 

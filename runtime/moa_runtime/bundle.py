@@ -24,7 +24,7 @@ from moa_runtime.manifest import (
 )
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DrafterName, drafter_option
-from moa_runtime.paths import expanded
+from moa_runtime.paths import check_cache, expanded
 
 if TYPE_CHECKING:
     from moa_runtime.transport import Endpoint
@@ -118,9 +118,10 @@ def make_bundle(folder: Path, target: str, program: str, drafter: DrafterName | 
         program: the one that needs it, for messages.
 
     Raises:
-        MoaError: it takes packages that are not installed, or failed.
+        MoaError: it takes packages that are not installed, or a cache folder that can be written, or failed.
     """
     require_extra("server", program)
+    check_cache()
     print(
         "the model for this device is made, once (5 to 15 s and the download):",
         file=sys.stderr,

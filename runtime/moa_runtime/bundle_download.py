@@ -41,7 +41,7 @@ from moa_runtime.manifest import (
     checked_manifest,
     read_manifest,
 )
-from moa_runtime.paths import cache_dir
+from moa_runtime.paths import cache_dir, check_cache
 from moa_runtime.transport import Endpoint, status_error, tls_error
 
 #: Path of the list; files of a bundle are at ``/v1/bundles/ID/NAME``.
@@ -149,8 +149,11 @@ def fetch_bundle(
     Raises:
         DownloadError: it cannot be downloaded; what came is kept, and the next call continues.
         BundleError: what the verifier sent is no bundle, or a file of the bundle here is damaged.
+        MoaError: nothing can be written into the cache folder.
     """
     place = _shelf() / offer.id[:32]
+    if not place.exists():
+        check_cache()
     try:
         _make_folder(place.parent)
         with _alone(place.with_name(f"{place.name}.lock")):

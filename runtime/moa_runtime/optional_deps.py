@@ -44,13 +44,17 @@ def require_extra(extra: str, program: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation, from the checkout or wheel that it came from."""
+    """Return the command that adds an extra to this installation, from the checkout or wheel that it came from; a
+    checkout has vLLM in an environment of its own, because it pins other packages."""
+    source = installed_from()
+    if extra == "vllm" and source is not None and (source / "Makefile").is_file():
+        return f'make -C "{source}" vllm (its programs: {source / ".venv-vllm" / "bin"})'
     command, environment = "pip install", Path(sys.prefix)
     if (environment / "uv-receipt.toml").exists():  # a plain pip would install into another environment
         command = f'uv pip install --python "{environment}"'
     elif (environment / "pipx_metadata.json").exists():
         command = f"pipx runpip {environment.name} install"
-    return f'{command} "{installed_from() or "moa-edge"}[{extra}]"'
+    return f'{command} "{source or "moa-edge"}[{extra}]"'
 
 
 def installed_from() -> Path | None:

@@ -8,7 +8,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.options import DrafterName, drafter_option
 
 
@@ -28,6 +28,21 @@ def resolved(path: Path) -> Path:
 def cache_dir() -> Path:
     """The user's cache folder for moa-edge; ``MOA_EDGE_CACHE`` overrides the platform's convention."""
     return _user_folder("MOA_EDGE_CACHE", "Library/Caches", "XDG_CACHE_HOME", ".cache")
+
+
+def check_cache() -> None:
+    """Make the cache folder before anything is written into it; raise MoaError if nothing can be.
+
+    One that holds all that is needed may be read-only: it is not checked before.
+    """
+    place = cache_dir()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        text = f"models cannot be kept in {place}: {reason_of(error)}; set MOA_EDGE_CACHE to a folder of your own"
+        raise MoaError(text, code="cache_refused") from error
 
 
 def data_dir() -> Path:

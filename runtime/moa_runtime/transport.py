@@ -142,9 +142,10 @@ def status_error(address: str, status: int, *, token: bool) -> ConnectError:
 def tls_error(address: str, error: BaseException) -> ConnectError | None:
     """Return what a failed handshake of TLS says, for sessions and downloads; None if another attempt may succeed."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        authority = Address.parse(address).at("/ca.crt")
         text = (
             f"the certificate of {address} is not trusted ({error.verify_message}); pass its certificate authority "
-            "with --tls-ca"
+            f"with --tls-ca (that of moa-serve --tls-cert auto is at {authority}: compare its fingerprint)"
         )
         return ConnectError(text, final=True, code="untrusted_certificate")
     if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:

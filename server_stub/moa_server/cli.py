@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_drafter.catalogue import CATALOGUE, COLUMNS, catalogue_rows, drafter_advice
-from moa_export.progress import Progress
+from moa_export.progress import JsonProgress, Progress
 from moa_runtime.checked_file import open_checked
 from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError, reason_of
@@ -98,7 +98,10 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _progress(options: argparse.Namespace) -> Progress:
-    """Return the progress of a start; silent if the log is JSON, or another program started this one."""
+    """Return the progress of a start; silent if the log is JSON, or another program started this one, which may show
+    it: with ``--json`` it is on stdout, before the ready line."""
+    if options.until_stdin_ends and options.json:
+        return JsonProgress(sys.stdout)
     quiet = options.log_format == "json" or options.until_stdin_ends
     return Progress(sys.stderr, quiet=quiet, program="moa-serve")
 

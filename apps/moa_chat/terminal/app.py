@@ -17,8 +17,9 @@ from moa_chat.terminal.renderer import LiveView, PlainView, Span, clean, view_fo
 from moa_chat.transcript import save_conversation
 from moa_runtime.chat import Chat
 from moa_runtime.chat_store import StoreError
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.errors import MoaError, printable
-from moa_runtime.events import Disagreement, LinkStatus, Statistics
+from moa_runtime.events import Disagreement, FinishReason, LinkStatus, Statistics
 from moa_runtime.reasoning import split_reasoning
 from moa_runtime.transport import ConnectError
 
@@ -83,6 +84,7 @@ class Terminal:
         view.begins_reasoning = chat.tokenizer.begins_reasoning(config.thinking)
         view.reasoning_style = self._palette.quiet
         self._offline = False  # whether the user works offline
+        self._put_off = False  # whether a check that did not end waits for the next question
         self._ahead = TypedAhead()
         self._last: Statistics | None = None
         self._tentative = 0  # tokens of the last answer that are not confirmed
@@ -103,7 +105,8 @@ class Terminal:
         interrupted = False
         while True:
             try:
-                self._check()
+                if not self._put_off:
+                    self._check()
                 line = self._next_line().strip()
                 interrupted = False
                 if line == "/quit":
@@ -143,7 +146,7 @@ class Terminal:
             self._ask(line)
 
     def _toggle_offline(self) -> None:
-        self._offline = not self._offline
+        self._offline, self._put_off = not self._offline, False
         self._worker.run(self._chat.work_offline(self._offline))
         self._say(strings.NOW_OFFLINE if self._offline else strings.NOW_ONLINE)
         if self._offline:
@@ -181,7 +184,8 @@ class Terminal:
     def _save(self, name: str) -> None:
         try:
             messages, may_overwrite = self._chat.messages, strings.MAY_OVERWRITE
-            saved = save_conversation(name, messages, lambda path: self._agrees(may_overwrite.format(path)))
+            marked = [mark.turn for mark in self._chat.unconfirmed]
+            saved = save_conversation(name, messages, lambda path: self._agrees(may_overwrite.format(path)), marked)
         except MoaError as error:
             self._complain(str(error))
         else:
@@ -216,19 +220,27 @@ class Terminal:
 
     def _check(self) -> None:
         """Have the verifier, if it is there, check what was written without it."""
-        stopped = False
-        while not stopped and self._chat.unconfirmed and self._chat.status is LinkStatus.ONLINE:
+        self._put_off = False
+        while not self._put_off and self._chat.unconfirmed and self._chat.status is LinkStatus.ONLINE:
             events = self._worker.call(self._chat.check)
             mark, turns = self._chat.unconfirmed[0], self._chat.messages
             self._say(strings.CHECKED)
             self._view.write(Span(clean(f"you> {turns[mark.turn - 1]['content']}")))
-            stopped = self._show(partial(self._worker.follow, events)).reason is None
+            self._put_off = True  # also if Ctrl-C raises an exception
+            self._show(partial(self._worker.follow, events), mark)
+            self._put_off = mark in self._chat.unconfirmed
 
     def _ask(self, question: str) -> None:
         self._check()
         most, sampling = self._config.max_new_tokens, self._config.sampling()
         send = partial(self._chat.send, question, max_new_tokens=most, sampling=sampling)
-        self._settle(self._show(lambda: self._worker.follow(send())))
+        before = len(self._chat.messages)
+        shown = self._show(lambda: self._worker.follow(send()))
+        marks = self._chat.unconfirmed
+        if marks and marks[-1].turn > before and not (shown.confirmed or shown.left_behind):
+            # It was stopped before the device's first words were drawn, so these are not kept.
+            self._worker.call(self._chat.restore, self._chat.messages[:before], marks[:-1])
+        self._settle(shown)
 
     def _settle(self, shown: AnswerState) -> None:
         """Ask which version counts, if the target disagreed."""
@@ -243,8 +255,8 @@ class Terminal:
         self._say(f"  mine:   {strings.excerpt(disagreement.dropped_text, _EXCERPT_LENGTH)}")
         return self._agrees(strings.KEEP_MINE_ASKED)
 
-    def _show(self, begin: Callable[[], RunningAnswer]) -> AnswerState:
-        """Draw an answer while it is written, and its figures after it."""
+    def _show(self, begin: Callable[[], RunningAnswer], mark: Unconfirmed | None = None) -> AnswerState:
+        """Draw an answer while it is written, and its figures after it; ``mark`` is that of an answer being checked."""
         shown = AnswerState(self._chat.link)
         problem: MoaError | None = None
         with watch_keyboard() as keyboard:
@@ -256,13 +268,18 @@ class Terminal:
                 self._view.finish(shown.confirmed, [Span(shown.left_behind, self._palette.offline)])
                 self._ahead.add(keyboard.pressed())
         self._last, self._tentative = shown.statistics, shown.tentative_tokens
-        if shown.left_behind and isinstance(self._view, LiveView):
+        if mark is not None and mark in self._chat.unconfirmed:
+            self._say(strings.CHECK_STOPPED)
+        elif shown.left_behind and isinstance(self._view, LiveView):
             self._say(shown.words_left(checked=bool(self._chat.unconfirmed)))
         if problem is not None:
             self._complain(str(problem))
         if not self._ends_alone(shown) and (problem is None or shown.confirmed):
             answer = split_reasoning(shown.confirmed, begun=self._view.begins_reasoning).answer
-            note = ending(shown.reason, answer, as_json=self._config.schema is not None)
+            # An answer that was stopped may not grow when it is checked: then the limit is its length, not the option.
+            stopped = mark is not None and mark.most != self._config.max_new_tokens
+            reason = None if stopped and shown.reason is FinishReason.LENGTH else shown.reason
+            note = ending(reason, answer, as_json=self._config.schema is not None)
             self._say(summary(note, shown.statistics))
         self._view.write()
         return shown

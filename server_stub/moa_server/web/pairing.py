@@ -101,6 +101,7 @@ def invitation(
             f"  {fingerprint}",
             "Android: Settings, Security, Encryption & credentials, Install a certificate, CA certificate.",
             "iOS: Settings, Profile downloaded; then switch it on in General, About, Certificate Trust Settings.",
+            "A laptop needs the same file and check: moa-chat --tls-ca ca.crt",
         ]
     elif not secure:
         lines.append(

@@ -90,15 +90,18 @@ def test_a_local_verifier_gets_a_token_and_is_stopped_at_the_end(instead, tmp_pa
     assert mark.exists()
 
 
-def test_a_killed_verifier_is_started_again_on_the_same_port(tiny_target, tiny_drafter, monkeypatch):
+def test_a_killed_verifier_is_started_again_on_the_same_port(tiny_target, tiny_drafter, monkeypatch, capsys):
+    """Its stages are shown at the first start alone: later an answer may be on the screen."""
     monkeypatch.setattr(local, "_LEAST_SECONDS", 0.0)
     options = ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--threads", "1"]
     with local.local_verifier(options, restarts=True) as verifier:
         port, first = urlsplit(verifier.endpoint.url).port, verifier.pid
         assert port is not None
+        stages = {line.partition(" (")[0] for line in capsys.readouterr().err.splitlines()}
+        assert len(stages) == 3 and all(stage.startswith("moa-serve: ") for stage in stages)
         os.kill(first, signal.SIGKILL)
         until(lambda: verifier.pid != first and answers(port))
-        assert verifier.problem is None
+        assert verifier.problem is None and not capsys.readouterr().err
     until(lambda: not answers(port))
 
 

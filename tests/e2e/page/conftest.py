@@ -53,7 +53,7 @@ def reasoning_site(page_built: None, tiny_target: Path, tmp_path: Path) -> Itera
     with (model / "chat_template.jinja").open("a") as template:
         template.write("{% if add_generation_prompt and enable_thinking | default(true) %}<think>{% endif %}")
     with _serving(["--model", str(model)], MOA_EDGE_CACHE=str(tmp_path / "cache")) as port:
-        [made] = (tmp_path / "cache" / "bundles").glob("plain-*")
+        [made] = (path.parent for path in (tmp_path / "cache" / "bundles").glob("plain-*/manifest.json"))
         yield Site(port, Bundle.open(made))
 
 

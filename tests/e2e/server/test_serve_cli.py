@@ -75,6 +75,7 @@ def test_a_verifier_needs_neither_torch_nor_transformers(tiny_target, tiny_draft
 
 def test_where_torch_is_needed_and_missing_a_sentence_says_so(capsys, monkeypatch, tiny_target):
     monkeypatch.setitem(extras.MODULES, "torch", ("no_such_package",))
+    monkeypatch.setattr("moa_server.engine.load.has_bfloat16", lambda: True)
     for option, value in (("--dtype", "bfloat16"), ("--device", "cuda")):
         error = refusal(capsys, "--doctor", "--model", str(tiny_target), option, value)
         assert "[missing_package]" in error and extras.install_command("torch") in error and value in error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers, connect_error
+from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers, connect_error, tls_error
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -194,3 +195,11 @@ def test_a_socks_proxy_leads_to_the_verifier(name: str, environment: Callable[..
     error = asyncio.run(run())
     assert error.code == "http_status" and "ws://verifier.example:8765/v1/session" in str(error)
     assert asked == [b"\x05\x01\x00\x03\x10verifier.example" + (8765).to_bytes(2, "big")]
+
+
+def test_a_certificate_that_is_not_trusted_comes_with_the_place_of_its_authority() -> None:
+    error = ssl.SSLCertVerificationError("bad")
+    error.verify_message = "self-signed"
+    said = tls_error("wss://verifier.example:8765/v1/session", error)
+    assert said is not None and said.code == "untrusted_certificate" and said.final
+    assert all(each in str(said) for each in ("self-signed", "--tls-ca", "https://verifier.example:8765/ca.crt"))

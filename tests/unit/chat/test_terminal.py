@@ -29,6 +29,7 @@ from support.chat.fake_chat import HANG, FakeChat, FakeChatConfig, finished, upd
 
 FIRST, SECOND = Unconfirmed(1, Sampling(), 8), Unconfirmed(3, Sampling(), 8)
 OFFLINE = LinkChanged(LinkStatus.OFFLINE)
+CTRL_C_TWICE = KeyboardInterrupt(), KeyboardInterrupt()
 
 
 class Lines:
@@ -158,10 +159,52 @@ def test_text_written_alone_is_checked_before_the_next_question():
     assert out.count(strings.CHECKED) == 2 and chat.asked == ["Switzerland?"]
 
 
-def test_a_check_that_is_stopped_is_not_begun_again_at_once():
-    chat = FakeChat([ctrl_c, HANG])
+def test_a_stopped_check_waits_and_the_text_stays_marked(tmp_path):
+    """The prompt stays usable: Ctrl-C leaves, and a saved file says what is not confirmed."""
+    markdown, data = tmp_path / "talk.md", tmp_path / "talk.json"
+    chat, lines = FakeChat([update("Par"), ctrl_c, HANG]), Lines(f"/save {markdown}", f"/save {data}", *CTRL_C_TWICE)
     chat.messages, chat.marks = turns("France?", "Pisa."), [FIRST]
-    assert talk(chat, Lines()).count(strings.CHECKED) == 1 and chat.messages[1]["content"] == "Pisa."
+    out = talk(chat, lines)
+    assert out.count(strings.CHECKED) == 1 and in_order(out, "Par\n", strings.CHECK_STOPPED, strings.HOW_TO_LEAVE)
+    assert len(lines.prompts) == 4 and chat.messages[1]["content"] == "Pisa."
+    assert f"({strings.TENTATIVE})\n\nPisa." in markdown.read_text()
+    assert json.loads(data.read_text())["unconfirmed"] == [1]
+
+
+def test_a_check_that_ctrl_c_breaks_off_waits_too():
+    """The third Ctrl-C raises an exception."""
+    chat = FakeChat()
+    chat.messages, chat.marks = turns("France?", "Pisa."), [FIRST]
+    with mock.patch.object(Terminal, "_follow", side_effect=KeyboardInterrupt):
+        assert talk(chat, Lines("/stats")).count(strings.CHECKED) == 1
+
+
+@pytest.mark.parametrize("typed", [("Italy?",), ("/offline", "/offline")])
+def test_a_stopped_check_begins_again_with_a_question_or_a_new_link(typed):
+    chat = FakeChat([update("Par"), ctrl_c, HANG], [finished("Paris.")], [finished("Rome.")])
+    chat.messages, chat.marks = turns("France?", "Pisa."), [FIRST]
+    out = talk(chat, Lines("/stats", *typed))
+    assert out.count(strings.CHECKED) == 2 and out.count(strings.CHECK_STOPPED) == 1
+    assert chat.messages[1]["content"] == "Paris." and chat.marks == []
+
+
+@pytest.mark.parametrize(("most", "note"), [(5, strings.STOPPED), (512, strings.TERMINAL_FINISH[FinishReason.LENGTH])])
+def test_a_checked_answer_that_was_stopped_is_not_cut_off(most, note):
+    """It may have no more tokens than it had."""
+    chat = FakeChat([finished("There", FinishReason.LENGTH)])
+    chat.messages, chat.marks = turns("France?", "Their"), [Unconfirmed(1, Sampling(), most)]
+    assert f"There\n{note} | 5 tokens" in talk(chat, Lines())
+
+
+@pytest.mark.parametrize("shown", ["", "There"])
+def test_text_of_a_stopped_answer_stays_if_it_was_shown(shown):
+    def keep():
+        chat.messages, chat.marks = turns("France?", "Paris.", "Italy?", "There"), [FIRST, SECOND]
+
+    chat = FakeChat([update("", "", shown), keep, ctrl_c, HANG])
+    chat.messages, chat.marks, chat.status = turns("France?", "Paris."), [FIRST], LinkStatus.OFFLINE
+    talk(chat, Lines("Italy?"))
+    assert (len(chat.messages), len(chat.marks)) == ((4, 2) if shown else (2, 1))
 
 
 def test_ctrl_c_at_the_prompt_hints_and_leaves_at_the_second():
@@ -178,6 +221,13 @@ def test_commands_are_obeyed():
     assert chat.worked_offline == [True, False] and chat.asked == ["hello"]
     assert lines.prompts[4] == "(offline) you> " and lines.prompts[0] == lines.prompts[6] == "you> "
     assert in_order(out, strings.NOW_OFFLINE, strings.NOW_ONLINE, strings.ONLINE_AGAIN)
+
+
+def test_the_help_names_the_keys_of_the_status_row():
+    for hint in (strings.KEEP_KEY, strings.OFFLINE_KEY, strings.ONLINE_KEY, strings.STAY_OFFLINE_KEY):
+        assert hint.partition(":")[0].split()[-1] in strings.TERMINAL_HELP
+    # Answers are sampled without an option, too.
+    assert "--temperature 0" in strings.TERMINAL_HELP
 
 
 def test_a_link_that_does_not_come_back_is_told(monkeypatch):

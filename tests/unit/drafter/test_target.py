@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -130,6 +131,27 @@ def test_a_built_in_target_that_cannot_be_had_is_refused(monkeypatch, empty_cach
     assert caught.value.__cause__.code == ("bad_digest" if pip_works else "pip_failed")
     assert ((1000, 92871040) in looks) == pip_works
     assert [path.name for path in (empty_cache / "targets").iterdir()] == [f"{DEFAULT_TARGET}.lock"]
+
+
+def test_a_disk_without_room_for_the_built_in_target_is_told_how_much_it_takes(monkeypatch, empty_cache):
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "_make_builtin", full)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=7_400_000))
+    with refused("disk_full", TargetError, " 293 MB", " 7 MB", str(empty_cache)):
+        resolve_target()
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(True, 10), (False, 2)])
+def test_a_download_is_told_seldom_where_lines_stay(monkeypatch, capsys, terminal, lines):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    fetched = module._lines()
+    for now[0] in range(21):
+        fetched(1, 2)
+    assert capsys.readouterr().err.count("\n") == lines
 
 
 @pytest.mark.parametrize("older", [False, True])

@@ -31,3 +31,7 @@ def test_an_extra_comes_from_where_the_installation_came_from(
     (place := tmp_path / "a folder" / source).mkdir(parents=True)
     (notes / "direct_url.json").write_text(json.dumps({"url": place.as_uri()}))
     assert install_command("web") == f'pip install "{place}[web]"'
+    assert install_command("vllm") == f'pip install "{place}[vllm]"'
+    if source == "checkout":
+        (place / "Makefile").touch()
+        assert install_command("vllm").startswith(f'make -C "{place}" vllm ')

@@ -61,7 +61,7 @@ def test_output_that_is_no_terminal_gets_neither_code_nor_token():
 
 
 def test_a_phone_is_told_what_to_trust():
-    assert all(each in told() for each in ("https://192.168.1.20:8765/ca.crt", PRINT, "Android: ", "iOS: "))
+    assert all(each in told() for each in ("https://192.168.1.20:8765/ca.crt", PRINT, "Android: ", "iOS: ", "--tls-ca"))
     own = told(fingerprint=None)
     assert "/ca.crt" not in own and "--tls-cert" not in own
     assert "--tls-cert auto" in told(["http://192.168.1.20:8765/"], fingerprint=None, secure=False)
