@@ -15,7 +15,7 @@ import httpx
 from websockets.exceptions import ConnectionClosed, InvalidMessage
 
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Origin, Sampling
+from moa_runtime.session.events import Grammar, Origin, Sampling
 from moa_server.connection import TRY_AGAIN_LATER
 from soak.raw import Target
 from support.server.running import TIMEOUT_S, Client
@@ -98,6 +98,18 @@ def draft(target: Target, reference: Reference, rng: random.Random, say) -> None
         text = session.committed[len(reference.prompt) :]
         if text != list(reference.text):
             say("differs", f"drafted {text}, plain decoding is {list(reference.text)}")
+    finally:
+        client.socket.close()
+
+
+def constrained(target: Target, grammar: Grammar) -> None:
+    """Ask for one token that conforms to a grammar."""
+    client = Client(target.verifier, _Known(target))
+    client.connect()
+    try:
+        client.session.prompt([5], Sampling(grammar=grammar), 1)
+        while client.session.answering:
+            _round(client, lambda *_: None, "first")
     finally:
         client.socket.close()
 

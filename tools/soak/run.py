@@ -2,7 +2,7 @@
 
 >>> python -m soak --seconds 1800 --out soak     # with PYTHONPATH=tests
 
-Fails when memory or descriptors grow, the log has an error, or an honest text is not plain decoding's.
+Fails when memory, descriptors or processes grow, the log has an error, or an honest text is not plain decoding's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from moa_runtime.grammar.compiler import MOST_KEPT
+from moa_runtime.session.events import Grammar
 from soak import honest
 from soak.actors import Crowd
 from soak.plot import plot
@@ -80,6 +82,7 @@ class Result:
     Attributes:
         memory_growth: of the median over the last tenth of the time against the tenth behind the first sixth.
         descriptors_before, descriptors_after: open while no client is connected.
+        processes_before, processes_after: of grammars, while no client is connected.
         problems: why it fails, empty where it does not.
     """
 
@@ -90,6 +93,8 @@ class Result:
     memory_growth: float
     descriptors_before: int
     descriptors_after: int
+    processes_before: int
+    processes_after: int
     log_bytes: int
     visits: dict[str, int]
     refused: int
@@ -140,18 +145,41 @@ async def disturb(running: Served, seconds: float, seed: int) -> tuple[list[Samp
     return samples, crowd, problems
 
 
-def judge(running: Served, samples: Sequence[Sample], before: int, crowd: Crowd, problems: Sequence[str]) -> Result:
-    """What the samples show; ``before`` is the number of descriptors that were open at rest."""
+def at_rest(running: Served) -> tuple[int, int]:
+    """Descriptors and processes."""
+    return running.descriptors, running.processes
+
+
+def fill_grammars(running: Served) -> None:
+    """Have as many grammars compiled as a verifier keeps, each with a process and a descriptor.
+
+    Raises:
+        RuntimeError: processes of their answers stay when these are forgotten.
+    """
+    for number in range(MOST_KEPT):
+        honest.constrained(running.target, Grammar("regex", f"[a-z]{{{number + 1}}}"))
+    deadline = time.monotonic() + CALM_S
+    while running.processes > MOST_KEPT + 2:  # that which forks them, and the last answer's until another one comes
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{MOST_KEPT} grammars are kept by {running.processes} processes")
+        time.sleep(0.2)
+
+
+def judge(
+    running: Served, samples: Sequence[Sample], before: tuple[int, int], crowd: Crowd, problems: Sequence[str]
+) -> Result:
+    """What the samples show; ``before`` is what was there :func:`at_rest`."""
     tenth = max(1, len(samples) // 10)
     warm = int(len(samples) * WARMING)
     first = median(sample.memory for sample in samples[warm : warm + tenth])
     last = median(sample.memory for sample in samples[-tenth:])
-    after, log = running.descriptors if running.running else 0, running.log.read_text()
+    after, log = at_rest(running) if running.running else (0, 0), running.log.read_text()
     found = [*problems]
     if last > first * (1 + MOST_GROWTH):
         found.append(f"memory grew from {first / 1e6:.1f} to {last / 1e6:.1f} MB")
-    if after > before * (1 + MOST_GROWTH):
-        found.append(f"{before} descriptors were open before, {after} are after all have left")
+    for name, was, left in zip(("descriptors", "processes"), before, after, strict=True):
+        if left > was * (1 + MOST_GROWTH):
+            found.append(f"there were {was} {name} before, {left} are there after all have left")
     if "Traceback" in log or "moa-serve: error" in log:
         found.append(f"the log has an error: {log[:500]}")
     names = ("first", "draft", "stream")
@@ -164,8 +192,10 @@ def judge(running: Served, samples: Sequence[Sample], before: int, crowd: Crowd,
         int(last),
         max(sample.memory for sample in samples),
         round(last / first - 1, 4),
-        before,
-        after,
+        before[0],
+        after[0],
+        before[1],
+        after[1],
         len(log),
         dict(crowd.visits.most_common()),
         sum(len(sample.refused) for sample in samples),
@@ -176,6 +206,10 @@ def judge(running: Served, samples: Sequence[Sample], before: int, crowd: Crowd,
         latencies(stream),
         found,
     )
+
+
+def _is_calm(running: Served, before: tuple[int, int]) -> bool:
+    return all(left <= was for was, left in zip(before, at_rest(running), strict=True))
 
 
 def soak(seconds: float, out: Path, model: str | None = None, seed: int = 0) -> Result:
@@ -190,10 +224,11 @@ def soak(seconds: float, out: Path, model: str | None = None, seed: int = 0) -> 
         if model != "default":
             options, sizes = [*SERVE, *_tiny(Path(folder))], _TINY
         with served(out / "log", options, *sizes) as running:
-            before = running.descriptors
+            fill_grammars(running)
+            before = at_rest(running)
             samples, crowd, problems = asyncio.run(disturb(running, seconds, seed))
             deadline = time.monotonic() + CALM_S
-            while running.running and running.descriptors > before and time.monotonic() < deadline:
+            while running.running and not _is_calm(running, before) and time.monotonic() < deadline:
                 time.sleep(0.2)
             result = judge(running, samples, before, crowd, problems)
     rows = [sample.row() for sample in samples]
@@ -228,6 +263,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         growth = f"{result.memory_before / 1e6:.1f} -> {result.memory_after / 1e6:.1f} MB ({result.memory_growth:+.1%})"
         print(f"memory {growth}, descriptors {result.descriptors_before} -> {result.descriptors_after} at rest")
+        print(f"processes of grammars: {result.processes_before} -> {result.processes_after} at rest")
         print(f"first tokens: {result.first}")
         print(f"drafting: {result.draft_steps} steps, {result.draft}")
         print(f"streaming: {result.stream_steps} steps, {result.stream}")

@@ -41,6 +41,11 @@ class Served:
         return int(self.process.num_fds())
 
     @property
+    def processes(self) -> int:
+        """Those that it started, and that these did."""
+        return len(self.process.children(recursive=True))
+
+    @property
     def running(self) -> bool:
         return bool(self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE)
 

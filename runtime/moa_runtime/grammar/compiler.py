@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 #: Compiled grammars, and reasons why one does not compile, that are kept.
-_KEPT = 32
+MOST_KEPT = 32
 #: Turns of :data:`moa_runtime.grammar.answer_matcher.READ_S` in which an answer so far is read.
 _TURNS = 60
 
@@ -135,7 +135,7 @@ class GrammarCompiler:
                 return found
         with self._lock:
             self._compiled[grammar] = found
-            if len(self._compiled) > _KEPT:
+            if len(self._compiled) > MOST_KEPT:
                 self._compiled.popitem(last=False)
         return found
 
