@@ -88,6 +88,9 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def own_program(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module's ``main`` with this Python."""
+    """Return the command that runs a module's ``main`` with this Python. Ctrl-C while it is imported ends it, too,
+    without a traceback: the program that started it says that it was stopped."""
+    lines = "import sys", "try:", f"    from {module} import main", "except KeyboardInterrupt:", "    sys.exit(130)"
+    start = "\n".join([*lines, "sys.exit(main())"])
     # Not the console script, which may be missing or not on the path.
-    return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments]
+    return [sys.executable, "-c", start, *arguments]

@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from moa_runtime.atomic_file import replace_private
 from moa_runtime.checked_file import read_checked
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 
 _AUTHORITY_FILE, _SERVER_FILE = "authority.pem", "server.pem"
 # iOS takes at most 825 days of a certificate under an authority that its user has installed (Apple, HT210176).
@@ -86,7 +86,8 @@ def own_certificate(folder: Path, hosts: Sequence[str], now: datetime | None = N
             served = _new_server(authority, hosts, now)
             replace_private(folder / _SERVER_FILE, [served.pem()])
     except OSError as error:
-        text = f"no certificate can be kept in {folder}: {error.strerror or error}"
+        reason = f"{reason_of(error)}; set MOA_EDGE_PROFILE to a folder of your own"
+        text = f"no certificate can be kept in {folder}: {reason}"
         raise MoaError(text, code="not_writable") from error
     return OwnCertificate(
         folder / _SERVER_FILE,

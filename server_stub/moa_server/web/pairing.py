@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from moa_runtime.checked_file import read_checked
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.optional_deps import install_command
 from moa_runtime.sockets import is_loopback
 from moa_server.auth import random_token
@@ -87,7 +87,16 @@ def invitation(
     lines = [f"moa-serve: the page: {'  '.join(urls)}"]
     if token_from:
         lines.append(f"It asks for a token: {token_from}.")
-    if is_loopback(urlsplit(urls[0]).hostname or ""):
+    here = urls[0].rstrip("/")
+    own_token = " --token TOKEN" if token_from else ""
+    laptop = f"moa-chat --server {here} --tls-ca ca.crt{own_token}"
+    if is_loopback(urlsplit(here).hostname or ""):
+        if fingerprint is not None:
+            lines += [
+                f"A program must trust its authority, {here}{AUTHORITY_PATH}, whose SHA-256 fingerprint is",
+                f"  {fingerprint}",
+                f"as does {laptop}",
+            ]
         return "\n".join(lines)
     if drawn:
         code = qr_code(link_with_token(urls[0], token))
@@ -96,12 +105,12 @@ def invitation(
             lines.append("The code contains the token: anyone with a picture of it can use this verifier.")
     if fingerprint is not None:
         lines += [
-            f"A phone must trust this verifier's authority once: open {urls[0].rstrip('/')}{AUTHORITY_PATH} there,",
+            f"A phone must trust this verifier's authority once: open {here}{AUTHORITY_PATH} there,",
             "past the browser's warning, and install what it downloads. Its SHA-256 fingerprint is",
             f"  {fingerprint}",
             "Android: Settings, Security, Encryption & credentials, Install a certificate, CA certificate.",
             "iOS: Settings, Profile downloaded; then switch it on in General, About, Certificate Trust Settings.",
-            "A laptop needs the same file and check: moa-chat --tls-ca ca.crt",
+            f"A laptop needs the same file and check: {laptop}",
         ]
     elif not secure:
         lines.append(
@@ -125,7 +134,9 @@ def kept_token(file: Path) -> str:
                 made.write(random_token(24))
         token = read_checked(file).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise MoaError(f"no token can be kept in {file}: {error}", code="not_writable") from error
+        reason = reason_of(error) if isinstance(error, OSError) else "it has other bytes than ASCII"
+        text = f"no token can be kept in {file}: {reason}; set MOA_EDGE_PROFILE to a folder of your own"
+        raise MoaError(text, code="not_writable") from error
     if not token:
         raise MoaError(f"the file {file} has no token: remove it, and one is made", code="token_missing")
     return token

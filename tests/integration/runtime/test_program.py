@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from moa_chat.cli import main as moa_chat
 from moa_drafter.cli import main as moa_train
 from moa_export.cli import main as moa_export
 from moa_export.errors import ParityError
-from moa_runtime.cli_main import run_program
+from moa_runtime.cli_main import own_program, run_program
 from moa_runtime.errors import MoaError
 from moa_server.cli import main as moa_serve
 
@@ -92,3 +93,9 @@ def test_names_that_no_system_takes(main, words, onnx_bundle, tmp_path, monkeypa
     *before, said = capfd.readouterr().err.splitlines()
     assert LONG in said and "Traceback" not in said and not [line for line in before if not line.endswith(" s gone)")]
     assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_while_a_program_is_imported_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(own_program("early"), cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

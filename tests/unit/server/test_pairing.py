@@ -74,6 +74,12 @@ def test_on_this_machine_an_address_is_enough(url):
     assert line.endswith(f" {url}")
 
 
+def test_on_this_machine_programs_are_told_what_to_trust():
+    text = told(["https://127.0.0.1:8765/"])
+    assert all(each in text for each in ("https://127.0.0.1:8765/ca.crt", PRINT, "--tls-ca ca.crt --token"))
+    assert "Android: " not in text
+
+
 def test_addresses():
     urls = ["https://10.0.0.1:8765/", "https://[fd00::1]:8765/", "https://laptop.local:8765/"]
     assert page_urls("https", ["10.0.0.1", "fd00::1", "laptop.local"], 8765) == urls
