@@ -88,7 +88,7 @@ TERMINAL_HELP = """\
 /help       this list
 /offline    work without the server, or with it again
 /stats      figures of the last answer
-/regen      answer the last question again: another answer, except with --temperature 0 or --seed
+/regen      answer the last question again (the same text with --temperature 0 or --seed)
 /new        begin another conversation
 /save FILE  write the conversation as Markdown (.md) or JSON (.json)
 /quit       leave (also Ctrl-D, or Ctrl-C twice)
@@ -116,7 +116,7 @@ MAY_OVERWRITE = "{} exists: overwrite it? [y/N] "
 NOT_SAVED = "not saved"
 SAVED = "saved as {}"
 CHECKED = "checked by the server, after it was written without it:"
-CHECK_STOPPED = "(the check did not end: this device's text stays, not confirmed; a later question has it checked)"
+CHECK_STOPPED = "(the check did not finish: this device's text stays unconfirmed; the next question starts it again)"
 DIFFERS = "The server disagrees with what was written offline. From where they differ:"
 KEEP_MINE_ASKED = "Keep mine, and continue from there? [y/N] "
 KEEP_KEY = "the server disagrees; Ctrl-K: keep the offline text"

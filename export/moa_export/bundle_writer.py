@@ -51,7 +51,7 @@ def only_maker(out: Path, progress: Progress) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        with progress.stage("another program makes it; waiting"):
+        with progress.stage("another program is making it; waiting"):
             lock.acquire()
     try:
         yield

@@ -29,7 +29,7 @@ from soak.actors import Crowd
 from soak.plot import plot
 from soak.served import Served, served
 
-#: Growth of memory and descriptors that fails.
+#: Growth of memory that fails.
 MOST_GROWTH = 0.05
 #: The share of the time in which the verifier warms up: what grows then is not looked at.
 WARMING = 1 / 6
@@ -178,7 +178,7 @@ def judge(
     if last > first * (1 + MOST_GROWTH):
         found.append(f"memory grew from {first / 1e6:.1f} to {last / 1e6:.1f} MB")
     for name, was, left in zip(("descriptors", "processes"), before, after, strict=True):
-        if left > was * (1 + MOST_GROWTH):
+        if left > was:
             found.append(f"there were {was} {name} before, {left} are there after all have left")
     if "Traceback" in log or "moa-serve: error" in log:
         found.append(f"the log has an error: {log[:500]}")

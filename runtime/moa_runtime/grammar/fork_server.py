@@ -26,16 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_runtime.grammar.answer_matcher import DRAFT_S, READ_S, AnswerMatcher
-from moa_runtime.grammar.matcher import (
-    TOO_MANY,
-    GrammarError,
-    compile_matcher,
-    read_vocabulary,
-    with_large_stack,
-)
+from moa_runtime.grammar.matcher import GrammarError, compile_matcher, read_vocabulary, with_large_stack
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
     from moa_runtime.session.events import Grammar
 
@@ -76,7 +70,7 @@ def main() -> int:
 
 def _fork_each(control: socket.socket, serve: Callable[[socket.socket], None]) -> None:
     """Fork a process that serves each socket that ``control`` brings, until the other end closes it. The first message
-    on that socket says whether there is such a process."""
+    on that socket says whether it could be forked."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
@@ -85,14 +79,13 @@ def _fork_each(control: socket.socket, serve: Callable[[socket.socket], None]) -
             try:
                 child = os.fork() == 0
             except OSError:
-                text = "no process can be started for a grammar: try again later"
                 with contextlib.suppress(OSError):
-                    connection.sendall(pickle.dumps(GrammarError(text, code=TOO_MANY)))
+                    connection.sendall(pickle.dumps(False))
                 continue
             if child:
                 control.close()
                 with contextlib.suppress(EOFError, OSError):  # the other end closed it
-                    connection.sendall(pickle.dumps(None))
+                    connection.sendall(pickle.dumps(True))
                     serve(connection)
                 os._exit(0)
 
@@ -101,19 +94,16 @@ def _serve_grammar(
     connection: socket.socket, tokenizer: LLTokenizer, vocab_size: int, stop_tokens: Sequence[int]
 ) -> None:
     """Compile the grammar that comes, and fork a process for each of its answers."""
-    made: LLMatcher | GrammarError
     with connection.makefile("rwb") as file:  # no answer's process keeps this socket open
         grammar: Grammar = pickle.load(file)
         _allow(COMPILE_S)
         try:
-            made = compile_matcher(grammar, tokenizer, stop_tokens)
+            matcher = compile_matcher(grammar, tokenizer, stop_tokens)
         except GrammarError as error:
-            made = error
+            _say(file, error)
+            return
         _allow(0)
-        _say(file, made if isinstance(made, GrammarError) else None)
-    if isinstance(made, GrammarError):
-        return
-    matcher = made
+        _say(file, None)
 
     def serve(answer: socket.socket) -> None:
         again = partial(compile_matcher, grammar, tokenizer, stop_tokens)

@@ -69,12 +69,11 @@ class GrammarProcess:
             process = GrammarProcess(here)
             with there:
                 socket.send_fds(self._connection, [b"f"], [there.fileno()])
-            problem: GrammarError | None = process._hear()
+            if not process._hear():
+                raise BlockingIOError
         except (EOFError, OSError) as error:
             self.ended |= isinstance(error, EOFError | ConnectionError)
             raise GrammarError("no process can be started for a grammar: try again later", code=TOO_MANY) from error
-        if problem is not None:
-            raise problem
         return process
 
     def end(self) -> None:

@@ -93,9 +93,9 @@ def invitation(
     if is_loopback(urlsplit(here).hostname or ""):
         if fingerprint is not None:
             lines += [
-                f"A program must trust its authority, {here}{AUTHORITY_PATH}, whose SHA-256 fingerprint is",
+                f"To connect from a program, fetch {here}{AUTHORITY_PATH}, check that its SHA-256 fingerprint is",
                 f"  {fingerprint}",
-                f"as does {laptop}",
+                f"and run: {laptop}",
             ]
         return "\n".join(lines)
     if drawn:
@@ -110,7 +110,7 @@ def invitation(
             f"  {fingerprint}",
             "Android: Settings, Security, Encryption & credentials, Install a certificate, CA certificate.",
             "iOS: Settings, Profile downloaded; then switch it on in General, About, Certificate Trust Settings.",
-            f"A laptop needs the same file and check: {laptop}",
+            f"On a laptop, fetch and check the same file, then run: {laptop}",
         ]
     elif not secure:
         lines.append(
@@ -134,7 +134,7 @@ def kept_token(file: Path) -> str:
                 made.write(random_token(24))
         token = read_checked(file).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else "it has other bytes than ASCII"
+        reason = reason_of(error) if isinstance(error, OSError) else "it contains bytes that are not ASCII"
         text = f"no token can be kept in {file}: {reason}; set MOA_EDGE_PROFILE to a folder of your own"
         raise MoaError(text, code="not_writable") from error
     if not token:
