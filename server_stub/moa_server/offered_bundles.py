@@ -82,8 +82,9 @@ def bundles_to_offer(
 ) -> OfferedBundles:
     """Return the bundles that ``moa-export`` and ``moa-serve --web`` have left in the cache folder, and the named one.
 
-    If none of them fits, one is made: with the device half of a shipped drafter of the built-in target, in seconds,
-    else without a graph, in a second, so that any client can chat.
+    If none of them is for computers (``moa-serve --web`` makes one for browsers), one is made: with the device half of
+    a shipped drafter of the built-in target, in seconds, else without a graph, in a second, so that any client can
+    chat.
 
     Args:
         served: the verifier's fingerprints.
@@ -96,21 +97,21 @@ def bundles_to_offer(
     own = next((name for name in DRAFTERS if name == drafter), None)
     folders = [bundle_of_drafter(own), default_bundle(), cache_dir() / "bundles" / "web"]
     found = OfferedBundles.of(folders, served, named)
-    if found.offers:
+    if any("onnx" in offer.graphs or not offer.graphs for offer in found.offers):
         return found
     place = bundle_of_drafter(own)
     if served.drafter and own == drafter and model in (None, DEFAULT_TARGET) and not (place / MANIFEST_FILE).exists():
         try:
             make_bundle(place, "onnx", "moa-serve", own)
-            return OfferedBundles.of([place], served)
+            return OfferedBundles.of([place, *folders], served, named)
         except MoaError as error:
             _log.info("no device half is offered: %s", error)
     from moa_export.plain_bundle import cached_plain_bundle  # late: most verifiers have a bundle
 
     try:
-        return OfferedBundles.of([cached_plain_bundle(model or DEFAULT_TARGET)], served)
+        return OfferedBundles.of([*folders, cached_plain_bundle(model or DEFAULT_TARGET)], served, named)
     except MoaError as error:
-        _log.info("no bundle is offered: %s", error)
+        _log.info("no bundle for computers is offered: %s", error)
         return found
 
 

@@ -332,3 +332,16 @@ def test_that_of_the_built_in_target_is_made_at_the_first_start(folder: Path, mo
     for _ in range(2):
         assert [one.fingerprints for one in bundles_to_offer(served, None, None, None).offers] == [served]
     assert made == [("made", "onnx")]
+
+
+def test_a_bundle_for_browsers_alone_leaves_computers_their_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a first ``moa-serve --web`` there is no other."""
+    page = write_web_bundle(tmp_path / "page", BYTES, ("web",))
+    monkeypatch.setattr(offered_bundles, "make_bundle", lambda place, *_: shutil.copytree(folder, place))
+    for _ in range(2):
+        found = bundles_to_offer(PRINTS, None, None, page)
+        assert [one.graphs for one in found.offers] == [("web",), ("onnx", "web")]
+        with serving(ToyEngine(), Settings(token=TOKEN), bundles=found) as running:
+            assert "onnx" in Bundle.fetch(endpoint(running.port)).manifest.targets
