@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_runtime.bundle import make_bundle
-from moa_runtime.bundle_download import BUNDLES_PATH, Offer
+from moa_runtime.bundle_download import BUNDLES_PATH, NotOfferedError, Offer, best_offer
 from moa_runtime.checked_file import open_checked, read_checked
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.manifest import MANIFEST_FILE, BundleError, Fingerprints, Manifest
@@ -95,15 +96,16 @@ def bundles_to_offer(
         MoaError: ``named`` cannot be offered.
     """
     own = next((name for name in DRAFTERS if name == drafter), None)
-    folders = [bundle_of_drafter(own), default_bundle(), cache_dir() / "bundles" / "web"]
-    found = OfferedBundles.of(folders, served, named)
-    if any("onnx" in offer.graphs or not offer.graphs for offer in found.offers):
-        return found
     place = bundle_of_drafter(own)
+    folders = [place, default_bundle(), cache_dir() / "bundles" / "web"]
+    found = OfferedBundles.of(folders, served, named)
+    with contextlib.suppress(NotOfferedError):
+        best_offer(found.offers)
+        return found
     if served.drafter and own == drafter and model in (None, DEFAULT_TARGET) and not (place / MANIFEST_FILE).exists():
         try:
             make_bundle(place, "onnx", "moa-serve", own)
-            return OfferedBundles.of([place, *folders], served, named)
+            return OfferedBundles.of(folders, served, named)
         except MoaError as error:
             _log.info("no device half is offered: %s", error)
     from moa_export.plain_bundle import cached_plain_bundle  # late: most verifiers have a bundle
