@@ -10,8 +10,8 @@ TORCH := torch==2.13.0
 # vLLM pins so much that it has an environment of its own.
 VLLM := .venv-vllm
 APP := .venv-app
-# Many tests wait for a clock or a program: three processes keep two cores busy.
-WORKERS ?= 3
+# Many tests wait for a clock or a program: four processes keep two cores busy.
+WORKERS ?= 4
 # In the order of tests/conftest.py.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow'
 WEB := runtime/web
@@ -23,7 +23,7 @@ CLIENTS_VENV := .venv-clients
 LIBRARIES := chromium haproxy libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help app demo chat serve vllm web test test-unit test-integration test-e2e test-web clients clients-slow mobile node engine screenshots soak test-slow libraries lint format vectors proto clean
+.PHONY: help app demo chat serve vllm web test test-python test-unit test-integration test-e2e test-web clients clients-slow mobile node engine screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -70,7 +70,10 @@ $(APP)/.installed: pyproject.toml
 	touch $@
 
 test test-e2e: LIBRARIES += libjavascriptcoregtk-4.0-bin
-test: $(STAMP) libraries test-web engine clients mobile ## all tests but the slow ones: the three tiers in one run
+test: $(STAMP) libraries web engine clients mobile ## all tests but the slow ones: the three tiers, and the TypeScript tests beside them
+	$(MAKE) --no-print-directory --jobs 2 test-web test-python
+
+test-python:
 	$(PYTEST) tests
 
 test-unit: $(STAMP) ## pure tests: no process, socket, browser or Qt

@@ -107,7 +107,7 @@ class LocalVerifier:
             with self._changing:
                 if self._stopped:
                     return
-                ended = _ended("the verifier on this machine ended", self._process, self._log)
+                ended = _ended("the server on this device ended", self._process, self._log)
                 if not self._restarts or time.monotonic() - ready < _LEAST_SECONDS:
                     self.problem = ended
                     return
@@ -200,14 +200,14 @@ def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes], *, shown: bool)
                 stage.close()
                 stage.enter_context(progress.stage(title))
     process.wait(_STOP_SECONDS)
-    raise _ended("the verifier did not start", process, log)
+    raise _ended("the server did not start", process, log)
 
 
 def _next_line(lines: queue.SimpleQueue[bytes], until: float) -> bytes:
     try:
         return lines.get(timeout=max(0.0, until - time.monotonic()))
     except queue.Empty:
-        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s", code="timed_out") from None
+        raise MoaError(f"the server was not ready within {_START_SECONDS:g} s", code="timed_out") from None
 
 
 def _ended(what: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> MoaError:

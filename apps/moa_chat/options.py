@@ -24,8 +24,8 @@ DEFAULT_GATEWAY = "127.0.0.1:11435"
 def build_parser() -> argparse.ArgumentParser:
     parser = OptionParser(
         prog="moa-chat",
-        description="Chat with a target model on a verifier. A small drafter on this machine proposes the tokens, "
-        "and writes on alone while the network is away.",
+        description="Chat with a model on a server. A small drafter on this device proposes tokens, and continues the "
+        "answer alone while the network is away.",
     )
     add_version(parser)
     mode = parser.add_mutually_exclusive_group()
@@ -43,18 +43,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     where = parser.add_argument_group("where")
-    where.add_argument("--server", metavar="URL", help=f"the verifier (default: $MOA_SERVER or {DEFAULT_SERVER})")
-    where.add_argument("--local", action="store_true", help="start a verifier on this machine while the chat runs")
+    where.add_argument("--server", metavar="URL", help=f"the server (default: $MOA_SERVER or {DEFAULT_SERVER})")
+    where.add_argument("--local", action="store_true", help="start a server on this device while the chat runs")
     where.add_argument(
         "--model",
         metavar="NAME",
-        help="with --local, the target: a built-in name, Hub id, folder or GGUF file; without --bundle one without a "
-        "drafter is made for it",
+        help="with --local, the model: a built-in name, Hub id, folder or GGUF file; without --bundle, a "
+        "bundle without a drafter is made for it",
     )
-    where.add_argument("--token", help="bearer token of the verifier; safer in the variable MOA_TOKEN")
+    where.add_argument("--token", help="bearer token of the server; safer in the variable MOA_TOKEN")
     where.add_argument("--tls-ca", type=Path, metavar="FILE", help="trust this certificate authority (PEM) for wss")
     where.add_argument(
-        "--bundle", type=Path, metavar="DIR", help="default: the one that moa-export made, or the verifier's"
+        "--bundle", type=Path, metavar="DIR", help="the bundle (default: that of moa-export, or the server's)"
     )
 
     keeping = parser.add_argument_group("with --terminal")
@@ -94,14 +94,14 @@ def build_parser() -> argparse.ArgumentParser:
     answer.add_argument(
         "--thinking",
         action=argparse.BooleanOptionalAction,
-        help="have the target reason before it answers, or not, if its template can switch that (default: the "
+        help="let the model reason before it answers, or not, if its template has that switch (default: the "
         "template's)",
     )
     answer.add_argument(
         "--context-overflow",
         choices=OVERFLOWS,
-        help="what happens if a conversation outgrows the target's context: its oldest turns are left out, or the "
-        "question is refused (default: trim; error with --serve)",
+        help="if a conversation is longer than the model's context, leave its oldest turns out (trim), or refuse the "
+        "question (error) (default: trim; error with --serve)",
     )
     answer.add_argument("--max-new-tokens", type=int, default=512, metavar="N", help="default: %(default)s")
     answer.add_argument(
@@ -115,7 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--schema",
         type=grammar_of,
         metavar="json|FILE",
-        help="answers are JSON: any object, or as the JSON schema in FILE (the verifier needs its extra grammar)",
+        help="answer in JSON: any object, or as the JSON schema in FILE says (the server needs the extra grammar)",
     )
     answer.add_argument("--seed", type=int, help="of the sampling (default: a new one for each answer)")
 
@@ -124,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--drafting",
         choices=DRAFTINGS,
         default="auto",
-        help="who drafts while the link is up: this device, the server, which then streams, or whichever is faster "
+        help="draft on this device, on the server, which then streams, or where it is faster (auto) "
         "(default: %(default)s)",
     )
     drafting.add_argument("--drafter", type=drafter_of, metavar="NAME|DIR", help=drafters_help())
@@ -140,37 +140,35 @@ def build_parser() -> argparse.ArgumentParser:
         "--ngrams",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="copy from earlier parts of the conversation (default: yes)",
+        help="draft copies of earlier parts of the conversation (default: yes)",
     )
     drafting.add_argument(
         "--datastore",
         type=lambda text: None if text == "off" else expanded(text),
         metavar="FILE",
-        help="copy from a datastore of earlier texts too, made by moa-export datastore; off, the default, is accepted "
-        "for one more release: chats are no longer copied from",
+        help="draft copies of a datastore of earlier texts too, made by moa-export datastore; off, the default, is "
+        "accepted for one more release: chats are no longer copied from",
     )
-    drafting.add_argument(
-        "--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)"
-    )
-    drafting.add_argument("--threads", type=int, default=2, metavar="N", help="of the drafter (default: %(default)s)")
+    drafting.add_argument("--backend", metavar="NAME", help="onnx or coreml (default: the first one in the bundle)")
+    drafting.add_argument("--threads", type=int, default=2, metavar="N", help="for the drafter (default: %(default)s)")
     drafting.add_argument(
         "--offline",
         choices=OFFLINES,
-        help="what writes while there is no verifier: the bundle's writer (the drafter if it has none), the "
-        "drafter, or nothing (default: writer; off with --serve, where a request may say otherwise)",
+        help="without a server, answers are written by the bundle's writer (by the drafter if it has none), by the "
+        "drafter, or not at all (default: writer; off with --serve, where a request may say otherwise)",
     )
     drafting.add_argument(
         "--offline-limit",
         type=int,
         default=256,
         metavar="N",
-        help="tokens written at most without the verifier (default: %(default)s)",
+        help="at most so many tokens are written without a server (default: %(default)s)",
     )
     drafting.add_argument(
         "--policy",
         choices=("rollback", "keep", "ask"),
-        help="what becomes of text written offline: taken back to the first disagreement, kept, or decided by you "
-        "(default: ask in a dialogue, rollback with --once; --serve always keeps it)",
+        help="if the server disagrees with text written offline, take it back from the first difference on, keep it, "
+        "or ask you (default: ask in a dialogue, rollback with --once; --serve always keeps it)",
     )
     return parser
 
@@ -178,7 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
 def drafters_help() -> str:
     """Return the help text of ``--drafter``: each drafter with its use."""
     kinds = "; ".join(f"{name}: {DRAFTERS[name].help}" for name in offered_names())
-    own = "with --local and --bundle, the folder of the checkpoint that it was made of, for the verifier"
+    own = "with --local and --bundle, the folder of the checkpoint of which the bundle was made"
     return f"{kinds}; or, {own} (default: the bundle's own; that of the default bundle is {DEFAULT_DRAFTER})"
 
 
@@ -190,7 +188,7 @@ def drafter_of(text: str) -> DrafterName | Path:
     if Path(text).is_dir():
         return Path(text)
     hint = "; --drafting server leaves drafts to the server" if text == "none" else ""
-    raise argparse.ArgumentTypeError(f"{text!r} is no folder and none of {', '.join(offered_names())}{hint}")
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a folder nor one of {', '.join(offered_names())}{hint}")
 
 
 def grammar_of(text: str) -> Grammar:
@@ -228,12 +226,12 @@ def check_options(options: argparse.Namespace) -> None:
     if options.chat is not None and options.no_save:
         raise UsageError("--no-save keeps nothing: leave out --chat", code="excluded")
     if options.local and options.server:
-        raise UsageError("--local starts its own verifier: leave out --server", code="excluded")
+        raise UsageError("--local starts its own server: leave out --server", code="excluded")
     if options.local and (options.token or options.tls_ca):
         text = "--local makes its own token and needs no TLS: leave out --token and --tls-ca"
         raise UsageError(text, code="excluded")
     if options.model is not None and not options.local:
-        raise UsageError("--model belongs to --local: a verifier elsewhere has its own target", code="excluded")
+        raise UsageError("--model belongs to --local: a server elsewhere has its own model", code="excluded")
     window = not (once or serve or options.terminal)
     if options.schema is not None and (serve or window):
         text = (
@@ -244,9 +242,9 @@ def check_options(options: argparse.Namespace) -> None:
         text = "--model is for --terminal, --once and --serve: the window takes a bundle, made by moa-export"
         raise UsageError(text, code="excluded")
     if isinstance(options.drafter, Path) and (window or not (options.local and options.bundle)):
-        text = f"a folder as --drafter, {options.drafter}, is for the verifier of --local, and its bundle is named with"
+        text = f"a folder as --drafter, {options.drafter}, needs --local, and --bundle with the bundle made of it"
         made = f"`moa-export --target onnx --drafter {options.drafter} --out DIR` makes one"
-        raise UsageError(f"{text} --bundle ({made})", code="bad_option")
+        raise UsageError(f"{text} ({made})", code="bad_option")
     for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):
         value = getattr(options, name)
         if isinstance(value, int) and value < least:

@@ -61,7 +61,7 @@ def bundle_for_server(
         wanted = [one for one in offered if any_fits or one.architecture == DRAFTERS[drafter].architecture]
         if not wanted:
             others = ", ".join(sorted({one.architecture for one in offered if one.architecture not in WITHOUT_GRAPH}))
-            text = f"the verifier at {endpoint.address} has no drafter {drafter}: leave --drafter out, or give sssd"
+            text = f"the server at {endpoint.address} has no drafter {drafter}: leave --drafter out, or give sssd"
             raise NotOfferedError(f"{text}, or {others}" if others else text, code="no_drafter")
         return Bundle.open(fetch_bundle(endpoint, best_offer(wanted), writer=writer, progress=progress))
     except DownloadError as error:
@@ -78,7 +78,7 @@ def bundle_for_server(
                 raise
             if isinstance(error, NotOfferedError):
                 raise MoaError(f"{error}, and {other}", code="no_bundle") from error
-            text = f"{error}; no bundle of it is here yet, so start the verifier, or check the address"
+            text = f"{error}; no bundle of it is here yet, so start the server, or check the address"
             raise DownloadError(text, code="unreachable") from error
 
 

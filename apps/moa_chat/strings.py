@@ -50,7 +50,7 @@ PAUSES = {
     PauseReason.GRAMMAR: "This device cannot follow the answer's format; waiting for the server…",
     PauseReason.OFF: "Waiting for the server…",
     PauseReason.UNSURE: "This device is not sure of the next words; waiting for the server…",
-    PauseReason.UNPREPARED: "Waiting for the server to read a question; then this device can continue…",
+    PauseReason.UNPREPARED: "Waiting for the server: this device can continue once the server has read a question…",
     PauseReason.LOW_POWER: "Saving power: this device writes nothing on its own; waiting for the server…",
     PauseReason.BACKGROUND: "Paused in the background; continues when you return…",
 }
@@ -61,7 +61,7 @@ FINISH = {
     FinishReason.STOP: "",
     FinishReason.LENGTH: "cut off at the length limit",
     FinishReason.CONTEXT: "the model's context is full",
-    FinishReason.GRAMMAR: "a grammar limit was met; the format may be wrong",
+    FinishReason.GRAMMAR: "the answer's format reached a limit, and may be wrong",
 }
 STOPPED = "stopped"
 INTERRUPTED = "interrupted"
@@ -97,8 +97,8 @@ Ctrl-K keeps offline text that the server corrected."""
 TERMINAL_FINISH = {**FINISH, FinishReason.LENGTH: "cut off at --max-new-tokens"}
 TERMINAL_WELCOME = "{} at {}; /help lists the commands, Ctrl-C stops an answer"
 NO_DRAFTER = (
-    "the bundle has no drafter: answers are streamed, and nothing is written while the server is away; a drafter that "
-    "is published for this model, or made by moa-train, is quicker and continues offline (docs/models.md)"
+    "the bundle has no drafter: answers are streamed, and stop while the server is away; with a drafter, published for "
+    "this model or made by moa-train, they are quicker and continue offline (docs/models.md)"
 )
 KEPT_NOWHERE = "{}; this conversation is not stored"
 WRITER_ANSWERS = "{}; until then the writer on this device answers"
@@ -115,26 +115,26 @@ EARLIER_MESSAGES = "({} earlier messages; /save FILE writes all)"
 MAY_OVERWRITE = "{} exists: overwrite it? [y/N] "
 NOT_SAVED = "not saved"
 SAVED = "saved as {}"
-CHECKED = "checked by the server, after it was written without it:"
-CHECK_STOPPED = "(the check did not finish: this device's text stays unconfirmed; the next question starts it again)"
+CHECKED = "written offline, and now checked by the server:"
+CHECK_STOPPED = "(the check did not finish; the next question repeats it, and until then this text stays unconfirmed)"
 DIFFERS = "The server disagrees with what was written offline. From where they differ:"
 KEEP_MINE_ASKED = "Keep mine, and continue from there? [y/N] "
 KEEP_KEY = "the server disagrees; Ctrl-K: keep the offline text"
 OFFLINE_KEY = "Tab: go offline"
 ONLINE_KEY = "Tab: go online"
 STAY_OFFLINE_KEY = "Tab: stay offline"
-ASK_ON_KEY = "Enter: leave this answer as it is, and ask the next question"
-WORDS_ALONE = "({words} written by this device alone{limit}: {later})"
+ASK_ON_KEY = "Enter: leave this answer as it is, to ask the next question"
+WORDS_ALONE = "({words} written offline{limit}; {later})"
 ONE_WORD = "1 word"
 WORDS = "{} words"
-LIMIT_REACHED = "; no more may be written offline"
-CHECKED_LATER = "the server checks that when it is back"
-STAYS = "that stays as it is"
+LIMIT_REACHED = ", the limit is reached"
+CHECKED_LATER = "the server checks this when it is back"
+STAYS = "this stays as it is"
 STARTING_LOCAL = "starting a server on this device"
 ONCE_OFFLINE = "moa-chat: offline: {}; the answer continues when the server is back, Ctrl-C stops it"
 ONCE_ONLINE = f"moa-chat: {ONLINE_AGAIN}"
 ONCE_CUT = "moa-chat: {}"
-NO_JSON = "the answer is no complete JSON: {}"
+NO_JSON = "the answer is not complete JSON: {}"
 
 # -- the window: link and connection -----------------------------------------------------------
 
@@ -199,7 +199,7 @@ BUNDLE = "Small model"
 BUNDLE_CACHED = "The default, on this device."
 BUNDLE_MISSING = "The default, made at the first start."
 BUNDLE_OF_SERVER = "From the server."
-BUNDLE_FOLDER = "Folder of a small model"
+BUNDLE_FOLDER = "Folder of the small model"
 CHOOSE_FOLDER = "Choose a folder…"
 USE_DEFAULT = "Use the default"
 
@@ -309,7 +309,7 @@ KEYBOARD = "Keyboard"
 #: Keys that belong to no command.
 OTHER_KEYS = (
     ("Enter", "Send"),
-    ("Shift+Enter", "Break the line"),
+    ("Shift+Enter", "New line"),
     ("PgUp, PgDown", "Scroll the conversation"),
     ("F2, Del", "Rename or delete the chat chosen in the list"),
     ("Tab", "Next button or field"),
@@ -335,7 +335,7 @@ INSTRUCTIONS_NAME = "Instructions to the model"
 NO_INSTRUCTIONS = "none"
 LONGEST_ANSWER = "Longest answer"
 TOKENS = "{} tokens"
-FORM_OF_ANSWERS = "Form"
+FORM_OF_ANSWERS = "Format"
 AS_JSON = "Answer as JSON"
 SCHEMA = "JSON schema"
 SCHEMA_NAME = "JSON schema of the answers"

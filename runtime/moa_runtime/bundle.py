@@ -61,8 +61,8 @@ class Bundle:
         Args:
             graphs: names of graphs that this device can run.
             writer: whether to bring the offline writer too.
-            progress: called with the bytes that are here and those of the whole download; what it raises ends the
-                download, and what came is kept.
+            progress: called with the bytes received and those of the whole download; its exceptions end the download,
+                and received bytes are kept.
 
         Raises:
             MoaError: see :func:`moa_runtime.bundle_download.offers` and ``fetch_bundle`` beside it.
@@ -118,7 +118,7 @@ def make_bundle(folder: Path, target: str, program: str, drafter: DrafterName | 
         program: the one that needs it, for messages.
 
     Raises:
-        MoaError: it takes packages that are not installed, or a cache folder that can be written, or failed.
+        MoaError: packages are missing, the cache folder is not writable, or the export failed.
     """
     require_extra("server", program)
     check_cache()

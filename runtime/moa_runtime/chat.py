@@ -171,7 +171,7 @@ class Chat:
             system: a system message at the beginning of a new conversation.
             timeline: records the device's actions and their times, see :class:`moa_runtime.driver.Driver`.
             store: a file to keep the conversation in. Its conversation continues, with an unfinished answer
-                (:meth:`pending`); an unusable file is set aside, and :attr:`store_problem` says why.
+                (:meth:`pending`); an unusable file is renamed, and :attr:`store_problem` says why.
             raw: whether the target continues the text that is sent, without its chat template.
             overflow: what happens to a conversation that outgrows the target's context, see
                 :data:`moa_runtime.options.Overflow`; :class:`~moa_runtime.events.Statistics` tell what was dropped.
@@ -179,7 +179,7 @@ class Chat:
 
         Raises:
             ConnectError: no verifier answers at the address, or it refuses the token.
-            StoreError: another program uses the file, or it can be neither used nor set aside.
+            StoreError: another program uses the file, or it can be neither used nor renamed.
             OtherDrafterError: ``drafter`` is not the bundle's.
             MoaError: the verifier serves another target, tokenizer or drafter than the bundle's.
         """

@@ -198,10 +198,10 @@ class ChatSaver:
             restore: called with the file's content.
 
         Returns:
-            what ``restore`` returned; None if there was no file, or if it was unusable and has been set aside.
+            what ``restore`` returned; None if there was no file, or if it was unusable and has been renamed.
 
         Raises:
-            StoreError: another program uses the file, it can be neither used nor set aside, or there is a store.
+            StoreError: another program uses the file, it can be neither used nor renamed, or there is a store.
         """
         if self._store is not None:
             raise StoreError(f"the chat is kept in {self._store.path} already", code="already_stored")

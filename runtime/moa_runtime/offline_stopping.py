@@ -17,9 +17,10 @@ class StoppingRule:
     ``moa-export`` fits the rule to the target's own answers; the defaults are those of the shipped drafter.
 
     Attributes:
-        least_probability: that the target will keep the whole text, by the drafter's own estimate; it stops below.
-        repeated: it stops if its last tokens, this many, occur among the newest 256 before them.
-        longest: tokens that it writes, at most; 0 for none.
+        least_probability: the drafter stops if, by its own estimate, the target keeps the whole text with a lower
+            probability.
+        repeated: it stops if this number of newest tokens occurs among the 256 before them.
+        longest: it writes at most this number of tokens; 0 for none.
 
     Raises:
         ValueError: a number is out of range.

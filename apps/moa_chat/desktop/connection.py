@@ -82,7 +82,7 @@ def fetch_certificate(address: str) -> Certificate:
         text = f"the certificate of {address} could not be read: {error}"
         raise MoaError(text, code="certificate_unreadable") from error
     if not shown:
-        raise MoaError(f"{address} shows no certificate", code="no_certificate")
+        raise MoaError(f"{address} sent no certificate", code="no_certificate")
     return Certificate(ssl.DER_cert_to_PEM_cert(shown))
 
 
@@ -133,7 +133,7 @@ def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:
     trouble = Trouble.ADDRESS
     try:
         if not server:
-            raise MoaError("enter the verifier's address, such as wss://host:8765", code="address_missing")
+            raise MoaError("enter the server's address, such as wss://host:8765", code="address_missing")
         _ = Endpoint(server).address
         trouble = Trouble.TOKEN
         endpoint = endpoint_for(server, token, None)
@@ -143,7 +143,7 @@ def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:
         return endpoint_for(server, token, options.tls_ca)
     except MoaError as error:
         if trouble is Trouble.TOKEN:  # without the names of options
-            text = "The token may have visible ASCII characters only."
+            text = "The token may contain only visible ASCII characters."
             raise ConnectionFailedError(text, trouble, code="not_ascii") from error
         raise _failed(error, trouble) from error
 

@@ -129,7 +129,7 @@ class VerifierProcess(_Runner):
     def _ended(self, error: MoaError | None) -> None:
         self._program = None
         code = error.code if error is not None else None
-        text = f"The server on this device ended: {error or 'without a reason'}."
+        text = f"The server on this device ended: {error or 'it gave no reason'}."
         self.failed.emit(MoaError(text, code=code or "verifier_ended"))
 
 

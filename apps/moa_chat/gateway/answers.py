@@ -83,7 +83,7 @@ _WAITING = (PauseReason.GRAMMAR, PauseReason.OFF, PauseReason.UNSURE)
 #: Why the device did not write, by what it may write with.
 _WHY_NOTHING: dict[Offline, str] = {
     "off": "and nothing is to be written without it",
-    "drafter": "and the drafter writes no answer that the verifier did not begin",
+    "drafter": "and the drafter writes no answer that the server did not begin",
     "writer": "and the bundle has no writer to answer in its place (--offline off or drafter fetches none)",
 }
 _HAS_WRITER = ' ("offline": "writer" has the device answer)'
@@ -122,7 +122,7 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
                 continue
             elif latest is None:
                 advice = _HAS_WRITER if request.offline != "writer" and chat.manifest.writer is not None else ""
-                raise verifier_away(f"the verifier is away, {_WHY_NOTHING[request.offline]}{advice}")
+                raise verifier_away(f"the server is away, {_WHY_NOTHING[request.offline]}{advice}")
             elif event.reason in _WAITING:
                 continue
             reason, offline = _reason(event), isinstance(event, Paused)
@@ -162,7 +162,7 @@ async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[
             except StopAsyncIteration:
                 return
             except asyncio.TimeoutError:
-                text = f"the verifier went away in the middle of the answer and stayed away for {_PATIENCE_S:g} s"
+                text = f"the server went away in the middle of the answer and stayed away for {_PATIENCE_S:g} s"
                 raise verifier_away(text) from None
             if isinstance(event, AnswerUpdate) or (
                 isinstance(event, LinkChanged) and event.status is LinkStatus.ONLINE

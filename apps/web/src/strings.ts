@@ -128,7 +128,7 @@ const FINISH: { readonly [reason in FinishReason]: string } = {
   stop: "",
   length: "cut off at the length limit",
   context: "the model's context is full",
-  grammar: "a grammar limit was met; the format may be wrong",
+  grammar: "the answer's format reached a limit, and may be wrong",
 };
 
 /** Return the lines of the button "Figures". Speeds are in words. */

@@ -65,8 +65,8 @@ def new_sequence() -> int:
 class StepRequest:
     """One sequence's piece of work.
 
-    Every request names its whole prefix, so caches synchronise themselves: what no longer matches is dropped, what is
-    missing is computed, also all of it after the sequence was released or evicted.
+    Every request names its whole prefix, so caches synchronise themselves: rows that no longer match are dropped, and
+    missing ones are computed, all of them after the sequence was released or evicted.
 
     Attributes:
         sequence: a number that the caller gave to the conversation (:func:`new_sequence`); a new one is empty.

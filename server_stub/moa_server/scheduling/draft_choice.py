@@ -38,17 +38,16 @@ def choose_nodes(
 ) -> list[list[int]]:
     """Choose the tokens of all drafts to verify in a step.
 
-    Tokens are taken by falling path probability, so that what is taken of a tree is a tree; of all numbers of tokens
-    that which brings the most tokens a second is the choice. None are looked at one by one, because the seconds of a
-    step rise in stairs.
+    Tokens are taken by falling path probability, so that the tokens taken of a tree are a tree. Every number of tokens
+    is compared, because the seconds of a step rise in steps, and the one with the most tokens a second is chosen.
 
     Args:
-        drafts: of each session the probability that a token and all before it are right, for each token of its draft,
-            parents before children.
-        seconds: of the step with each of some numbers of drafted tokens, ``[n]`` -> ``[n]``.
+        drafts: for each session, the probability of each drafted token that it and all before it are right, parents
+            before children.
+        seconds: maps numbers of drafted tokens, int64 ``[n]``, to the seconds of such steps, float64 ``[n]``.
         most: drafted tokens at most.
-        least_gain: tokens a second with drafts by those without, from which on there are any; see
-            :class:`DraftGain`.
+        least_gain: least ratio of tokens a second with drafts to those without; below it nothing is drafted (see
+            :class:`DraftGain`).
 
     Returns:
         ascending indices of the chosen tokens of each draft.
@@ -79,11 +78,10 @@ def choose_nodes(
 class DraftGain:
     """Tokens a second of steps by those predicted, by the kind of their drafts and the number of sessions.
 
-    A prediction counts the target's pass, memory rows and the model's drafts. In a crowd it is better than what comes
-    true: the best of many sets of drafted tokens is the one whose probabilities and seconds were estimated too well
-    (the winner's curse), and frames and copies of all sessions take their time between the passes. So drafts have to be
-    predicted better than plain steps by what they have been worse so far. Alone there is little to choose: any gain
-    counts.
+    A prediction counts the target's pass, memory rows and the model's drafts. With many sessions it is too high: the
+    best of many sets of drafted tokens is one whose probabilities and seconds were estimated too well (the winner's
+    curse), and frames and copies of all sessions take their time between the passes. So the predicted gain has to
+    exceed the mean error of earlier predictions. With one session there is little to choose: any gain counts.
     """
 
     def __init__(self) -> None:
