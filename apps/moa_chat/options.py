@@ -108,16 +108,16 @@ def build_parser() -> argparse.ArgumentParser:
         "--temperature",
         type=float,
         metavar="T",
-        help="0 is greedy (default: what the model's authors recommend, as the bundle says)",
+        help="0 is greedy (default: the recommendation of the model's authors, which the bundle holds)",
     )
-    answer.add_argument("--top-p", type=float, metavar="P", help="default: 1; without --temperature as recommended")
+    answer.add_argument("--top-p", type=float, metavar="P", help="default: 1 with --temperature, else as recommended")
     answer.add_argument(
         "--schema",
         type=grammar_of,
         metavar="json|FILE",
         help="answer in JSON: any object, or as the JSON schema in FILE says (the server needs the extra grammar)",
     )
-    answer.add_argument("--seed", type=int, help="of the sampling (default: a new one for each answer)")
+    answer.add_argument("--seed", type=int, help="seed of the sampling (default: a new one for each answer)")
 
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument(
@@ -133,21 +133,21 @@ def build_parser() -> argparse.ArgumentParser:
         type=draft_length_of,
         default="auto",
         metavar="N",
-        help="tokens, or auto: as many as pay; thompson and thompson-calibrated choose as EESD does, to compare "
-        "(default: %(default)s)",
+        help="tokens of a draft; auto: as many as pay; thompson and thompson-calibrated: as many as EESD would choose, "
+        "for comparisons (default: %(default)s)",
     )
     drafting.add_argument(
         "--ngrams",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="draft copies of earlier parts of the conversation (default: yes)",
+        help="also draft by copying from earlier parts of the conversation (default: yes)",
     )
     drafting.add_argument(
         "--datastore",
         type=lambda text: None if text == "off" else expanded(text),
         metavar="FILE",
-        help="draft copies of a datastore of earlier texts too, made by moa-export datastore; off, the default, is "
-        "accepted for one more release: chats are no longer copied from",
+        help="also draft by copying from this datastore of earlier texts, made by moa-export datastore (default: "
+        "none; off is accepted for one more release)",
     )
     drafting.add_argument("--backend", metavar="NAME", help="onnx or coreml (default: the first one in the bundle)")
     drafting.add_argument("--threads", type=int, default=2, metavar="N", help="for the drafter (default: %(default)s)")
@@ -162,7 +162,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=256,
         metavar="N",
-        help="at most so many tokens are written without a server (default: %(default)s)",
+        help="write at most N tokens without a server (default: %(default)s)",
     )
     drafting.add_argument(
         "--policy",
@@ -176,7 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
 def drafters_help() -> str:
     """Return the help text of ``--drafter``: each drafter with its use."""
     kinds = "; ".join(f"{name}: {DRAFTERS[name].help}" for name in offered_names())
-    own = "with --local and --bundle, the folder of the checkpoint of which the bundle was made"
+    own = "with --local and --bundle, the folder of the checkpoint from which the bundle was made"
     return f"{kinds}; or, {own} (default: the bundle's own; that of the default bundle is {DEFAULT_DRAFTER})"
 
 
@@ -192,7 +192,7 @@ def drafter_of(text: str) -> DrafterName | Path:
 
 
 def grammar_of(text: str) -> Grammar:
-    """Return what answers conform to. Raises ArgumentTypeError if the file holds no JSON object."""
+    """Return the grammar of the answers. Raises ArgumentTypeError if the file cannot be read or is no JSON."""
     from moa_runtime.session.events import Grammar  # late: --help needs none
 
     if text == "json":
@@ -235,14 +235,14 @@ def check_options(options: argparse.Namespace) -> None:
     window = not (once or serve or options.terminal)
     if options.schema is not None and (serve or window):
         text = (
-            "--schema is for --terminal and --once: with --serve a request has a response_format, in the window a chat"
+            "--schema is for --terminal and --once: requests to --serve have response_format, chats in the window have"
         )
-        raise UsageError(f"{text} has settings", code="excluded")
+        raise UsageError(f"{text} settings", code="excluded")
     if options.model is not None and window:
         text = "--model is for --terminal, --once and --serve: the window takes a bundle, made by moa-export"
         raise UsageError(text, code="excluded")
     if isinstance(options.drafter, Path) and (window or not (options.local and options.bundle)):
-        text = f"a folder as --drafter, {options.drafter}, needs --local, and --bundle with the bundle made of it"
+        text = f"--drafter {options.drafter} is a folder: give --local too, and --bundle with the bundle made from it"
         made = f"`moa-export --target onnx --drafter {options.drafter} --out DIR` makes one"
         raise UsageError(f"{text} ({made})", code="bad_option")
     for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):

@@ -33,7 +33,7 @@ _CONFIRMED = {
     Origin.KEPT: "This device wrote it offline, and you kept it.",
 }
 _UNCONFIRMED = {
-    Origin.DRAFTED: "This device proposes it; the server has not answered yet.",
+    Origin.DRAFTED: "This device proposes it; the server has not checked it yet.",
     Origin.CORRECTED: "The server wrote this itself.",
     Origin.OFFLINE: "This device wrote it offline; the server may still change it.",
     Origin.KEPT: "You keep it; the server will continue from here.",
@@ -50,7 +50,7 @@ PAUSES = {
     PauseReason.GRAMMAR: "This device cannot follow the answer's format; waiting for the server…",
     PauseReason.OFF: "Waiting for the server…",
     PauseReason.UNSURE: "This device is not sure of the next words; waiting for the server…",
-    PauseReason.UNPREPARED: "Waiting for the server: this device can continue once the server has read a question…",
+    PauseReason.UNPREPARED: "This device cannot write here on its own; waiting for the server…",
     PauseReason.LOW_POWER: "Saving power: this device writes nothing on its own; waiting for the server…",
     PauseReason.BACKGROUND: "Paused in the background; continues when you return…",
 }
@@ -61,7 +61,7 @@ FINISH = {
     FinishReason.STOP: "",
     FinishReason.LENGTH: "cut off at the length limit",
     FinishReason.CONTEXT: "the model's context is full",
-    FinishReason.GRAMMAR: "the answer's format reached a limit, and may be wrong",
+    FinishReason.GRAMMAR: "the answer's grammar reached a limit; the format may be wrong",
 }
 STOPPED = "stopped"
 INTERRUPTED = "interrupted"
@@ -77,7 +77,7 @@ UNCONFIRMED_WORDS = "{} words not confirmed yet"
 ALL_CONFIRMED = "The server has confirmed what this device wrote."
 CORRECTED_WORD = "1 word that this device wrote was corrected."
 CORRECTED_WORDS = "{} words that this device wrote were corrected."
-UNDO_STAYS = "Answers changed since then are left unchanged."
+UNDO_STAYS = "Answers that have changed since the correction stay as they are."
 OTHER_MODEL = "Another model wrote this answer; only that model can continue it."
 CHAT_DELETED = "The chat was deleted."
 NEW_CHAT = "New chat"
@@ -97,14 +97,14 @@ Ctrl-K keeps offline text that the server corrected."""
 TERMINAL_FINISH = {**FINISH, FinishReason.LENGTH: "cut off at --max-new-tokens"}
 TERMINAL_WELCOME = "{} at {}; /help lists the commands, Ctrl-C stops an answer"
 NO_DRAFTER = (
-    "the bundle has no drafter: answers are streamed, and stop while the server is away; with a drafter, published for "
-    "this model or made by moa-train, they are quicker and continue offline (docs/models.md)"
+    "the bundle has no drafter: the server streams answers, and they stop while it is away; with a drafter (published "
+    "for this model, or made by moa-train) answers are faster and continue offline (docs/models.md)"
 )
 KEPT_NOWHERE = "{}; this conversation is not stored"
-WRITER_ANSWERS = "{}; until then the writer on this device answers"
+WRITER_ANSWERS = "{}; until the server can be reached, the small model on this device answers"
 HOW_TO_LEAVE = "Ctrl-C again or Ctrl-D leaves; /help lists the commands"
 UNKNOWN_COMMAND = "unknown command {}; /help lists the commands"
-NOW_OFFLINE = "working offline: answers stay tentative; /offline connects again"
+NOW_OFFLINE = "working offline: answers stay unconfirmed; /offline connects again"
 NOW_ONLINE = "connecting again"
 ONLINE_AGAIN = "online again"
 STILL_OFFLINE = "still offline ({}); further attempts follow"
@@ -117,7 +117,7 @@ NOT_SAVED = "not saved"
 SAVED = "saved as {}"
 CHECKED = "written offline, and now checked by the server:"
 CHECK_STOPPED = "(the check did not finish; the next question repeats it, and until then this text stays unconfirmed)"
-DIFFERS = "The server disagrees with what was written offline. From where they differ:"
+DIFFERS = "The server disagrees with the text written offline. From the first difference on:"
 KEEP_MINE_ASKED = "Keep mine, and continue from there? [y/N] "
 KEEP_KEY = "the server disagrees; Ctrl-K: keep the offline text"
 OFFLINE_KEY = "Tab: go offline"
@@ -175,7 +175,7 @@ TOKEN_NAME = "Token of the server"
 TOKEN_HINT = "empty if the server needs none"
 TEST_CONNECTION = "Test the connection"
 CONNECTION_STATE = "State of the connection"
-CONNECTED = "Connected. The server has {}; the small model fits."
+CONNECTED = "Connected. The server has {}; the small model matches it."
 
 CERTIFICATE = "Certificate"
 CERTIFICATE_TRUSTED = "trusted by you"
@@ -189,7 +189,7 @@ FORGET = "Forget"
 FORGET_CERTIFICATE = "Forget the trusted certificate"
 TRUST_QUESTION = (
     "The server signed its certificate itself. This is usual for your own server, but does not "
-    "prove its identity. Compare this fingerprint (SHA-256) with the one on the server:"
+    "prove the server's identity. Compare this fingerprint (SHA-256) with the one on the server:"
 )
 TRUST_COMMAND = "On the server: openssl x509 -noout -fingerprint -sha256 -in cert.pem"
 FINGERPRINT = "Fingerprint of the certificate"
@@ -285,7 +285,7 @@ ALREADY_OPEN = "moa-chat is already open with this profile."
 ALREADY_OPEN_WHY = "Two windows would write over each other's settings and chats."
 SHOW_OPEN = "Show the open window"
 CLOSE = "Close"
-OPEN_HANGS = "The open window does not answer. End the program moa-chat, and start it again."
+OPEN_HANGS = "The open window does not respond. End the program moa-chat, and start it again."
 
 COMMAND_SEARCH = "Search the chats"
 COMMAND_LIST = "Go to the list of chats"
@@ -342,8 +342,8 @@ SCHEMA_NAME = "JSON schema of the answers"
 ANY_OBJECT = "none: any JSON object"
 CHOICE_OF_WORDS = "Choice of words"
 RECOMMENDED = "As the model's authors recommend"
-RECOMMENDED_VALUES = "Temperature {:g}, top-p {:g}: small models then repeat less."
-NO_RECOMMENDATION = "The authors recommend none: the likeliest word is chosen."
+RECOMMENDED_VALUES = "Temperature {:g}, top-p {:g}: with these values, small models repeat less."
+NO_RECOMMENDATION = "The authors recommend no values: the likeliest word is chosen."
 TEMPERATURE = "Temperature"
 TEMPERATURE_NAME = "Temperature: 0 always takes the likeliest word"
 TOP_P = "Top-p"
@@ -358,9 +358,9 @@ FIRST_WORD = ("first word after {:.2f} s", "counted from “Send”")
 DRAFTED = ("{} of {} tokens drafted by {} were used", "the others were wrong or too late, and did not count")
 THIS_DEVICE = "this device"
 THE_SERVER = "the server"
-PASSES = ("{} tokens in {} passes of the model", "without drafts: one pass for each; τ = {}")
+PASSES = ("{} tokens in {} passes of the model", "without drafts: one pass for each token; τ = {}")
 STREAMED = ("new text every {:.0f} ms", "the server drafts now, and continues on its own")
-ROUND_TRIP = ("an answer from the server after {:.0f} ms", "network and model together")
+ROUND_TRIP = ("a reply from the server after {:.0f} ms", "network and model together")
 NUMBERS = ("number type of the model: {}", "other types of numbers round differently")
 TRAFFIC = ("{} sent, {} received", "in total for this answer")
 ROUND_TIMES = "Time of a round"

@@ -3,8 +3,8 @@
 The server half turns the target's keys and values into memory rows; the device half turns tokens and memory rows into
 draft logits. The training forward runs both over a whole sequence.
 
-With target layer inference (section 3.3) the device half ends with the target's own last layers, whose keys and values
-are the target's for tokens that it has processed, sent in the memory rows, and the device's own for the others.
+With target layer inference (section 3.3) the device half ends with the target's last layers. For tokens that the target
+has processed, their keys and values are the target's, sent in the memory rows; the device computes those of the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MoADrafter(Drafter):
 
     @property
     def reads(self) -> Reads:
-        """Those of the memory rows."""
+        """The target's layers from which the memory rows are made."""
         return self.config.row_reads
 
     @property
@@ -99,7 +99,7 @@ class MoADrafter(Drafter):
         return self.memory_rows(states.kv, positions)
 
     def aggregate(self, target_kv: Tensor) -> Tensor:
-        """Compute the layer self-attention's mean through ``Ekv2E``: ``[T, lsa_layers, kv] -> [T, hidden]``."""
+        """Compute ``Ekv2E`` of the layer self-attention's mean: ``[T, lsa_layers, kv] -> [T, hidden]``."""
         dims = self.config.layer_attention
         if self.config.layer_scale:
             target_kv = target_kv * self.layer_scale
@@ -142,9 +142,9 @@ class MoADrafter(Drafter):
             memory: by layer, the cross-attention first, keys and values of memory rows ``[M, kv_heads, head_dim]``.
             memory_mask: boolean ``[T, M]``, rows that the cross-attention sees; all when omitted.
             tail_mask: boolean ``[T, K]``, where a token may look in the tail, if there is one.
-            cached: by layer, the self-attention first, of earlier tokens, ``[S, kv_heads, head_dim]``.
-            with_rows: makes the ``[K, kv_heads, head_dim]`` that a layer of the tail attends to of its rows and its
-                ``S + T`` tokens; concatenates them when omitted.
+            cached: by layer, the self-attention first, keys and values of earlier tokens ``[S, kv_heads, head_dim]``.
+            with_rows: makes the keys and values ``[K, kv_heads, head_dim]`` of a layer of the tail from those of its
+                memory rows and of its ``S + T`` tokens; concatenates them when omitted.
 
         Returns:
             normed hidden states ``[Q, hidden]``, and keys and values of the new tokens in the form of ``cached``.
@@ -189,8 +189,8 @@ class MoADrafter(Drafter):
         Args:
             tokens, positions: ``[T]``, integer.
             target_kv: ``[T, layers, target_kv_size]``, of the layers in :attr:`reads`.
-            self_mask, memory_mask: boolean ``[T, T]``; the latter names the rows that each token sees. A token that a
-                query attends to without its row must see the rows that the query sees.
+            self_mask, memory_mask: boolean ``[T, T]``; the latter names the rows that each token sees. If a query
+                attends to a token but not to its row, this token must see the rows that the query sees.
             queries: indices ``[Q]`` of the tokens to predict from; all when omitted.
         """
         angles = self.angles(positions)

@@ -56,11 +56,12 @@ class Bundle:
         writer: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> Bundle:
-        """Bring what this device needs of the best bundle that a verifier offers, or take it from the cache folder.
+        """Fetch the best bundle that a verifier offers, with the files that this device needs, or take it from the
+        cache folder.
 
         Args:
             graphs: names of graphs that this device can run.
-            writer: whether to bring the offline writer too.
+            writer: whether to fetch the offline writer too.
             progress: called with the bytes received and those of the whole download; its exceptions end the download,
                 and received bytes are kept.
 
@@ -82,7 +83,7 @@ class Bundle:
         return self.folder / CHAT_TEMPLATE_FILE
 
     def graph_path(self, target: str) -> Path:
-        """Return the path of a graph, a file or a folder; raise BundleError if the bundle has none of this name."""
+        """Return the path of a graph's file or folder; raise BundleError if the bundle has no graph of this name."""
         if target not in self.manifest.targets:
             held = ", ".join(sorted(self.manifest.targets)) or "none"
             text = f"the bundle {self.folder} has no graph for {target!r}; it has: {held}"
@@ -115,7 +116,7 @@ def make_bundle(folder: Path, target: str, program: str, drafter: DrafterName | 
 
     Args:
         target: ``onnx`` or ``web``.
-        program: the one that needs it, for messages.
+        program: name of the program that needs the bundle, for messages.
 
     Raises:
         MoaError: packages are missing, the cache folder is not writable, or the export failed.

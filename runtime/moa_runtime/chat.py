@@ -1,4 +1,4 @@
-"""A chat with the target: the runtime's front door.
+"""A chat with the target: the runtime's public interface.
 
 >>> async with await Chat.connect(bundle, Endpoint("ws://127.0.0.1:8765")) as chat:   # doctest: +SKIP
 ...     async for event in chat.send("Name three primary colours."):
@@ -75,7 +75,7 @@ class Chat:
     Attributes:
         tokenizer: the bundle's.
         manifest: the bundle's.
-        overflow: what happens to a conversation that outgrows the target's context; may be set between answers.
+        overflow: handling of a conversation that outgrows the target's context; may be set between answers.
         shown_tokens: special tokens that stay in the text of the next answers, such as the marks of a tool call.
     """
 
@@ -170,11 +170,11 @@ class Chat:
             datastore: earlier texts to copy from. Parts of them are sent to the server as drafts.
             system: a system message at the beginning of a new conversation.
             timeline: records the device's actions and their times, see :class:`moa_runtime.driver.Driver`.
-            store: a file to keep the conversation in. Its conversation continues, with an unfinished answer
+            store: a file to keep the conversation in. A conversation in the file continues, with an unfinished answer
                 (:meth:`pending`); an unusable file is renamed, and :attr:`store_problem` says why.
             raw: whether the target continues the text that is sent, without its chat template.
-            overflow: what happens to a conversation that outgrows the target's context, see
-                :data:`moa_runtime.options.Overflow`; :class:`~moa_runtime.events.Statistics` tell what was dropped.
+            overflow: handling of a conversation that outgrows the target's context, see
+                :data:`moa_runtime.options.Overflow`; :class:`~moa_runtime.events.Statistics` count the dropped turns.
             wait: see :meth:`open`.
 
         Raises:
@@ -221,9 +221,9 @@ class Chat:
         """Begin to connect.
 
         Args:
-            wait: whether to wait for the verifier's answer. If not, or if no connection is made (in the background,
-                see :meth:`tell_conditions`, or because the user goes offline), the chat begins offline and
-                :meth:`send` raises a refusal.
+            wait: whether to wait for the verifier's reply. If not, or if no connection is made (because the app is in
+                the background, see :meth:`tell_conditions`, or the user goes offline), the chat begins offline, and
+                :meth:`send` raises the error if the verifier refuses.
 
         Raises:
             ConnectError: the chat was closed meanwhile; see :meth:`connect` for other causes.
@@ -292,13 +292,13 @@ class Chat:
         """Set the conversation to ``messages``, so that the next question continues them.
 
         Use it to regenerate an answer (all turns but the last two), to edit a question (the turns before it) or to
-        open a chat of one's own store. It works offline, too. Tokens that old and new turns share are not sent again.
-        An answer that is being written is dropped, and so is a :meth:`pending` one.
+        open a chat that the application has stored. It works offline, too. Tokens that old and new turns share are not
+        sent again. An answer that is being written is dropped, and so is a :meth:`pending` one.
 
         Args:
-            messages: see :data:`moa_runtime.chat_template.Message`; none, a system message, or turns up to an answer,
-                or, if the next question is the result of a tool, up to another result of one.
-            unconfirmed: answers among them for :meth:`check`.
+            messages: see :data:`moa_runtime.chat_template.Message`. None, a system message alone, or turns whose last
+                one is an answer; if the next question is a tool's result, the last one may be another tool's result.
+            unconfirmed: marks of those answers that :meth:`check` is for.
 
         Raises:
             MoaError: a message has another form, or a mark is not on an answer.
@@ -345,18 +345,18 @@ class Chat:
         """Ask, and yield events while the answer is written. The last one is :class:`AnswerFinished`, unless the chat
         is closed before.
 
-        Leaving the iteration early stops the answer at its last committed token; ``aclose()`` waits for that, after
-        which :attr:`messages` has the turn. Asking anything else leaves it, too: its iteration ends. Text that the
+        Leaving the iteration early stops the answer at its last committed token; ``aclose()`` waits until
+        :attr:`messages` has the turn. The next question stops the answer and ends its iteration, too. Text that the
         device wrote during an outage stays and is :attr:`unconfirmed`; with policy ``KEEP`` it counts as confirmed.
 
         Args:
-            text: the user's; or a turn of the user, or with the result of a tool that the target has called.
-            max_new_tokens: of the answer, at most; 0 for no limit.
+            text: the user's text, a turn of the user, or a turn with the result of a tool that the target has called.
+            max_new_tokens: largest number of tokens of the answer; 0 for no limit.
             while_away: whether the verifier may finish the answer while there is no link.
 
         Raises:
             ContextFullError: the conversation does not fit the target's context.
-            ChatError: the verifier refused it, or another answer is :meth:`pending`.
+            ChatError: the verifier refused the question, or another answer is :meth:`pending`.
             ChatTemplateError: the target's template refuses the conversation.
         """
 
@@ -378,11 +378,11 @@ class Chat:
         """Continue the last answer, which reached its limit or was stopped. Yields events as :meth:`send` does, with
         the text of the whole answer and the figures of the continuation.
 
-        With the same sampling and seed, the answer becomes what a larger limit would have made it. It continues from
-        the tokens that it was written with; an answer that came by :meth:`restore` is encoded from its text.
+        With the same sampling and seed, the result is the answer that a larger limit would have given. It continues
+        from the answer's own tokens; an answer that was set by :meth:`restore` is encoded from its text.
 
         Args:
-            max_new_tokens: further tokens, at most.
+            max_new_tokens: largest number of further tokens.
             sampling: by default that of the last question.
 
         Raises:
@@ -418,7 +418,7 @@ class Chat:
         """Follow the answer to :attr:`question` that was being written when the last program ended.
 
         Returns:
-            events as of :meth:`send`, the first with all that was written; None if no such answer is left.
+            events as of :meth:`send`, the first one with the whole text so far; None if there is no such answer.
         """
 
         async def begin() -> _Asked:
@@ -431,7 +431,7 @@ class Chat:
         """Return to the last :class:`Disagreement`, if there is one, and keep the device's own text there.
 
         Returns:
-            None while the answer is being written: its events continue. After it, events as of :meth:`send`.
+            None while the answer is being written: its events continue. After the answer, events as of :meth:`send`.
         """
         disputed, self._record.disputed = self._record.disputed, None
         if disputed is None or (self._checking and not self._followed):  # leaving a check changes nothing
@@ -452,11 +452,11 @@ class Chat:
 
     def check(self) -> AsyncGenerator[ChatEvent, None]:
         """Have the target check the first :attr:`unconfirmed` answer: the device's text is its draft, and the target's
-        own choice replaces it from the first difference on. Yields events as :meth:`send` does; none if all is
+        own choice replaces it from the first difference on. Yields events as :meth:`send` does; no events if all is
         confirmed, or without a link.
 
-        The turns after it stay. If the answer changed, their answers become unconfirmed, because they answer another
-        conversation. Leaving the iteration early changes nothing. An answer that the verifier refuses stays as the
+        Later turns stay. If the answer changed, the later answers become unconfirmed, because they followed the old
+        text. Leaving the iteration early changes nothing. An answer that the verifier refuses stays as the
         device wrote it and is no longer unconfirmed.
 
         Raises:
@@ -483,7 +483,7 @@ class Chat:
 
     @property
     def policy(self) -> Policy:
-        """What happens to text that was written offline; may be set at any time."""
+        """The policy for text that was written offline; may be set at any time."""
         return self._session.policy
 
     @policy.setter
@@ -492,7 +492,7 @@ class Chat:
 
     @property
     def offline(self) -> Offline:
-        """What writes during an outage; may be set at any time."""
+        """The part of the bundle that writes during an outage, if any; may be set at any time."""
         return self._loop.offline
 
     @offline.setter
@@ -532,7 +532,7 @@ class Chat:
         self._conversation.tools = tools
 
     async def work_offline(self, offline: bool) -> None:
-        """Close the connection and make no other, or connect again unless the chat is closed."""
+        """If ``offline``, close the connection and make no other; else connect again, unless the chat is closed."""
         if offline:
             await self._driver.go_offline()
         elif not self._closed:
@@ -544,7 +544,7 @@ class Chat:
         return self._loop.conditions
 
     def tell_conditions(self, conditions: Conditions) -> None:
-        """Set what the host knows of the device: background, low power, metered network."""
+        """Set the conditions of the device that the host knows: background, low power, metered network."""
         self._driver.tell_conditions(conditions)
 
     async def network_changed(self) -> None:

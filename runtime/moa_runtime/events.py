@@ -30,8 +30,8 @@ class TokenOrigin:
     """One token of the answer, its origin, and whether the target has confirmed it.
 
     Attributes:
-        logprobs: if the question's sampling asks for them, and the target has computed the token for this program; None
-            otherwise, also for tokens that were kept unconfirmed, and for those of an earlier program.
+        logprobs: log-probabilities, if the question's sampling asks for them and the target has computed the token for
+            this program; else None, as for tokens that were kept unconfirmed or are of an earlier program.
     """
 
     token: int
@@ -55,8 +55,8 @@ class Statistics:
 
     Attributes:
         rounds: verdicts received.
-        drafted, accepted: tokens of the device's drafts that were sent, asked for or not, and those of them that the
-            target accepted.
+        drafted, accepted: tokens of the device's drafts that were sent, unsolicited ones too, and those of them that
+            the target accepted.
         pushed: committed tokens of pushed verdicts, while the server streamed.
         server_drafted, server_accepted: tokens that the server drafted, and those of them that the target accepted.
         streamed: whether the last verdict was pushed.
@@ -66,11 +66,11 @@ class Statistics:
         rolled_back: tentative tokens dropped.
         taken_back: tokens of verdicts that the user replaced with the device's own text.
         draft_seconds, wait_seconds: time spent drafting, and waiting for verdicts.
-        verified: of each draft that was verified, the device's or the server's, the numbers of its tokens and of those
+        verified: for each verified draft of the device or the server, the number of its tokens, and the number of those
             that the target accepted.
         dropped_turns: oldest turns that the target did not read, because its context has no room for them (see
             :data:`moa_runtime.options.Overflow`).
-        round_trips: seconds from sending to each verdict; of a pushed one, from the verdict before.
+        round_trips: for each verdict, seconds since its frame was sent; for a pushed one, since the verdict before.
         first_token_seconds: from the question to the first committed token.
         dtype: type of the target's numbers, such as "int4"; several, as in "int4, float32", if a verifier of another
             type continued the answer; empty if it is unknown.
@@ -158,11 +158,11 @@ class AnswerUpdate:
     whole answer at this update.
 
     Attributes:
-        text: text that the target has confirmed since the update before. Joined they are the answer.
+        text: text that the target has confirmed since the previous update. The texts of all updates make the answer.
         tentative: text after it that may still change. An incomplete character is in neither.
         start: index of the first character of ``text`` in the answer. It is less than the length of the text so far
             only if the user has replaced confirmed text (:meth:`moa_runtime.chat.Chat.keep_mine`).
-        dropped: tentative text of the update before that was rolled back; mostly empty.
+        dropped: tentative text of the previous update that was rolled back; mostly empty.
         whole: see :class:`WholeAnswer`.
     """
 
@@ -178,7 +178,7 @@ class AnswerUpdate:
         return cls(whole.text(committed=True), whole.text(committed=False), 0, dropped, whole)
 
     def since(self, committed: str) -> AnswerUpdate:
-        """Return this first update as the one after an update with this confirmed text."""
+        """Return this first update as an update that follows one with the confirmed text ``committed``."""
         grown = self.text.startswith(committed)  # nearly always; no loop over all of a long answer
         same = len(committed) if grown else common_length(committed, self.text)
         return replace(self, text=self.text[same:], start=same)
@@ -225,7 +225,7 @@ class LinkChanged:
 class Disagreement:
     """The target's answer differs from the text that the device wrote offline, by some words at least (policy ``ASK``).
 
-    The answer continues with the target's version; :meth:`moa_runtime.chat.Chat.keep_mine` takes it back.
+    The answer continues with the target's version; :meth:`moa_runtime.chat.Chat.keep_mine` restores the device's.
 
     Attributes:
         position: index of the first token of the answer that differs.
@@ -296,7 +296,7 @@ class Follower:
         return self._left or self.events is None or self.events() is None
 
     def leave(self) -> None:
-        """Have the generator end when its next event is asked for, or at once if somebody waits for that."""
+        """Have the generator end when its next event is asked for, or at once if it waits for an event."""
         self._left = True
         self._wake()
 
@@ -336,7 +336,7 @@ class EventQueue:
         return self._edition_asked
 
     def begin_edition(self, edition: int) -> None:
-        """Note that the loop has taken it back; later events are of ``edition``."""
+        """Note that the loop has taken this part back; later events belong to ``edition``."""
         self._edition, self._published = edition, ()
 
     def put(self, event: ChatEvent | ChatError | None) -> None:

@@ -1,4 +1,4 @@
-"""When a drafter that writes offline stops."""
+"""The rule by which a drafter that writes offline stops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StoppingRule:
     Attributes:
         least_probability: the drafter stops if, by its own estimate, the target keeps the whole text with a lower
             probability.
-        repeated: it stops if this number of newest tokens occurs among the 256 before them.
+        repeated: it stops if the newest tokens, this number of them, occur earlier within the last 256 tokens.
         longest: it writes at most this number of tokens; 0 for none.
 
     Raises:
@@ -40,14 +40,14 @@ class StoppingRule:
         Args:
             text: the conversation, or its end.
             unconfirmed: tokens at its end that the target has not read.
-            logprob: of all these, in nats.
+            logprob: log-probability of these tokens together, in nats.
         """
         sure = logprob >= math.log(self.least_probability) if self.least_probability else True
         return sure and unconfirmed < self.longest and not repeats(text, self.repeated, unconfirmed)
 
 
 def repeats(text: Sequence[int], length: int, new: int) -> bool:
-    """Return whether the last ``length`` tokens occur among the newest ones before, and some of them are ``new``."""
+    """Return whether the last ``length`` tokens occur earlier within the last 256, and some tokens are ``new``."""
     recent = list(text[-_RECENT:])
     tail = recent[-length:]
     if not new or len(tail) < length:

@@ -102,7 +102,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral": ("mistral", {"sliding_window": None}),
     "Mistral (window)": ("mistral", _WINDOW),
     "Ministral 3 (scaled queries)": ("ministral3", {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}}),
-    "Llama (scaled queries, which it has not)": ("llama", {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}}),
+    "Llama (query scaling ignored)": ("llama", {"rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}}),
     "Phi 3": ("phi3", {}),
     "Phi 3 (partial rotation, window)": ("phi3", {**_WINDOW, "partial_rotary_factor": 0.5}),
     "Phi 3 (longrope)": (

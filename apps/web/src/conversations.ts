@@ -565,7 +565,7 @@ export class Conversations {
       chat.messages = chat.messages.with(position, asWritten(written));
       await this.store(chat);
     }
-    if (!all) this.say("Answers changed since then are left unchanged.");
+    if (!all) this.say("Answers that have changed since the correction stay as they are.");
     this.host.changed();
   }
 

@@ -23,7 +23,7 @@ const CONFIRMED: { readonly [origin in Origin]: string } = {
   kept: "This device wrote it offline, and you kept it.",
 };
 const UNCONFIRMED: { readonly [origin in Origin]: string } = {
-  drafted: "This device proposes it; the server has not answered yet.",
+  drafted: "This device proposes it; the server has not checked it yet.",
   corrected: "The server wrote this itself.",
   offline: "This device wrote it offline; the server may still change it.",
   kept: "You keep it; the server will continue from here.",
@@ -37,7 +37,7 @@ export const PAUSES: { readonly [reason in PauseReason]: string } = {
   grammar: "This device cannot follow the answer's format; waiting for the server…",
   off: "Waiting for the server…",
   unsure: "This device is not sure of the next words; waiting for the server…",
-  unprepared: "Waiting for the server: this device cannot write here on its own…",
+  unprepared: "This device cannot write here on its own; waiting for the server…",
   "low power": "Saving power: this device writes nothing on its own; waiting for the server…",
   background: "Paused in the background; continues when you return…",
 };
@@ -60,7 +60,7 @@ export function modelWords(name: string, parameters: number): string {
   return `${name} (${size} parameters)`;
 }
 
-/** Return which model answers, and where it runs; empty if that is not known yet. */
+/** Return the name of the model that answers, and where it runs; empty if that is not known yet. */
 export function answersWords(name: string, parameters: number, server: string): string {
   if (name === "") return "";
   const words = `${modelWords(name, parameters)}, on ${server}`;
@@ -128,7 +128,7 @@ const FINISH: { readonly [reason in FinishReason]: string } = {
   stop: "",
   length: "cut off at the length limit",
   context: "the model's context is full",
-  grammar: "the answer's format reached a limit, and may be wrong",
+  grammar: "the answer's grammar reached a limit; the format may be wrong",
 };
 
 /** Return the lines of the button "Figures". Speeds are in words. */
@@ -144,17 +144,17 @@ export function figuresOf(statistics: Statistics, wordsAToken: number): string[]
   }
   if (rounds > 0) {
     const written = statistics.tokens - statistics.kept - statistics.fetched + statistics.takenBack;
-    shown.push(`${written} tokens in ${rounds} passes of the model; without drafts: one pass for each`);
+    shown.push(`${written} tokens in ${rounds} passes of the model; without drafts: one pass for each token`);
   }
   if (roundTrips.length > 0) {
     const waited = `${Math.round(1000 * median(roundTrips.slice(-RECENT_TRIPS)))} ms`;
     shown.push(
       statistics.streamed
         ? `the server drafts: something new every ${waited}`
-        : `this device drafts: an answer from the server after ${waited}`,
+        : `this device drafts: a reply from the server after ${waited}`,
     );
   }
-  if (statistics.dtype !== "") shown.push(`numbers of the model: ${statistics.dtype}`);
+  if (statistics.dtype !== "") shown.push(`number type of the model: ${statistics.dtype}`);
   shown.push(`${size(statistics.bytesUp)} sent, ${size(statistics.bytesDown)} received`);
   return shown;
 }

@@ -1,4 +1,4 @@
-"""The contract of an export target: recipe and drafter in, files out, and a way to run what was written."""
+"""The contract of an export target: it writes a drafter's graphs by a recipe, and runs the files that it wrote."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7, "S+T": 8}
 
 @dataclass(frozen=True)
 class NotRun:
-    """Why a graph could not be run on this machine, one sentence."""
+    """The reason why a graph could not be run on this machine, in one sentence."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """The backend that computes a graph in place of its engine, and why the engine could not, one sentence."""
+    """The backend that computes a graph in place of its engine, and the reason for that in one sentence."""
 
     backend: Backend
     reason: str
@@ -46,7 +46,7 @@ class TargetOptions:
     Attributes:
         context: positions that fixed-size caches hold.
         delegates: of ExecuTorch, by the names in :data:`moa_export.targets.executorch.DELEGATES`.
-        npm: whether npm may install onnxruntime-web, by which graphs for browsers are compared.
+        npm: whether npm may install onnxruntime-web, which runs graphs for browsers to compare them with PyTorch.
     """
 
     context: int = 2048
@@ -66,18 +66,18 @@ class ExportTarget(Protocol):
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None: ...
 
     def check(self, config: DrafterConfig | TokenConfig | Eagle3Config) -> None:
-        """Refuse at once what this target cannot make.
+        """Refuse at once a drafter that this target cannot export.
 
         Raises:
-            ExportError: an architecture, width or group size it does not know, or one that does not divide the
-                drafter's sizes.
+            ExportError: an architecture, width or group size that the target does not know, or a group size that does
+                not divide the drafter's sizes.
         """
 
     def export(self, drafter: Drafter, folder: Path) -> dict[str, TargetEntry]:
         """Write the device half of ``drafter`` into ``folder``; return its graphs by their names in the manifest.
 
         Args:
-            drafter: rotated if it wants that; left as it is.
+            drafter: the drafter, rotated if :attr:`rotates`; it is not changed.
         """
 
     def runner(self, folder: Path, entry: TargetEntry) -> Backend | NotRun | StandIn:
@@ -89,7 +89,7 @@ class WriterTarget(Protocol):
     """A target that makes a graph of the offline writer, too.
 
     Attributes:
-        writer_answers: how many answers it is compared on; None for all.
+        writer_answers: number of answers on which the writer is compared with PyTorch; None for all.
     """
 
     writer_answers: int | None

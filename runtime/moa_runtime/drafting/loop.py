@@ -1,6 +1,6 @@
 """The drafting loop: decides what the device does next, without I/O, threads or a clock.
 
-``docs/drafting.md`` shows the modules of this package, and what each knows.
+``docs/drafting.md`` shows the modules of this package and what each of them knows.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _ONLINE = "connected to the server"
 class DraftingLoop:
     """Drive a :class:`ClientSession`, a drafter and a controller.
 
-    The host has sockets, threads and a clock. It reports what happened and does what :meth:`next` says, one thing
-    after the other. Between a :class:`Draft` and :meth:`drafted` it calls nothing else::
+    The host has sockets, threads and a clock. It reports events and does what :meth:`next` returns, one thing after
+    the other. Between a :class:`Draft` and :meth:`drafted` it calls no other method::
 
         loop.opened()                                    # a connection is established
         loop.ask(0, tokens, Sampling(), 256)
@@ -67,8 +67,8 @@ class DraftingLoop:
     A session is ``ClientSession(manifest.fingerprints, stop_tokens=manifest.stop_tokens)`` of a bundle's manifest,
     tokens are ``ChatTokenizer.from_bundle(bundle).encode_chat(messages)``.
 
-    ``now`` is in seconds of any monotonic clock. Listeners are called at once; the application is one of them and
-    changes neither session nor drafter.
+    ``now`` is in seconds of any monotonic clock. Listeners, such as the application, are called at once; they must
+    change neither session nor drafter.
 
     Args:
         drafter: None if each round asks the target for one token.
@@ -121,7 +121,7 @@ class DraftingLoop:
 
     @property
     def conditions(self) -> Conditions:
-        """What the host knows of the device. Whether memory rows are sent changes with the next connection."""
+        """Conditions of the device that the host reports. ``metered`` stops memory rows from the next connection on."""
         return self._policy.conditions
 
     @conditions.setter
@@ -132,7 +132,7 @@ class DraftingLoop:
 
     @property
     def offline(self) -> Offline:
-        """What writes during an outage."""
+        """The part of the bundle that writes during an outage, if any."""
         return self._policy.offline
 
     @offline.setter
@@ -143,8 +143,8 @@ class DraftingLoop:
         """Set the state of the running answer's grammar, which the device's drafts and its text obey from now on.
 
         Args:
-            state: None for an answer without a grammar, or with one that the device cannot follow: then it writes
-                nothing without the target.
+            state: None for an answer without a grammar, or with one that the device cannot follow: the device then
+                writes nothing without the target.
             compiling: whether the state comes later.
         """
         self._session.grammar, self._policy.compiling = state, compiling
@@ -162,10 +162,10 @@ class DraftingLoop:
         while_away: bool = True,
         draft: Sequence[int] = (),
     ) -> None:
-        """Begin an answer to ``tokens`` after the first ``kept`` committed ones, see :meth:`ClientSession.prompt`.
+        """Begin an answer to ``tokens``, which follow the first ``kept`` committed ones: :meth:`ClientSession.prompt`.
 
         Args:
-            draft: the answer that was written without the target, which verifies it first.
+            draft: an answer that was written without the target, and that the target verifies first.
         """
         self._begin_at(kept)
         self._session.prompt(tokens, sampling, max_new_tokens, while_away=while_away)
@@ -183,7 +183,7 @@ class DraftingLoop:
         *,
         while_away: bool = True,
     ) -> None:
-        """Continue an answer that ends with ``tokens`` after the first ``kept`` committed ones.
+        """Continue an answer whose last ``tokens`` follow the first ``kept`` committed ones.
 
         See :meth:`ClientSession.continue_answer`.
         """
@@ -234,7 +234,7 @@ class DraftingLoop:
         self._set_link(LinkStatus.OFFLINE, why, retry_in_s)
 
     def received(self, frame: bytes, now: float) -> None:
-        """Take a frame of the server, which arrived at ``now``; a draft may have been under way since."""
+        """Take a frame of the server. ``now`` is the time of its arrival; a draft may have been made since then."""
         self._policy.exhausted = None
         events = self._session.receive(frame)
         # Rows first: the session has taken the whole frame, and the drafter has to agree before listeners hear of it.
@@ -261,7 +261,7 @@ class DraftingLoop:
         return frames
 
     def resend(self) -> None:
-        """Send the frame that awaits a verdict again."""
+        """Send again the frame that awaits a verdict."""
         self._session.resend()
 
     # -- the device's tasks ------------------------------------------------------------------------
@@ -282,10 +282,10 @@ class DraftingLoop:
         return Wait(self._timeouts.wake_at(now))
 
     def drafted(self, draft: Draft, tree: DraftTree, seconds: float, now: float) -> None:
-        """Take the ``tree`` that the drafter proposed for ``draft``, in ``seconds``.
+        """Take the ``tree`` that the drafter proposed for ``draft``; it took ``seconds``.
 
         Raises:
-            ValueError: if it has more tokens than the budget allows nodes.
+            ValueError: the tree has more tokens than the budget has nodes.
         """
         if len(tree.tokens) > draft.budget.nodes:
             raise ValueError(f"the drafter proposed {len(tree.tokens)} tokens where {draft.budget.nodes} were allowed")

@@ -41,9 +41,9 @@ class Capabilities:
 
     Attributes:
         trees: whether it verifies trees; else chains only.
-        max_draft_tokens: tokens of one draft.
-        schedules_itself: whether it decides by itself what goes into a forward. It then gets each request at once, in
-            a call of its own, which is cancelled if the request is dropped.
+        max_draft_tokens: largest number of tokens of a draft.
+        schedules_itself: whether the engine decides by itself what goes into a forward. It then gets each request at
+            once, in a call of its own, which is cancelled if the request is dropped.
         row_states: states of the target that memory rows can be made from.
     """
 
@@ -65,18 +65,18 @@ def new_sequence() -> int:
 class StepRequest:
     """One sequence's piece of work.
 
-    Every request names its whole prefix, so caches synchronise themselves: rows that no longer match are dropped, and
-    missing ones are computed, all of them after the sequence was released or evicted.
+    Every request names its whole prefix, so caches synchronise themselves: entries that no longer match are dropped,
+    and missing ones are computed: all entries, if the sequence was released or evicted.
 
     Attributes:
         sequence: a number that the caller gave to the conversation (:func:`new_sequence`); a new one is empty.
-        prefix: the tokens that shall be processed after the step, at least one.
+        prefix: all tokens of the sequence that the step has to have processed at its end; at least one.
         draft, parents: a tree as in :mod:`moa_runtime.session.tree`, verified after the prefix; may be empty.
-        sampling: how the target chooses after the prefix and the draft. None is a piece of prefill, which chooses
-            nothing and drops nothing that the sequence already holds.
+        sampling: how the target chooses tokens after the prefix and in the draft. None for a piece of prefill: the
+            target chooses no token, and the sequence keeps all entries that it holds.
         rows_from: position of the first wanted memory row; None for none.
-        expected: tokens that the sequence will have when its whole prefix is processed; ``prefix`` may be a part of it;
-            0 for no more than that. Memory for them at once saves copies.
+        expected: number of tokens of the whole prefix, if ``prefix`` is only a part of it; else 0. Memory for all of
+            them at once saves copies.
     """
 
     sequence: int
@@ -117,7 +117,7 @@ class Span:
 def chunks(spans: Sequence[Span], most: int) -> Iterator[list[tuple[Span, Span]]]:
     """Cut spans into parts and yield chunks of at most ``most`` tokens: pairs of a span and a part of it.
 
-    An empty span is one empty part, for the shape of its rows.
+    An empty span has one empty part, so that the shape of its rows is known.
     """
     chunk: list[tuple[Span, Span]] = []
     free = most
@@ -141,11 +141,11 @@ class RowMaker(Protocol):
     """Makes memory rows: the server half of a drafter."""
 
     def of(self, spans: Sequence[Span | None]) -> list[Rows | None]:
-        """Return the rows of each span, None for None; except for rounding they do not depend on the other spans."""
+        """Return the rows of each span, None for None. Except for rounding, they do not depend on the other spans."""
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Rows that follow each other, as one; at least one part."""
+    """Join rows that follow each other; there is at least one part."""
     if len(parts) == 1:
         return parts[0]
     keys, values = (np.concatenate([getattr(part, half) for part in parts]) for half in ("keys", "values"))
@@ -157,13 +157,13 @@ class Outcome:
     """Result of a request.
 
     Attributes:
-        path: indices into the draft of the accepted tokens, as :func:`moa_runtime.session.tree.accepted_path` has them.
-            The cache holds the prefix and them.
+        path: the draft's indices of the accepted tokens, as :func:`moa_runtime.session.tree.accepted_path` returns
+            them. The cache then holds the prefix and these tokens.
         token: the target's own choice after the path; None for a piece of prefill.
-        rows: from the request's ``rows_from`` to the end of prefix and path; None if none were requested or the drafter
-            takes none.
+        rows: memory rows from the request's ``rows_from`` to the end of the path; None if none were requested, or the
+            drafter reads no rows.
         done: False if the engine could not do the work in this step, for example because it was preempted: retry.
-        logprobs: of the path and the token, if the request's sampling asks for them.
+        logprobs: log-probabilities of the path and the token, if the request's sampling asks for them.
     """
 
     path: tuple[int, ...] = ()
@@ -179,10 +179,10 @@ class EngineFacts:
 
     Attributes:
         dtype, device: of the target.
-        target_pass: what computes it: ``onnx``, ``fused``, ``general`` or ``vllm``.
-        batch_invariant: whether results are the same to the bit whatever else is in a step.
-        cache_bytes: the most that the caches may take.
-        perplexity_ratio: by how much rounding a checkpoint multiplied its perplexity; None if it was not rounded.
+        target_pass: the pass that computes the target: ``onnx``, ``fused``, ``general`` or ``vllm``.
+        batch_invariant: whether the other requests of a step leave every bit of a result unchanged.
+        cache_bytes: largest size of the caches.
+        perplexity_ratio: perplexity of the rounded checkpoint divided by the original's; None if it was not rounded.
     """
 
     dtype: str
@@ -224,32 +224,32 @@ class Engine(Protocol):
 
     @property
     def cache_use(self) -> tuple[int, int]:
-        """Tokens that the caches take up, and tokens they may at most."""
+        """Number of tokens in the caches, and its limit."""
 
     @property
     def tokens_reused(self) -> int | None:
-        """Tokens so far that were not computed, because an earlier conversation began with them too; None if the engine
-        does not count them."""
+        """Number of tokens so far that were not computed, because an earlier conversation began with the same tokens;
+        None if the engine does not count them."""
 
     def share(self, sequence: int, owner: str) -> None:
-        """Let a sequence share the tokens that it begins with with other sequences of an owner; once, before its first
-        step."""
+        """Let a sequence share its first tokens with other sequences of the same owner. Called once, before the
+        sequence's first step."""
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         """Return how many leading tokens of ``prefix`` need not be computed again. Never called during a step."""
 
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        """Do the work of several sequences, each of them in one request at most; outcomes in the order of requests.
+        """Do the work of several sequences, at most one request each; return the outcomes in the order of the requests.
 
         Raises:
-            Exception: the step failed. Sequences that took part may have lost their caches, and stay usable.
+            Exception: the step failed. Sequences that took part may have lost their caches, but stay usable.
         """
 
     def release(self, sequence: int) -> None:
         """Forget a sequence and free its cache. Never called during a step that it takes part in."""
 
     def close(self) -> None:
-        """Free what the engine holds; nothing is asked of it afterwards."""
+        """Free the engine's memory. No method is called afterwards."""
 
 
 class LoadedTarget(Protocol):
@@ -285,7 +285,7 @@ class EngineError(MoaError):
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """Return a type by name, "auto": float32 on a CPU, bfloat16 elsewhere; raise an EngineError if it is unknown."""
+    """Return a type by its name; ``auto`` is float32 on a CPU, else bfloat16. Raises EngineError for other names."""
     import torch  # late: callers of engines need none
 
     types = {"auto": torch.float32 if device.type == "cpu" else torch.bfloat16}
@@ -303,7 +303,7 @@ def context_of(target: LoadedTarget, wanted: int | None, spare: int = 0, *, wind
         windows: see :func:`moa_drafter.config.longest_context`.
 
     Raises:
-        EngineError: more than the target can hold, or too little for any answer.
+        EngineError: ``wanted`` is more than the target can hold, or too little for any answer.
     """
     longest, reason = longest_context(target.config, windows=windows)
     own = longest - spare
@@ -371,7 +371,7 @@ class TargetEngine(ABC):
         return await asyncio.get_running_loop().run_in_executor(self._worker, self.step_now, requests)
 
     def step_now(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        """:meth:`step` in the calling thread, for callers that have no event loop and use the engine alone."""
+        """Do :meth:`step` in the calling thread, for callers without an event loop that alone use the engine."""
         for request in requests:
             self._check(request)
         try:

@@ -1,9 +1,8 @@
 """The choice of drafted tokens for a step, and the gain that drafts have brought.
 
-Those are chosen that bring the most tokens a second to all sessions together: the rule of SSSD (arXiv 2411.05894,
-section 4) with a measured cost in the place of an assumed roofline. With n sessions, a set S of drafted tokens and q
-the probability that a token and all before it are right, a step brings ``n + sum of q over S`` tokens in
-``T(n + |S|)`` seconds.
+The chosen tokens bring all sessions together the most tokens a second: the rule of SSSD (arXiv 2411.05894, section 4),
+with a measured cost instead of an assumed roofline. A step of n sessions with a set S of drafted tokens brings
+``n + sum of q over S`` tokens in ``T(n + |S|)`` seconds; q is the probability that a token and all before it are right.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ def choose_nodes(
 ) -> list[list[int]]:
     """Choose the tokens of all drafts to verify in a step.
 
-    Tokens are taken by falling path probability, so that the tokens taken of a tree are a tree. Every number of tokens
-    is compared, because the seconds of a step rise in steps, and the one with the most tokens a second is chosen.
+    Tokens are taken in the order of falling path probability, so those taken from a tree form a tree. All numbers of
+    tokens are compared, because the time of a step rises in jumps; the number with the most tokens a second is chosen.
 
     Args:
-        drafts: for each session, the probability of each drafted token that it and all before it are right, parents
-            before children.
+        drafts: for each session the path probabilities of its drafted tokens, parents before children: the probability
+            that a token and all before it are right.
         seconds: maps numbers of drafted tokens, int64 ``[n]``, to the seconds of such steps, float64 ``[n]``.
-        most: drafted tokens at most.
-        least_gain: least ratio of tokens a second with drafts to those without; below it nothing is drafted (see
+        most: largest number of drafted tokens.
+        least_gain: least ratio of tokens a second with drafts to those without; below it no token is chosen (see
             :class:`DraftGain`).
 
     Returns:
@@ -76,11 +75,11 @@ def choose_nodes(
 
 
 class DraftGain:
-    """Tokens a second of steps by those predicted, by the kind of their drafts and the number of sessions.
+    """Measured tokens a second divided by predicted ones, for each kind of drafts and number of sessions.
 
     A prediction counts the target's pass, memory rows and the model's drafts. With many sessions it is too high: the
-    best of many sets of drafted tokens is one whose probabilities and seconds were estimated too well (the winner's
-    curse), and frames and copies of all sessions take their time between the passes. So the predicted gain has to
+    set of drafted tokens that looks best is often one with too good estimates of probabilities and seconds (the
+    winner's curse), and frames and copies of all sessions take time between the passes. So the predicted gain has to
     exceed the mean error of earlier predictions. With one session there is little to choose: any gain counts.
     """
 
@@ -104,7 +103,7 @@ class DraftGain:
         self._weights[row, kind] += 1
 
     def least(self, sessions: int, *, modelled: bool = False) -> float:
-        """Return the least gain: predicted tokens a second with drafts, or with the model's, by those without."""
+        """Return the least gain of predicted tokens a second: with drafts, or the model's, divided by those without."""
         if sessions <= 1:
             return 1.0
         row = sessions.bit_length()
@@ -113,12 +112,12 @@ class DraftGain:
 
 
 class DraftWorth:
-    """The gain of a client's drafts beside the verifier's own, so of its memory rows: how many tokens of each path
-    probability they add in the mean of its rounds.
+    """The gain from a client's drafts over the verifier's own, and so from its memory rows: the mean number of tokens
+    of each path probability that they add to a round.
 
     Args:
-        all_rounds: of all conversations, which teaches a new one and learns from it; None for that one itself, which
-            begins with a token a round that is right with 0.7.
+        all_rounds: the gain over all conversations, with which a new one begins, and which it updates; None for that
+            gain itself, which begins with one token a round of probability 0.7.
     """
 
     def __init__(self, all_rounds: DraftWorth | None = None) -> None:
@@ -136,10 +135,10 @@ class DraftWorth:
             self._all._learn(added, _ALL)
 
     def tokens(self, price: float) -> float:
-        """Return the tokens a round that the drafts add, less the price of those verified for them.
+        """Return the number of tokens that the drafts add to a round, minus the price of the tokens verified for them.
 
         Args:
-            price: of a drafted token, in tokens.
+            price: price of a drafted token, in tokens.
         """
         return float(self._added @ np.maximum(_MIDDLES - price, 0.0))
 

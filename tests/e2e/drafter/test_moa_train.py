@@ -16,7 +16,8 @@ from moa_drafter.target import load_target
 from support.drafter.training_data import assert_close, moa_train, small, weights
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "muon"])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_several_processes_train_as_one(tiny_target, store, tmp_path, optimizer):
     flags = [*small(tiny_target, store, steps=3), "--accumulate", "2", "--evaluate-every", "1000"]
     flags += ["--optimizer", optimizer, "--save-every", "2"]
@@ -41,6 +42,7 @@ def tensors_of(state: dict[int, dict[str, torch.Tensor]]) -> list[torch.Tensor]:
     return [tensor for _, remembered in sorted(state.items()) for tensor in remembered.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
 def test_a_full_disk_keeps_the_last_state(flags, tmp_path):
     run = tmp_path / "run"

@@ -170,6 +170,7 @@ def options(out: Path, tiny_target: Path, tiny_drafter: Path) -> list[object]:
     return [*words, "--quiet"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_questions")
 def test_a_bundle_is_proved_by_the_engine_itself(tmp_path, tiny_target, tiny_drafter, web_engine_here, capsys):
     out = tmp_path / "bundle"

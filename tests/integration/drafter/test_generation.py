@@ -96,6 +96,7 @@ def test_the_target_asks_again(target, tmp_path, monkeypatch):
         assert asked.endswith("<|im_end|>\n<|im_start|>user\nand the river<|im_end|>\n<|im_start|>assistant\n")
 
 
+@pytest.mark.slow
 def test_writing_pauses_and_continues_exactly(tiny_target, tmp_path, train):
     flags = [
         "--model",

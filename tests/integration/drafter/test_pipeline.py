@@ -123,6 +123,7 @@ def test_a_paused_run_continues_exactly_with_its_own_settings(flags, tmp_path, t
     assert all(torch.equal(a, b) for a, b in zip(one["average"], other["average"], strict=True))
 
 
+@pytest.mark.slow
 def test_minutes_without_data_are_for_writing_too(tiny_target, tmp_path, train):
     sizes = ["--step-tokens", 128, "--draft-vocab", 384, "--lsa-layers", 2, "--write-batch", 32, "--answer-tokens", 16]
     flags = ["--model", tiny_target, "--minutes", 0.05, "--dtype", "float32", *sizes, "--prompt-tokens", 12]

@@ -16,14 +16,15 @@ from moa_export.errors import ExportError
 from moa_export.graph_files import write_web_writer
 from moa_export.recipe import Recipe
 from moa_export.targets.base import TargetOptions
-from moa_export.targets.coreml import CoremlTarget
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import writer_backend
 from moa_runtime.bundle import Bundle
 from support.export.rounded import rounded_model
+from support.late import Late
 from support.refusals import refused
 from support.tiny import make_tiny_bundle
 
+coreml = Late("moa_export.targets.coreml")
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
 OPTIONS = TargetOptions(context=128)
 #: As families beside Llama have them.
@@ -40,7 +41,7 @@ def weights_of(folder: Path, bits: int, **otherwise) -> RoundedWeights:
 
 
 def made(weights: RoundedWeights, folder: Path) -> Backend:
-    exporter = CoremlTarget(Recipe(), OPTIONS)
+    exporter = coreml.CoremlTarget(Recipe(), OPTIONS)
     return exporter.writer_runner(folder, exporter.export_writer(weights, folder))
 
 
@@ -79,6 +80,7 @@ def test_the_program_computes_what_its_rounded_weights_do(target, tiny_target, t
         stepped(ours, [5] * 3000)
 
 
+@pytest.mark.slow
 def test_a_bundle_has_a_proved_writer(tiny_target, tiny_drafter, tmp_path, capsys):
     make_tiny_bundle(tmp_path / "bundle", tiny_target, tiny_drafter, "target", targets=("coreml",))
     bundle = Bundle.open(tmp_path / "bundle")
@@ -94,7 +96,7 @@ def test_the_same_weights_give_the_same_package(tiny_target, tmp_path):
     digests = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        CoremlTarget(Recipe(), OPTIONS).export_writer(weights_of(tiny_target, 4), tmp_path / name)
+        coreml.CoremlTarget(Recipe(), OPTIONS).export_writer(weights_of(tiny_target, 4), tmp_path / name)
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
         digests.append([path.read_bytes() for path in files])
     assert digests[0] == digests[1]

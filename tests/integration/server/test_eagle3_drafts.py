@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -82,6 +83,11 @@ def test_steps_are_those_of_the_reference_alone_and_at_once(tmp_path, target, ti
         np.testing.assert_allclose(rounded.step(each).top_logprobs, reference.step(each).top_logprobs, atol=0.3)
 
 
+def failures(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Errors of the engine or its drafter; not of an earlier test's event loop, whose tasks end at any time."""
+    return [each for each in caplog.records if each.levelname == "ERROR" and each.name != "moa_server.logging"]
+
+
 #: Of a head's options those that change rows; steps are compared above.
 OF_ROWS = ("plain", "norm_before_fc", "fc_norm", "own embedding")
 
@@ -105,10 +111,11 @@ def test_rows_are_features_and_the_text_is_the_targets(tmp_path, target, tiny_ta
         drafting.close()
         assert [text for text, _ in found] == [plain(engine, prompt, sampling, 16) for prompt in prompts(2)]
         accepted += sum(count for _, count in found)
-    assert accepted > 0 and not [each for each in caplog.records if each.levelname == "ERROR"]  # no drafter failed
+    assert accepted > 0 and not failures(caplog)
     engine.close()
 
 
+@pytest.mark.slow
 def test_the_text_of_the_built_in_target_in_4_bits_stays_as_it_is(tmp_path, caplog):
     folder = write_head(tmp_path, {"hidden": 576, "vocab": 49152})
     engine = load_local(DEFAULT_TARGET, folder, dtype="int4", threads=1)
@@ -116,7 +123,7 @@ def test_the_text_of_the_built_in_target_in_4_bits_stays_as_it_is(tmp_path, capl
     for sampling in SAMPLINGS:
         found = answers(engine, drafting, prompts(2), sampling, 12)
         assert [text for text, _ in found] == [plain(engine, prompt, sampling, 12) for prompt in prompts(2)]
-    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+    assert not failures(caplog)
     drafting.close()
     engine.close()
 

@@ -43,7 +43,7 @@ DESCRIBED = {"llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "gemma
 DESCRIBED |= {"phi3", "granite"}
 NO_GRAPHS = {family: repr(kind) for family, (kind, _) in FAMILIES.items() if kind not in DESCRIBED}
 NO_GRAPHS["Llama (dynamic NTK)"] = "'dynamic'"
-NO_GRAPHS["Llama (scaled queries, which it has not)"] = "rope_parameters.llama_4_scaling_beta"
+NO_GRAPHS["Llama (query scaling ignored)"] = "rope_parameters.llama_4_scaling_beta"
 SHORTER = {"Phi 3 (longrope)": (ORIGINAL, "(longrope)")}
 
 
