@@ -296,8 +296,9 @@ class Chat:
         sent again. An answer that is being written is dropped, and so is a :meth:`pending` one.
 
         Args:
-            messages: see :data:`moa_runtime.chat_template.Message`. None, a system message alone, or turns whose last
-                one is an answer; if the next question is a tool's result, the last one may be another tool's result.
+            messages: see :data:`moa_runtime.chat_template.Message`. Empty, a system message alone, or turns whose
+                last one is an answer; if the next question is a tool's result, the last one may be another tool's
+                result.
             unconfirmed: marks of those answers that :meth:`check` is for.
 
         Raises:

@@ -178,7 +178,7 @@ class AnswerUpdate:
         return cls(whole.text(committed=True), whole.text(committed=False), 0, dropped, whole)
 
     def since(self, committed: str) -> AnswerUpdate:
-        """Return this first update as an update that follows one with the confirmed text ``committed``."""
+        """Return this update of the whole text as the one after the confirmed text ``committed``."""
         grown = self.text.startswith(committed)  # nearly always; no loop over all of a long answer
         same = len(committed) if grown else common_length(committed, self.text)
         return replace(self, text=self.text[same:], start=same)
@@ -345,7 +345,7 @@ class EventQueue:
         self.wake()
 
     def publish(self, update: AnswerUpdate, *, even_without_tokens: bool = False) -> None:
-        """Queue a first update of the answer, unless the last one had the same tokens: a draft may be empty."""
+        """Queue an update of the whole text, unless the last one had the same tokens: a draft may be empty."""
         if update.tokens != self._published or (even_without_tokens and not update.tokens):
             self._published = update.tokens
             self.put(update)
@@ -356,7 +356,7 @@ class EventQueue:
         self.put(None)
 
     def wake(self) -> None:
-        """Have the reader see whether it has left."""
+        """Wake the waiting reader."""
         self._changed.set()
 
     async def get(self, follower: Follower) -> ChatEvent | None:

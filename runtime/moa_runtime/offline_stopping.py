@@ -47,7 +47,7 @@ class StoppingRule:
 
 
 def repeats(text: Sequence[int], length: int, new: int) -> bool:
-    """Return whether the last ``length`` tokens occur earlier within the last 256, and some tokens are ``new``."""
+    """Return whether ``new`` is not 0 and the last ``length`` tokens occur earlier within the last 256."""
     recent = list(text[-_RECENT:])
     tail = recent[-length:]
     if not new or len(tail) < length:

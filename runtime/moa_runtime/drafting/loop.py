@@ -143,8 +143,8 @@ class DraftingLoop:
         """Set the state of the running answer's grammar, which the device's drafts and its text obey from now on.
 
         Args:
-            state: None for an answer without a grammar, or with one that the device cannot follow: the device then
-                writes nothing without the target.
+            state: None without a grammar, or for one that the device cannot follow; with the latter it writes nothing
+                without the target.
             compiling: whether the state comes later.
         """
         self._session.grammar, self._policy.compiling = state, compiling

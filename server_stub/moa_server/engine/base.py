@@ -371,7 +371,7 @@ class TargetEngine(ABC):
         return await asyncio.get_running_loop().run_in_executor(self._worker, self.step_now, requests)
 
     def step_now(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        """Do :meth:`step` in the calling thread, for callers without an event loop that alone use the engine."""
+        """Do :meth:`step` in the calling thread, for the engine's only caller, if it has no event loop."""
         for request in requests:
             self._check(request)
         try:

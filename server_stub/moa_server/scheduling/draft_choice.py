@@ -1,6 +1,6 @@
 """The choice of drafted tokens for a step, and the gain that drafts have brought.
 
-The chosen tokens bring all sessions together the most tokens a second: the rule of SSSD (arXiv 2411.05894, section 4),
+The chosen tokens bring the most tokens a second, all sessions together: the rule of SSSD (arXiv 2411.05894, section 4),
 with a measured cost instead of an assumed roofline. A step of n sessions with a set S of drafted tokens brings
 ``n + sum of q over S`` tokens in ``T(n + |S|)`` seconds; q is the probability that a token and all before it are right.
 """
@@ -103,7 +103,7 @@ class DraftGain:
         self._weights[row, kind] += 1
 
     def least(self, sessions: int, *, modelled: bool = False) -> float:
-        """Return the least gain of predicted tokens a second: with drafts, or the model's, divided by those without."""
+        """Return the least ratio of predicted tokens a second with drafts, or with the model's, to those without."""
         if sessions <= 1:
             return 1.0
         row = sessions.bit_length()
@@ -112,12 +112,12 @@ class DraftGain:
 
 
 class DraftWorth:
-    """The gain from a client's drafts over the verifier's own, and so from its memory rows: the mean number of tokens
-    of each path probability that they add to a round.
+    """The tokens that a client's drafts, and so its memory rows, add to the verifier's own: their mean number a round,
+    by path probability.
 
     Args:
-        all_rounds: the gain over all conversations, with which a new one begins, and which it updates; None for that
-            gain itself, which begins with one token a round of probability 0.7.
+        all_rounds: the gain over all conversations, which a new conversation begins with and updates; None for that
+            gain itself, which begins with one token of probability 0.7 a round.
     """
 
     def __init__(self, all_rounds: DraftWorth | None = None) -> None:
