@@ -243,7 +243,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(text, code="excluded")
     if isinstance(options.drafter, Path) and (window or not (options.local and options.bundle)):
         text = f"--drafter {options.drafter} is a folder: give --local too, and --bundle with the bundle made from it"
-        made = f"`moa-export --target onnx --drafter {options.drafter} --out DIR` makes one"
+        of = f" --model {options.model}" if options.model else ""
+        made = f"`moa-export --target onnx{of} --drafter {options.drafter} --out DIR` makes one"
         raise UsageError(f"{text} ({made})", code="bad_option")
     for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):
         value = getattr(options, name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 #: Bytes of a weight by type, scales included.
 _WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.13, "int4": 0.66}
 #: Bytes of a number in the caches.
-_CACHE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 4, "int4": 4}
+_CACHE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2, "int4": 2}
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class ModelSize:
     def bytes_needed(self, dtype: str, cache_tokens: int) -> float:
         """Return the bytes of weights and full caches. ``dtype``: ``float32``, ``bfloat16``, ``int8`` or ``int4``."""
         return self.parameters * _WEIGHT_BYTES[dtype] + cache_tokens * self.kv_numbers * _CACHE_BYTES[dtype]
+
+    def cache_tokens_within(self, dtype: str, most: float) -> int:
+        """Return how many tokens of caches ``most`` bytes leave room for; below 0 if the weights take more."""
+        return int((most - self.parameters * _WEIGHT_BYTES[dtype]) // max(1, self.kv_numbers * _CACHE_BYTES[dtype]))
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ CATALOGUE: Mapping[str, CataloguedModel] = {
         "reasoning on a large GPU",
     ),
 }
-COLUMNS = ("name", "target", "drafter", "writer", "licence", "GB", "good for", "run")
+COLUMNS = ("name", "target", "drafters", "writer", "licence", "GB", "good for", "run")
 #: Tokens of caches in the column of memory.
 _SHOWN_CACHE = 4096
 
@@ -161,13 +165,18 @@ def catalogue_rows() -> Iterator[tuple[str, ...]]:
         yield (
             name,
             model.target,
-            model.drafters[0] if model.drafters else "sssd",
+            ", ".join(model.drafters) or "sssd",
             model.writer or "none",
             model.licence,
             " / ".join(f"{size:.1f}" for size in sizes),
             model.use,
             "yes" if model.run else "not run",
         )
+
+
+def default_drafter(model: str) -> str | None:
+    """Return the drafter for a name of the catalogue if a user names none: its first, or ``sssd``. None for others."""
+    return (*CATALOGUE[model].drafters, "sssd")[0] if model in CATALOGUE else None
 
 
 def drafter_advice(model: str) -> str:

@@ -483,7 +483,7 @@ def check_fit(config: DrafterConfig | RivalConfig, target: Any) -> str:
     for what, ours, found in compared:
         if ours != found:
             raise FitError(
-                f"this drafter does not fit the target {target.folder.name}: it was made for {what} {ours}, "
+                f"this drafter does not fit the target: it was made for {what} {ours}, "
                 f"the target has {found}; train one with moa-train, or pass the target it was made for as --model",
                 code="wrong_target",
             )

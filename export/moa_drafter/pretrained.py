@@ -74,7 +74,7 @@ def _from_hub(hub_id: str) -> Path:
             if not any((folder / each).is_file() for each in names):
                 fetch_hub_files(hub_id, (name,), revision=folder.name, reachable=reachable)
     except TargetError as error:
-        raise CheckpointError(f"there is no folder {hub_id}, and {error}", code=error.code) from error
+        raise CheckpointError(str(error), code=error.code) from error
     return folder
 
 

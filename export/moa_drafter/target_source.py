@@ -6,6 +6,7 @@ Needs neither torch nor transformers, but for GGUF files with an architecture or
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import glob
 import hashlib
@@ -155,8 +156,10 @@ def check_target(name: str) -> None:
         if not folder.is_file():
             raise TargetError(f"there is no file {folder}", code="file_missing")
     elif name not in CATALOGUE and not is_hub_id(name):
+        near = difflib.get_close_matches(name.lower(), CATALOGUE, 1, 0.7)
+        meant = f"did you mean {near[0]}? Else " if near else ""
         raise TargetError(
-            f"unknown target {name!r}: give a name of moa-serve --list-models, a Hugging Face model folder, "
+            f"there is no target {name!r}: {meant}give a name of moa-serve --list-models, a Hugging Face model folder, "
             "a .gguf file, or a Hub id like 'owner/model'",
             code="unknown_target",
         )

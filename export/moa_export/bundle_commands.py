@@ -26,7 +26,10 @@ NPM_HELP = (
     "let npm install onnxruntime-web into the cache (150 MB), by which graphs for browsers are compared in Node; "
     "MOA_ONNXRUNTIME_WEB names a folder that has it"
 )
-DRAFTER_HELP = f"{', '.join(shipped_names())}, or the folder of a moa-train checkpoint (default: {DEFAULT_DRAFTER})"
+DRAFTER_HELP = (
+    f"{', '.join(shipped_names())}, the folder of a moa-train checkpoint, or the folder or Hub id of a published "
+    f"EAGLE-3 head (default: {DEFAULT_DRAFTER}, or the first that moa-serve --list-models has)"
+)
 _HEADER = ("graph", "file", "MB", "parity", "top-1", "error (nats)", "tau before", "after", "perplexity", "ms a step")
 
 

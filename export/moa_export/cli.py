@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moa_drafter.catalogue import default_drafter
 from moa_drafter.config import FitError
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target_source import DEFAULT_TARGET, check_target, shown_name
@@ -132,7 +133,7 @@ def _export(args: argparse.Namespace) -> int:
         MoaError: bad input, or a check that failed.
     """
     config = read_config(args.config) if args.config else {}
-    drafter = args.drafter or config.get("drafter")
+    drafter = _drafter_of(args, config)
     if drafter in WITHOUT_GRAPH and args.offline_model in (None, _NO_WRITER):
         return _export_texts(args, str(args.model or config.get("model") or DEFAULT_TARGET), drafter)
     options = {name: getattr(args, name) for name in ("bits", "group_size", "head_bits", "embedding_bits")}
@@ -203,6 +204,12 @@ def _targets(given: str) -> tuple[str, ...]:
     return names
 
 
+def _drafter_of(args: argparse.Namespace, config: Mapping[str, Any]) -> str | None:
+    """Return the drafter that a user names, else that of the catalogue; None for the shipped default."""
+    named = args.drafter or config.get("drafter")
+    return str(named) if named else default_drafter(str(args.model or config.get("model") or DEFAULT_TARGET))
+
+
 def _settings(
     args: argparse.Namespace, config: Mapping[str, Any], targets: tuple[str, ...], recipe: Recipe
 ) -> ExportSettings:
@@ -214,12 +221,13 @@ def _settings(
     context = args.context if args.context is not None else config.get("context", usual.context)
     if not isinstance(context, int) or context < 64:
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}", code="out_of_range")
-    drafter = args.drafter or (str(config["drafter"]) if "drafter" in config else None)
+    model = str(args.model or config.get("model") or DEFAULT_TARGET)
+    drafter = _drafter_of(args, config)
     delegates = str(args.backend or config.get("backend") or ",".join(usual.delegates)).split(",")
     return ExportSettings(
         targets,
         None if drafter in WITHOUT_GRAPH else checkpoint_of(drafter),
-        model=args.model or config.get("model") or DEFAULT_TARGET,
+        model=model,
         recipe=recipe,
         options=TargetOptions(context, tuple(delegates), args.npm),
         writer=WriterSettings(args.offline_model, args.offline_bits),

@@ -181,7 +181,7 @@ def _run(
         elif web:
             line += f"\n{web.invitation(port)}"
         print(line, flush=True)
-        if not (prints.drafter or options.json):
+        if not (prints.drafter or options.drafter or options.json):
             print(f"moa-serve: note: {drafter_advice(options.model or DEFAULT_TARGET)}", file=sys.stderr, flush=True)
 
     from moa_server.offered_bundles import bundles_to_offer

@@ -61,17 +61,16 @@ def load_engine(options: argparse.Namespace, progress: Progress = _SILENT) -> Lo
     if options.engine == "vllm":  # before torch is imported
         prepare_vllm(options.threads)
     # Late, so that --help and refused options are quick.
-    from moa_drafter.catalogue import CATALOGUE
-    from moa_drafter.pretrained import checkpoint_of
+    from moa_drafter.catalogue import default_drafter
     from moa_drafter.target_source import DEFAULT_TARGET
-    from moa_server.engine.memory_limit import check_memory
+    from moa_server.engine.memory_limit import check_memory, check_rounding
 
     model = options.model or DEFAULT_TARGET
+    if options.engine != "vllm" and options.device == "cpu":
+        check_rounding(model, options.dtype)
     if options.memory is not None:
         check_memory(model, options.dtype, options.device, options.cache_tokens, options.memory)
-    published = CATALOGUE[model].drafters if model in CATALOGUE else ()
-    named = options.drafter or (published[0] if published else None)
-    drafter = None if named is None or named in WITHOUT_GRAPH else checkpoint_of(named)  # copies need no weights
+    drafter = _checkpoint(options.drafter, default_drafter(model))
     settings = {"cache_tokens": options.cache_tokens, "threads": options.threads}
     if options.engine == "vllm":
         from moa_drafter.devices import check_device
@@ -91,6 +90,22 @@ def load_engine(options: argparse.Namespace, progress: Progress = _SILENT) -> Lo
         progress=progress,
         **settings,
     )
+
+
+def _checkpoint(named: str | None, usual: str | None) -> Path | None:
+    """Return the folder of the drafter that is named, else of the usual one; None for copies, which need no weights."""
+    from moa_drafter.pretrained import checkpoint_of
+
+    drafter = named or usual
+    if drafter is None or drafter in WITHOUT_GRAPH:
+        return None
+    try:
+        return checkpoint_of(drafter)
+    except MoaError as error:
+        if named:
+            raise
+        text = f"the catalogue's drafter for this model is not here: {error}; pass --drafter sssd to start without it"
+        raise MoaError(text, code=error.code) from error
 
 
 def load_local(
@@ -136,8 +151,9 @@ def load_local(
         except TargetError as error:
             rounded = dtype in ("int8", "int4")
             if rounded and error.code == "unsupported_target":
-                text = f"--dtype {dtype} is for families that are built in, and {model} is of another: choose auto"
-                raise EngineError(f"{text}, float32 or bfloat16", code="unsupported_type") from error
+                from moa_server.engine.memory_limit import unrounded
+
+                raise unrounded(model, dtype) from error
             if rounded or error.code not in UNDESCRIBED:
                 raise
             if error.code == "unsupported_target" and not has_torch:  # the sentence names the cause, and torch

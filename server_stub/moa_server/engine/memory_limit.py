@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from moa_server.engine.base import EngineError
 from moa_server.engine.dtypes import BITS, has_bfloat16
 
 _log = logging.getLogger(__name__)
+#: Tokens of caches below which a model is of no use: some questions and answers.
+_LEAST_CACHE = 4096
 
 
 def check_memory(model: str, dtype: str, device: str, cache_tokens: int, most: float) -> None:
@@ -35,7 +37,7 @@ def check_memory(model: str, dtype: str, device: str, cache_tokens: int, most: f
         most: gigabytes (10^9 bytes).
 
     Raises:
-        EngineError: ``too_large``; the message names a type that fits, if there is one.
+        EngineError: ``too_large``; the message names options that fit, if there are any.
         TargetError: the configuration cannot be read or fetched.
     """
     size = size_of(model)
@@ -49,11 +51,41 @@ def check_memory(model: str, dtype: str, device: str, cache_tokens: int, most: f
     if needed <= most:
         return
     others = [] if device != "cpu" or not size.rounds else [each for each in ("int8", "int4") if each != named]
-    fitting = next((each for each in others if size.bytes_needed(each, cache_tokens) / 1e9 <= most), None)
-    smaller = f"take --dtype {fitting}" if fitting else "choose a smaller model (moa-serve --list-models)"
     shown = f"{needed:.1f}" if needed >= 0.1 else f"{needed:.1g}"
     text = f"{model} takes {shown} GB in {named} with --cache-tokens {cache_tokens}, and --memory allows {most:g}"
-    raise EngineError(f"{text}: {smaller}, or fewer --cache-tokens", code="too_large")
+    raise EngineError(f"{text}: {_remedy(size, (named, *others), cache_tokens, most * 1e9)}", code="too_large")
+
+
+def _remedy(size: ModelSize, dtypes: Sequence[str], cache_tokens: int, most: float) -> str:
+    """Return the options with which a target fits into ``most`` bytes: the type with the largest caches, the first of
+    ``dtypes``, which is taken now, if they are equal."""
+    room = {each: min(cache_tokens, size.cache_tokens_within(each, most) // 1024 * 1024) for each in dtypes}
+    best = max(room, key=lambda each: room[each])
+    if room[best] < min(cache_tokens, _LEAST_CACHE):
+        return "choose a smaller model (moa-serve --list-models)"
+    options = [f"--dtype {best}"] if best != dtypes[0] else []
+    if room[best] < cache_tokens:
+        options.append(f"--cache-tokens {room[best]}")
+    return f"pass {' '.join(options)}"
+
+
+def check_rounding(model: str, dtype: str) -> None:
+    """Check that a target whose weights are not here can be computed in 8 or 4 bits, before they are fetched.
+
+    Raises:
+        EngineError: ``unsupported_type``.
+        TargetError: the configuration cannot be read or fetched.
+    """
+    if dtype in ("int8", "int4") and not expanded(model).exists():
+        size = size_of(model)
+        if size is None or not size.rounds:
+            raise unrounded(model, dtype)
+
+
+def unrounded(model: str, dtype: str) -> EngineError:
+    """Return the error for a target of a family that is not computed in ``dtype``."""
+    text = f"--dtype {dtype} is for families that are built in, and {model} is of another"
+    return EngineError(f"{text}: choose auto, float32 or bfloat16", code="unsupported_type")
 
 
 def size_of(model: str) -> ModelSize | None:

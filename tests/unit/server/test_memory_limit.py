@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from moa_decoder.errors import TargetError
-from moa_drafter.catalogue import CATALOGUE, drafter_advice
+from moa_drafter import target_source as hub
+from moa_drafter.catalogue import CATALOGUE, default_drafter, drafter_advice
 from moa_drafter.pretrained import shipped_names
 from moa_drafter.target_facts import facts_of
 from moa_drafter.target_folder import weights_of
@@ -20,7 +21,8 @@ from moa_drafter.target_source import BUILTIN, check_target, is_hub_id
 from moa_export.plain_bundle import note_of
 from moa_runtime.errors import MoaError
 from moa_server.cli import main
-from moa_server.engine.memory_limit import check_memory, size_of
+from moa_server.engine.base import EngineError
+from moa_server.engine.memory_limit import check_memory, check_rounding, size_of
 from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
 
@@ -28,11 +30,13 @@ from support.refusals import refused
 @pytest.mark.parametrize(
     ("model", "dtype", "most", "advice"),
     [
-        ("qwen3-8b", "float32", 30, "--dtype int8"),
-        ("qwen3-8b", "int8", 16, "--dtype int4"),
-        ("qwen3-8b", "int4", 8, "--list-models"),
+        ("qwen3-8b", "float32", 30, "pass --dtype int8"),
+        ("qwen3-8b", "int8", 13, "pass --dtype int4"),
+        ("qwen3-8b", "int4", 8, "pass --cache-tokens 17408"),
+        ("qwen3-8b", "float32", 7, "pass --dtype int4 --cache-tokens 10240"),
+        ("qwen3-8b", "int4", 5, "--list-models"),
         ("gpt-oss-20b", "bfloat16", 20, "--list-models"),
-        ("smollm2-135m-instruct", "auto", 0.5, "--list-models"),
+        ("smollm2-135m-instruct", "auto", 0.5, "pass --cache-tokens 17408"),
     ],
 )
 def test_a_target_that_does_not_fit_is_refused_with_a_way_out(model, dtype, most, advice) -> None:
@@ -43,6 +47,22 @@ def test_a_target_that_does_not_fit_is_refused_with_a_way_out(model, dtype, most
     check_memory(model, dtype, "cpu", 32768, needed + 0.1)
     with refused("too_large"):
         check_memory(model, dtype, "cpu", 32768, needed - 0.1)
+
+
+@pytest.mark.parametrize("way", ["pass --dtype int4 --cache-tokens 10240", "pass --cache-tokens 17408"])
+def test_the_way_out_leads_out(way: str) -> None:
+    dtype = "int4" if "--dtype" in way else "auto"
+    model, most = ("qwen3-8b", 7) if dtype == "int4" else ("smollm2-135m-instruct", 0.5)
+    check_memory(model, dtype, "cpu", int(way.split()[-1]), most)
+
+
+def test_a_type_that_a_family_has_not_is_refused_before_anything_is_fetched(monkeypatch) -> None:
+    monkeypatch.setattr(hub, "fetch_hub_files", lambda *_, **__: pytest.fail("it fetches"))
+    assert main(["--model", "gpt-oss-20b", "--dtype", "int4", "--memory", "60"]) != 0
+    with refused("unsupported_type", EngineError):
+        check_rounding("gpt-oss-20b", "int8")
+    check_rounding("gpt-oss-20b", "auto")
+    check_rounding("qwen3-8b", "int4")
 
 
 def test_the_size_of_a_folder_is_that_of_its_tensors(tiny_target: Path) -> None:
@@ -84,7 +104,15 @@ def test_the_catalogue_names_what_can_be_found(capsys) -> None:
     assert main(["--list-models", "--json"]) == 0 and json.loads(capsys.readouterr().out).keys() == CATALOGUE.keys()
     assert main(["--list-models"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in CATALOGUE)
+    assert all(name in out and all(drafter in out for drafter in each.drafters) for name, each in CATALOGUE.items())
+    with refused("unknown_target", TargetError, "qwen3-0.6b"):
+        check_target("Qwen3-0.6B")
+
+
+def test_a_name_of_the_catalogue_has_a_drafter_without_one_named() -> None:
+    """The same at the server and for a bundle; other targets have none."""
+    assert default_drafter("qwen3-1.7b") == "AngelSlim/Qwen3-1.7B_eagle3" and default_drafter("qwen3-0.6b") == "sssd"
+    assert default_drafter("smollm2-135m-instruct") == shipped_names()[0] and default_drafter("owner/model") is None
 
 
 def test_a_target_without_a_drafter_is_told_of_one() -> None:
