@@ -505,7 +505,7 @@ def _kinds(fields: _Fields, family: _Family, count: int, window: int | None) -> 
     if kinds is not None:
         return kinds
     if family.full_every:
-        pattern = fields.any("sliding_window_pattern") or fields.any("_sliding_window_pattern", family.full_every)
+        pattern = fields.any("sliding_window_pattern", family.full_every)
         every = pattern if type(pattern) is int and pattern > 0 else family.full_every
         return [_SLIDING if (index + 1) % every else _FULL for index in range(count)]
     if fields.has("no_rope_layers"):
@@ -529,10 +529,15 @@ def _rotated(fields: _Fields, count: int) -> list[bool]:
 
 def _rotaries(fields: _Fields, family: _Family, head_dim: int, context: int) -> tuple[dict[str, Rotary], int]:
     """Return the rotary positions by kind of layer, and the longest context."""
-    given: Any = fields.any("rope_scaling") or fields.any("rope_parameters") or {}
+    scaling, given = fields.any("rope_scaling"), fields.any("rope_parameters")
+    given = scaling or given or {}
     if not isinstance(given, Mapping):
         raise fields.wrong("rope_parameters", "an object")
-    original, partial = fields.any("original_max_position_embeddings"), fields.any("partial_rotary_factor")
+    if fields.has("llama_4_scaling_beta") and given.get("llama_4_scaling_beta") is None:
+        raise _unsupported("its configuration lacks rope_parameters.llama_4_scaling_beta")  # its class has another one
+    # The class of Phi 3 has a number of its own, which transformers prefers to the object's.
+    original = fields.any("original_max_position_embeddings", 4096 if family.fused else None)
+    partial = fields.any("partial_rotary_factor")
     known = _ROPE | family.fields & _ROPE_OF_SOME
 
     def rotary(own: Any, theta: Any) -> tuple[Rotary, int]:
@@ -557,11 +562,25 @@ def _rotaries(fields: _Fields, family: _Family, head_dim: int, context: int) -> 
         return {_FULL: full, _SLIDING: full}, limit
     if fields.any("rope_scaling") and fields.any("rope_parameters"):
         raise _unsupported("its configuration has rope_scaling beside rope_parameters")
-    if not given.keys() & {_FULL, _SLIDING}:  # transformers 4: scaled in full layers only
+    if given.keys() & {_FULL, _SLIDING}:
+        _check_nested(given, original)
+    elif scaling or not given:  # transformers 4: scaled in full layers only
         given = {_FULL: given}
+    else:
+        raise _unsupported("its rope_parameters are not by kinds of layers")  # transformers ignores them
     full, limit = rotary(given.get(_FULL) or {}, theta)
     sliding, _ = rotary(given.get(_SLIDING) or {}, fields.any("rope_local_base_freq", local))
     return {_FULL: full, _SLIDING: sliding}, limit
+
+
+def _check_nested(given: Mapping[str, Any], original: Any) -> None:
+    """Refuse fields that transformers takes from another place than here for rotary positions by kinds of layers."""
+    if others := sorted(given.keys() - {_FULL, _SLIDING}):
+        raise _unsupported(f"its configuration has rope_parameters.{others[0]:.60}")
+    if original is not None:
+        raise _unsupported("its configuration has original_max_position_embeddings beside rope_parameters")
+    if any(isinstance(own, Mapping) and own.get("truncate") is not None for own in given.values()):
+        raise _unsupported("its configuration has rope_parameters of layers with truncate")
 
 
 def rotary_of(parameters: Mapping[str, Any], head_dim: int, context: int) -> Rotary:

@@ -89,7 +89,7 @@ class GraphBuilder:
     """
 
     def __init__(self, epsilon: float = 0.0, *, integer_products: bool = True) -> None:
-        self._epsilon = epsilon
+        self._epsilon = float(epsilon)  # onnx refuses a whole number
         self._accuracy = _INTEGER_PRODUCTS if integer_products else _FLOAT_PRODUCTS
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, NDArray[Any]] = {}

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
+from moa_decoder.checkpoint_fields import MOST_LAYERS
 from moa_decoder.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_drafter.config import (
     CHECKPOINT_FOLDER,
@@ -48,6 +49,9 @@ Shape = tuple[int, ...]
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 _TOKENS = "draft_to_target"
+#: Fields of configurations that count layers, and tokens of a vocabulary; the largest of these have 262,144.
+_LAYER_COUNTS = frozenset({"num_hidden_layers", "target_num_layers", "target_layers", "layers", "exit_layer"})
+_TOKEN_COUNTS, _MOST_TOKENS = frozenset({"vocab_size", "draft_vocab_size"}), 1 << 22
 _OTHER_HEAD = "take another head, or draft with --drafter sssd"
 
 
@@ -253,7 +257,19 @@ def _read_config(path: Path) -> tuple[dict[str, Any], bytes]:
         raise ConfigError(f"{path.name} is no JSON: {error}", code="not_json") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path.name} is not a drafter configuration: expected one JSON object", code="wrong_type")
+    _check_counts(path.name, raw)
     return raw, content
+
+
+def _check_counts(name: str, values: Mapping[str, Any]) -> None:
+    """Refuse numbers of layers and tokens for which memory would be taken before shapes are compared. Raises
+    ConfigError."""
+    for field, value in values.items():
+        if isinstance(value, dict):
+            _check_counts(name, value)
+        most = MOST_LAYERS if field in _LAYER_COUNTS else _MOST_TOKENS if field in _TOKEN_COUNTS else None
+        if most is not None and isinstance(value, int | float) and value > most:
+            raise ConfigError(f"{field} in {name} must be at most {most}, not {value}", code="out_of_range")
 
 
 def is_of_others(config: Mapping[str, Any]) -> bool:

@@ -242,6 +242,8 @@ def read_torch_file(content: bytes) -> Stored:
     except (
         AttributeError,
         EOFError,
+        LookupError,
+        OverflowError,
         pickle.UnpicklingError,
         RuntimeError,
         TypeError,

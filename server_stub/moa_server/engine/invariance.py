@@ -49,7 +49,8 @@ def settle(target: OnnxPass, fingerprint: str) -> None:
         fingerprint: of the model.
 
     Raises:
-        EngineError: ``wrong_results`` if this processor's products in 4 or 8 bits overflow.
+        EngineError: ``wrong_results`` if this processor's products in 4 or 8 bits overflow; ``not_finite`` if the
+            weights give no finite numbers.
     """
     facts = {
         "processor": _processor(),
@@ -66,11 +67,23 @@ def settle(target: OnnxPass, fingerprint: str) -> None:
         if target.dtype != "float32" and not products_are_exact(4 if target.dtype == "int4" else 8):
             text = f"this processor's products in {target.dtype} overflow: start with --dtype float32"
             raise EngineError(text, code="wrong_results")
+        _check_finite(target)
         multiple = next((each for each in _PADDINGS if _holds(target, each)), 0)
         _keep(path, {**facts, "row_multiple": multiple})
     target.batch_invariant, target.row_multiple = multiple > 0, multiple or _PADDINGS[0]
     if not multiple:
         _log.info("on this processor the target's choices may depend, in the last bits, on what else is in a step")
+
+
+def _check_finite(target: OnnxPass) -> None:
+    """Raise EngineError for weights whose results are not numbers: every answer would be the token 0."""
+    text = list(range(min(8, target.spec.vocab_size, target.spec.max_context)))
+    states = target.forward([Piece(target.cache_shape.new_cache(len(text)), 0, text)])[0]
+    if not (np.isfinite(states).all() and np.isfinite(target.logits([states])).all()):
+        raise EngineError(
+            "the target's results are not finite numbers, so its weights are damaged: fetch the target again",
+            code="not_finite",
+        )
 
 
 def _holds(target: OnnxPass, multiple: int) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
+from safetensors.numpy import load_file, save_file
 
 from moa_decoder.errors import TargetError
 from moa_decoder.gguf_weights import GgufWeights
@@ -62,6 +63,16 @@ def test_the_loss_by_rounding_is_measured_once_and_refused_if_large(tiny_target,
         kept.write_text(damaged)
         with refused("rounding_loss", EngineError):
             load_local(str(tiny_target), None, dtype="int4", threads=1)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_weights_that_give_no_numbers_are_refused(number, tiny_target, tmp_path):
+    damaged = Path(shutil.copytree(tiny_target, tmp_path / "damaged"))
+    weights = load_file(damaged / "model.safetensors")
+    weights["model.layers.0.self_attn.q_proj.weight"][0, 0] = number
+    save_file(weights, damaged / "model.safetensors", {"format": "pt"})
+    with refused("not_finite", EngineError):
+        load_local(str(damaged), None, dtype="float32", threads=1)
 
 
 def test_a_family_that_is_not_built_in_is_not_rounded(tiny_target, tmp_path):

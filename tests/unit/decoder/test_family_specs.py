@@ -29,7 +29,12 @@ SIZES = {
     "rms_norm_eps": 1e-6,
 }
 LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 2048}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e3}
+#: Rotary positions by kinds of layers, of which transformers reads less than of others.
+NESTED = {"full_attention": {"rope_type": "yarn", "factor": 4.0}, "sliding_attention": {"rope_type": "default"}}
+TRUNCATED = {**NESTED, "full_attention": {**NESTED["full_attention"], "truncate": False}}
 LONG = {"short_factor": [1.0, 1.5, 2.0] * 2, "long_factor": [8.0] * 6}
+PART = {**LONG, "partial_rotary_factor": 0.75}
 METADATA = {
     "embedding_length": 64,
     "feed_forward_length": 96,
@@ -183,6 +188,15 @@ def test_metadata_of_gguf_files_mean_a_configuration(architecture, metadata, ten
             config("gemma3_text", rope_scaling={"factor": 4}, rope_parameters={"full_attention": {}}),
             "rope_scaling beside rope_parameters",
         ),
+        ("unsupported_target", config("ministral3"), "llama_4_scaling_beta"),
+        ("unsupported_target", config("gemma3_text", rope_parameters={"factor": 4.0, **LINEAR}), "rope_parameters"),
+        ("unsupported_target", config("gemma3_text", rope_parameters={**NESTED, "truncate": False}), "truncate"),
+        ("unsupported_target", config("gemma3_text", rope_parameters=TRUNCATED), "truncate"),
+        (
+            "unsupported_target",
+            config("gemma3_text", rope_parameters=NESTED, original_max_position_embeddings=16),
+            "original_max_position_embeddings",
+        ),
         ("unsupported_target", config("llama", rope_scaling={"type": "dynamic", "factor": 2.0}), "dynamic"),
         ("unsupported_target", config("llama", rope_scaling={"mrope_section": [1]}), "rope_parameters.mrope_section"),
         ("unsupported_target", config("llama", hidden_act="relu2"), "relu2"),
@@ -201,6 +215,21 @@ def test_metadata_of_gguf_files_mean_a_configuration(architecture, metadata, ten
 def test_a_configuration_that_is_not_known_whole_is_refused(code, wrong, named):
     with refused(code, TargetError, named):
         spec_of_config(wrong)
+
+
+@pytest.mark.parametrize(
+    ("unread", "same"),
+    [
+        (config("gemma3_text", _sliding_window_pattern=3), config("gemma3_text")),
+        (
+            config("phi3", rope_parameters={"type": "longrope", **PART, "original_max_position_embeddings": 24}),
+            config("phi3", rope_parameters={"type": "longrope", **PART}, original_max_position_embeddings=4096),
+        ),
+    ],
+)
+def test_fields_that_transformers_passes_over_mean_nothing(unread, same):
+    """The class of Phi 3 has an original context of its own, which comes before that of its rotary positions."""
+    assert described(spec_of_config(unread)) == described(spec_of_config(same))
 
 
 @pytest.mark.parametrize(

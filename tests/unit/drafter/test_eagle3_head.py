@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import zipfile
 from itertools import pairwise
@@ -119,7 +121,6 @@ BIG = 10**400
         ("eagle_aux_hidden_state_layer_ids", "123"),
         ("rms_norm_eps", 0),
         ("num_key_value_heads", False),
-        ("vocab_size", BIG),
     ],
 )
 def test_numbers_of_no_head_are_refused(tmp_path, field, value):
@@ -202,6 +203,33 @@ class Code:
 def test_torch_files_hold_tensors_alone_and_nothing_runs(tmp_path, change):
     with refused("damaged", CheckpointError):
         read_weights(in_torch(write_head(tmp_path, of="authors"), change))
+
+
+@pytest.mark.parametrize("broken", [b"\x80\x02h\x05.", b"\x80\x02."])
+def test_a_torch_file_that_is_broken_inside_is_refused(tmp_path, broken):
+    folder = in_torch(write_head(tmp_path, of="authors"))
+    plain, other = folder / "pytorch_model.bin", folder / "other"
+    with zipfile.ZipFile(plain) as read, zipfile.ZipFile(other, "w") as written:
+        for member in read.infolist():
+            written.writestr(member.filename, broken if member.filename.endswith("data.pkl") else read.read(member))
+    other.replace(plain)
+    with refused("damaged", CheckpointError):
+        read_weights(folder)
+
+
+@pytest.mark.parametrize("value", [BIG, (1 << 31) - 1])
+def test_no_memory_is_taken_for_tokens_that_no_head_has(tmp_path, value):
+    with refused("out_of_range", CheckpointError, "vocab_size"):
+        read_weights(write_head(tmp_path, config={"draft_vocab_size": value}, layer={"vocab_size": value}))
+
+
+@pytest.mark.parametrize("field", ["layers", "target_num_layers", "target_layers", "exit_layer"])
+def test_no_memory_is_taken_for_layers_that_no_drafter_has(tmp_path, tiny_drafter, field):
+    folder = shutil.copytree(tiny_drafter, tmp_path / "drafter")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: (1 << 31) - 1}))
+    with refused("out_of_range", CheckpointError, field):
+        read_weights(folder)
 
 
 def test_torch_files_take_no_more_memory_than_they_are_long(tmp_path):
