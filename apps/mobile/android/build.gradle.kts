@@ -1,6 +1,5 @@
 plugins {
-    id("com.android.library")
-    kotlin("android")
+    id("com.android.library") // version 9, which compiles Kotlin itself; version 8 needs kotlin("android"), too
 }
 
 android {
@@ -10,8 +9,8 @@ android {
 }
 
 dependencies {
-    implementation("wang.harlon.quickjs:wrapper-android:latest.release")
+    api("org.jetbrains.kotlinx:kotlinx-coroutines-android:1.9.0")
+    implementation("wang.harlon.quickjs:wrapper-android:3.2.3")
     implementation("com.squareup.okhttp3:okhttp:4.12.0")
     implementation("com.microsoft.onnxruntime:onnxruntime-android:1.22.0")
-    implementation("org.jetbrains.kotlinx:kotlinx-coroutines-android:1.9.0")
 }

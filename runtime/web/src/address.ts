@@ -130,7 +130,7 @@ function withoutDots(path: string): string {
 
 /** Quote the characters of a path that URLs do not have; quotes stay. */
 function quoted(path: string): string {
-  return path.replace(/[^\w\-./%:@!$&'()*+,;=~[\]|^]+/gu, (text) =>
+  return path.replace(/[^\w./%:@!$&'()*+,;=~[\]|^-]+/gu, (text) =>
     Array.from(encodeUtf8(text), (byte) => `%${byte.toString(16).toUpperCase().padStart(2, "0")}`).join(""),
   );
 }

@@ -228,6 +228,7 @@ function expressionOf(pattern: string): RegExp {
   let within = false; // a class of characters
   const spaced = anyCase.replace(/\\.|\[|\]/gs, (part) => {
     if (part === "[" || part === "]") within = part === "[";
+    if (part === "\\-") return "\\x2d"; // QuickJS of 2024 refuses it with the flag u
     if (part === "\\s") return within ? SPACES : `[${SPACES}]`;
     if (part !== "\\S") return part;
     if (within) throw unknown("\\S in a class of characters");

@@ -10,6 +10,7 @@ import { test } from "node:test";
 import { gzipSync } from "node:zlib";
 
 import { build } from "esbuild";
+import ts from "typescript";
 
 const FOLDER = fileURLToPath(new URL("../../", import.meta.url));
 /** Of JavaScript, compressed, without the engine. */
@@ -49,6 +50,9 @@ test("package: a core for any engine has at most 110 kB, and Hermes compiles the
     for (const name of ["moa-core.js", "moa-core.hermes.js"]) {
       const size = gzipSync(readFileSync(join(folder, name))).length;
       assert.ok(size > 10_000 && size <= MOST_CORE_BYTES, `${name}: ${size} bytes`);
+      const expressions = regularExpressions(readFileSync(join(folder, name), "utf-8"));
+      assert.ok(expressions.length > 20);
+      assert.deepEqual(expressions.filter((each) => /\\-.*\/[a-z]*[uv]/u.test(each)), []); // Android's QuickJS refuses these
     }
     const system = { linux: "linux64-bin", darwin: "osx-bin", win32: "win64-bin" }[process.platform as string]!;
     const hermes = join(FOLDER, "node_modules/hermes-compiler/hermesc", system, "hermesc");
@@ -58,3 +62,14 @@ test("package: a core for any engine has at most 110 kB, and Hermes compiles the
     rmSync(folder, { recursive: true });
   }
 });
+
+/** Return the regular expressions of a script. */
+function regularExpressions(script: string): string[] {
+  const found: string[] = [];
+  const visit = (node: ts.Node): void => {
+    if (ts.isRegularExpressionLiteral(node)) found.push(node.text);
+    ts.forEachChild(node, visit);
+  };
+  visit(ts.createSourceFile("script.js", script, ts.ScriptTarget.ES2022));
+  return found;
+}

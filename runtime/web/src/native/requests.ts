@@ -14,7 +14,7 @@ import type { MoaDrafter } from "../drafters/moa.js";
 import type { NgramDrafter } from "../drafters/ngram.js";
 import type { Conditions, Offline } from "../drafting/settings.js";
 import { MoaError } from "../errors.js";
-import type { ChatEvent, LinkChanged } from "../events.js";
+import type { AnswerUpdate, ChatEvent, LinkChanged } from "../events.js";
 import type { Policy } from "../session/events.js";
 import type { SnapshotJson } from "../session/snapshot.js";
 import { TextChatStore } from "../text_chat_store.js";
@@ -54,7 +54,10 @@ interface OpenChat {
   answer: { readonly stream: AnswerStream; readonly name: unknown } | undefined;
 }
 
-type Report = (event: ChatEvent) => void;
+type Report = (event: ChatEvent | ReportedUpdate) => void;
+
+/** An `AnswerUpdate` as it is reported: with the spans of its tentative text, so that a program can mark what was written offline. */
+type ReportedUpdate = Pick<AnswerUpdate, "event" | "text" | "tentative" | "start" | "dropped" | "spans">;
 
 /** The chats of a native program, by number. */
 export class Requests {
@@ -207,12 +210,16 @@ export class Requests {
     if (!stream) return false;
     const answer = (open.answer = { stream, name: given["answer"] });
     try {
-      for (let next = await stream.next(); !next.done; next = await stream.next()) report(next.value);
+      for (let next = await stream.next(); !next.done; next = await stream.next()) report(reported(next.value));
     } finally {
       if (open.answer === answer) open.answer = undefined;
     }
     return true;
   }
+}
+
+function reported(event: ChatEvent): ChatEvent | ReportedUpdate {
+  return event.event === "AnswerUpdate" ? { ...event, spans: event.spans.filter(({ committed }) => !committed) } : event;
 }
 
 function optionsOf(given: { readonly [name: string]: unknown }): SendOptions {

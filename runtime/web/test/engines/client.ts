@@ -33,6 +33,8 @@ async function main(): Promise<void> {
     ort,
     onEvent: (_, event) => {
       if (event.event !== "AnswerUpdate") return;
+      const spans = event["spans"] as { text: string; origin: string }[];
+      if (spans.map(({ text }) => text).join("") !== event["tentative"]) throw new Error("the spans are not the tentative text");
       written = written.slice(0, event["start"] as number) + (event["text"] as string); // a first update starts at 0
       appendFileSync(given.seen, JSON.stringify([answer, written]) + "\n");
     },

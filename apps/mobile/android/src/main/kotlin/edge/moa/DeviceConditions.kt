@@ -7,25 +7,22 @@ import android.content.IntentFilter
 import android.net.ConnectivityManager
 import android.net.Network
 import android.net.NetworkCapabilities
+import android.os.Handler
 import android.os.PowerManager
 import org.json.JSONObject
 
-/** Watches the network and the battery, and tells changes as the request `conditions` takes them. */
+/** Watches the network and the battery, and tells changes as the request `conditions` takes them. All happens in the [handler]'s thread. */
 internal class DeviceConditions(
     private val context: Context,
+    private val handler: Handler,
     private val tell: (JSONObject) -> Unit,
     private val networkChanged: () -> Unit,
 ) : AutoCloseable {
     private val power = context.getSystemService(PowerManager::class.java)
     private val connectivity = context.getSystemService(ConnectivityManager::class.java)
+    private var background = false
     private var metered = false
     private var network: Network? = null
-
-    var background = false
-        set(value) {
-            field = value
-            changed()
-        }
 
     private val receiver = object : BroadcastReceiver() {
         override fun onReceive(context: Context, intent: Intent) = changed()
@@ -45,9 +42,16 @@ internal class DeviceConditions(
     }
 
     init {
-        connectivity.registerDefaultNetworkCallback(callback)
-        context.registerReceiver(receiver, IntentFilter(PowerManager.ACTION_POWER_SAVE_MODE_CHANGED))
-        changed()
+        connectivity.registerDefaultNetworkCallback(callback, handler)
+        context.registerReceiver(receiver, IntentFilter(PowerManager.ACTION_POWER_SAVE_MODE_CHANGED), null, handler)
+        handler.post(::changed)
+    }
+
+    fun setBackground(background: Boolean) {
+        handler.post {
+            this.background = background
+            changed()
+        }
     }
 
     override fun close() {

@@ -4,54 +4,78 @@ import android.content.Context
 import android.os.Handler
 import android.os.HandlerThread
 import android.os.SystemClock
+import android.util.Log
 import com.whl.quickjs.android.QuickJSLoader
 import com.whl.quickjs.wrapper.JSCallFunction
 import com.whl.quickjs.wrapper.JSObject
 import com.whl.quickjs.wrapper.QuickJSContext
+import com.whl.quickjs.wrapper.QuickJSException
 import java.io.File
 import java.net.URLEncoder
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
+import java.util.concurrent.ConcurrentHashMap
 import java.util.concurrent.Executor
 import java.util.concurrent.Executors
+import java.util.concurrent.atomic.AtomicInteger
 import kotlinx.coroutines.CompletableDeferred
 import org.json.JSONObject
 
-/** `moa-core.js` in QuickJS, in a thread of its own. [request] may be called from any coroutine. */
-internal class Engine(context: Context, private val bundle: File, private val onLink: (Int, AnswerEvent) -> Unit) {
+/**
+ * `moa-core.js` in QuickJS, in a thread of its own; its methods may be called from any thread. What is posted is done in that order.
+ *
+ * @param store name of the stored chat, which one engine of the process may have at a time.
+ * @throws MoaException another one has it.
+ */
+internal class Engine(
+    context: Context,
+    private val bundle: File,
+    private val store: String?,
+    private val onLink: (AnswerEvent) -> Unit,
+) {
+    init {
+        if (store != null && !stores.add(store)) throw MoaException("StoreError", "the chat $store is open already: close it first")
+    }
+
     private val thread = HandlerThread("moa-edge").apply { start() }
-    private val handler = Handler(thread.looper)
+    val handler = Handler(thread.looper)
     private val files = Executors.newSingleThreadExecutor()
     private val models = Executors.newSingleThreadExecutor()
-    private val store = File(context.filesDir, "moa-edge").apply { mkdirs() }
+    private val folder = File(context.filesDir, "moa-edge")
     private val sockets = Sockets({ tell("opened", it) }, { socket, frame -> tell("received", socket, frame) }) { socket, status ->
         tell("closed", socket, status)
     }
+    private val numbers = AtomicInteger()
+    private val graphs = ConcurrentHashMap<Int, OnnxGraph>()
     private val timers = HashMap<Int, Runnable>()
-    private val graphs = HashMap<Int, OnnxGraph>()
     private val caches = HashMap<Int, OnnxCache>()
     private val answers = HashMap<Int, (JSONObject) -> Unit>()
-    private var last = 0
-    private lateinit var engine: QuickJSContext
+    private var closed: Throwable? = null // why nothing is done any more
+    private var engine: QuickJSContext? = null
     private lateinit var core: JSObject
 
     init {
-        val script = context.assets.open("moa-core.js").bufferedReader().use { it.readText() }
         handler.post {
-            QuickJSLoader.init()
-            engine = QuickJSContext.create()
-            engine.setMaxStackSize(1 shl 20)
-            engine.evaluate(script, "moa-core.js")
-            core = engine.globalObject.getJSObject("moa")
-            core.getJSFunction("start").call(host())
+            try {
+                folder.mkdirs()
+                QuickJSLoader.init()
+                val made = QuickJSContext.create().also { engine = it }
+                made.setMaxStackSize(512 shl 10) // the thread has 1 MiB
+                made.evaluate(context.assets.open("moa-core.js").bufferedReader().use { it.readText() }, "moa-core.js")
+                core = made.globalObject.getJSObject("moa")
+                call("start", host(made))
+            } catch (error: Throwable) {
+                closed = error
+                fail(error)
+            }
         }
     }
 
-    /** Have the core do something; [event] gets events of an answer, in the engine's thread. */
-    suspend fun request(name: String, arguments: JSONObject, event: (JSONObject) -> Unit = {}): Any? {
-        val done = CompletableDeferred<Any?>()
-        handler.post {
-            val number = ++last
+    /** Have the core do something; [event] gets events of an answer, and [done] the result, in the engine's thread. */
+    fun post(name: String, arguments: JSONObject, event: (JSONObject) -> Unit = {}, done: (Result<Any?>) -> Unit = {}) {
+        val json = arguments.toString()
+        val posted = handler.post {
+            val number = numbers.incrementAndGet()
             answers[number] = { said ->
                 val happened = said.optJSONObject("event")
                 val error = said.optJSONObject("error")
@@ -59,39 +83,83 @@ internal class Engine(context: Context, private val bundle: File, private val on
                     event(happened)
                 } else {
                     answers.remove(number)
-                    if (error == null) done.complete(said.opt("result"))
-                    else done.completeExceptionally(MoaException(error.getString("name"), error.getString("message")))
+                    done(if (error == null) Result.success(said.opt("result")) else Result.failure(errorOf(error)))
                 }
             }
-            call("request", number, name, arguments.toString())
+            closed?.let(::fail)
+            enter { call("request", number, name, json) }
         }
+        if (!posted) done(Result.failure(MoaException("MoaError", CLOSED)))
+    }
+
+    /** Have the core do something, and return its result. */
+    suspend fun request(name: String, arguments: JSONObject): Any? {
+        val done = CompletableDeferred<Any?>()
+        post(name, arguments) { result -> result.fold(done::complete, done::completeExceptionally) }
         return done.await()
+    }
+
+    /** Free everything, after what was posted before. What is posted later fails. */
+    suspend fun close() {
+        val done = CompletableDeferred<Unit>()
+        handler.post {
+            closed = MoaException("MoaError", CLOSED).also(::fail)
+            sockets.close()
+            try {
+                engine?.close()
+            } catch (error: QuickJSException) {
+                Log.w("moa-edge", error)
+            }
+            models.execute { graphs.values.forEach(OnnxGraph::close) }
+            models.shutdown()
+            files.execute { // after the last write
+                if (store != null) stores.remove(store)
+                done.complete(Unit)
+            }
+            files.shutdown()
+            thread.quitSafely()
+        }
+        done.await()
+    }
+
+    /** Do something in the engine's thread. An error is a defect: what waits fails, as its outcome may never be reported. */
+    private fun enter(work: () -> Unit) {
+        try {
+            if (closed == null) work()
+        } catch (error: Throwable) {
+            fail(error)
+        }
+    }
+
+    private fun fail(error: Throwable) {
+        val known = error as? MoaException
+        if (known == null) Log.e("moa-edge", "the engine failed", error)
+        val told = JSONObject().put("name", known?.kind ?: "Defect").put("message", known?.message ?: "the engine failed: $error")
+        answers.values.toList().forEach { it(JSONObject().put("error", told)) }
     }
 
     private fun report(json: String) {
         val said = JSONObject(json)
-        if (said.has("request")) {
-            answers[said.getInt("request")]?.invoke(said)
-        } else {
-            AnswerEvent.of(said.getJSONObject("event"))?.let { onLink(said.getInt("chat"), it) }
-        }
+        if (said.has("request")) answers[said.getInt("request")]?.invoke(said)
+        else AnswerEvent.of(said.getJSONObject("event"))?.let(onLink)
     }
 
     /** Call the core from any thread. */
-    private fun tell(name: String, vararg arguments: Any?) = handler.post { call(name, *arguments) }
+    private fun tell(name: String, vararg arguments: Any?) = handler.post { enter { call(name, *arguments) } }
 
     private fun call(name: String, vararg arguments: Any?) {
-        val given = arguments.map { if (it is ByteArray) engine.newArrayBuffer(it) else it }
         val function = core.getJSFunction(name)
-        function.call(*given.toTypedArray()) // which runs the engine's pending jobs, too
-        function.release()
-        given.filterIsInstance<JSObject>().forEach(JSObject::release)
+        try {
+            function.call(*arguments) // which runs the engine's pending jobs, too; a ByteArray becomes an ArrayBuffer
+        } finally {
+            function.release()
+        }
     }
 
     private fun answer(call: Int, on: Executor, work: () -> Any?) = on.execute {
         try {
             tell("answered", call, work())
-        } catch (error: Exception) {
+        } catch (error: Throwable) {
             tell("failed", call, error.message ?: error.toString())
         }
     }
@@ -99,25 +167,29 @@ internal class Engine(context: Context, private val bundle: File, private val on
     /** Return a copy of the bytes of a `Uint8Array`. */
     private fun bytes(array: Any?): ByteArray {
         val view = array as JSObject
-        val buffer = view.getJSObject("buffer")
         val start = view.getInteger("byteOffset")
-        val copy = engine.toByteArray(buffer).copyOfRange(start, start + view.getInteger("byteLength"))
-        buffer.release()
-        view.release()
-        return copy
+        val end = start + view.getInteger("byteLength")
+        return view.getBytes("buffer").copyOfRange(start, end).also { view.release() }
     }
 
     /** Return the functions of `NativeHost`. */
-    private fun host(): JSObject {
+    private fun host(engine: QuickJSContext): JSObject {
         val host = engine.createNewJSObject()
-        fun define(name: String, function: (Array<out Any?>) -> Any?) = host.setProperty(name, JSCallFunction { function(it) })
+        fun define(name: String, function: (Array<out Any?>) -> Any?) = host.setProperty(name, JSCallFunction { given ->
+            try {
+                function(given).takeIf { it is Number } // what JavaScript cannot take, such as Unit, is an error
+            } catch (error: Throwable) { // may not reach the engine, which is in C
+                fail(error)
+                null
+            }
+        })
         fun number(value: Any?) = (value as Number).toInt()
 
         define("now") { SystemClock.elapsedRealtimeNanos() / 1e9 }
         define("startTimer") { (timer, seconds) ->
             val fire = Runnable {
                 timers.remove(number(timer))
-                call("fired", timer)
+                enter { call("fired", timer) }
             }
             timers[number(timer)] = fire
             handler.postDelayed(fire, ((seconds as Number).toDouble() * 1000).toLong())
@@ -134,7 +206,7 @@ internal class Engine(context: Context, private val bundle: File, private val on
         }
         define("writeText") { (call, key, text) ->
             answer(number(call), files) {
-                val part = File.createTempFile("chat", null, store)
+                val part = File.createTempFile("chat", null, folder)
                 part.outputStream().use { it.write((text as String).toByteArray()); it.fd.sync() }
                 check(part.renameTo(place(key as String))) { "the file cannot be renamed" }
                 true
@@ -142,22 +214,14 @@ internal class Engine(context: Context, private val bundle: File, private val on
         }
 
         define("loadGraph") { (call, file) ->
-            models.execute {
-                try {
-                    val graph = OnnxGraph(File(bundle, file as String))
-                    handler.post {
-                        graphs[++last] = graph
-                        call("answered", number(call), last)
-                    }
-                } catch (error: Exception) {
-                    tell("failed", number(call), error.message ?: error.toString())
-                }
+            answer(number(call), models) {
+                val graph = OnnxGraph(File(bundle, file as String))
+                numbers.incrementAndGet().also { graphs[it] = graph }
             }
         }
         define("releaseGraph") { (graph) -> graphs.remove(number(graph))?.let { models.execute(it::close) } }
         define("openCache") { (graph) ->
-            caches[++last] = graphs.getValue(number(graph)).open()
-            last
+            numbers.incrementAndGet().also { caches[it] = graphs.getValue(number(graph)).open() }
         }
         define("closeCache") { (cache) -> caches.remove(number(cache)) }
         define("putRows") { (cache, start, keys, values) ->
@@ -174,7 +238,16 @@ internal class Engine(context: Context, private val bundle: File, private val on
         return host
     }
 
-    private fun place(key: String) = File(store, URLEncoder.encode(key, "UTF-8") + ".json")
+    private fun place(key: String) = File(folder, URLEncoder.encode(key, "UTF-8") + ".json")
+
+    private fun errorOf(error: JSONObject) = MoaException(error.getString("name"), error.getString("message"))
+
+    private companion object {
+        const val CLOSED = "the chat is closed"
+
+        /** Names of the chats that are open in this process. */
+        val stores: MutableSet<String> = ConcurrentHashMap.newKeySet()
+    }
 }
 
 internal fun ordered(bytes: ByteArray): ByteBuffer = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN)

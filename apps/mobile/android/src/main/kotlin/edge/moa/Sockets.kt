@@ -1,6 +1,7 @@
 package edge.moa
 
 import java.util.concurrent.ConcurrentHashMap
+import okhttp3.Interceptor
 import okhttp3.OkHttpClient
 import okhttp3.Request
 import okhttp3.Response
@@ -14,8 +15,7 @@ internal class Sockets(
     private val opened: (Int) -> Unit,
     private val received: (Int, ByteArray) -> Unit,
     private val closed: (Int, Int) -> Unit,
-) {
-    private val client = OkHttpClient()
+) : AutoCloseable {
     private val open = ConcurrentHashMap<Int, WebSocket>()
 
     fun connect(socket: Int, url: String, protocols: String) {
@@ -24,23 +24,9 @@ internal class Sockets(
         } catch (error: IllegalArgumentException) {
             return closed(socket, 0)
         }
-        open[socket] = client.newWebSocket(request, object : WebSocketListener() {
-            override fun onOpen(webSocket: WebSocket, response: Response) = opened(socket)
-
-            override fun onMessage(webSocket: WebSocket, bytes: ByteString) = received(socket, bytes.toByteArray())
-
-            override fun onClosing(webSocket: WebSocket, code: Int, reason: String) {
-                webSocket.close(1000, null)
-            }
-
-            override fun onClosed(webSocket: WebSocket, code: Int, reason: String) = end(0)
-
-            override fun onFailure(webSocket: WebSocket, t: Throwable, response: Response?) = end(response?.code ?: 0)
-
-            private fun end(status: Int) {
-                if (open.remove(socket) != null) closed(socket, status)
-            }
-        })
+        val listener = Listener(socket)
+        open[socket] = client.newWebSocket(request, listener)
+        if (listener.ended) open.remove(socket) // it failed before it was put there
     }
 
     fun send(socket: Int, frame: ByteArray) {
@@ -49,5 +35,43 @@ internal class Sockets(
 
     fun close(socket: Int) {
         open.remove(socket)?.close(1000, null)
+    }
+
+    override fun close() = open.keys.forEach(::close)
+
+    private inner class Listener(private val socket: Int) : WebSocketListener() {
+        @Volatile
+        var ended = false
+
+        override fun onOpen(webSocket: WebSocket, response: Response) = opened(socket)
+
+        override fun onMessage(webSocket: WebSocket, bytes: ByteString) = received(socket, bytes.toByteArray())
+
+        override fun onClosing(webSocket: WebSocket, code: Int, reason: String) {
+            webSocket.close(1000, null)
+        }
+
+        override fun onClosed(webSocket: WebSocket, code: Int, reason: String) = end(0)
+
+        override fun onFailure(webSocket: WebSocket, t: Throwable, response: Response?) = end(response?.code?.takeIf { it != 101 } ?: 0)
+
+        private fun end(status: Int) {
+            ended = true
+            open.remove(socket)
+            closed(socket, status) // the core ignores those that it has closed
+        }
+    }
+
+    private companion object {
+        /** A redirect would take the token, which is a subprotocol, to another server. */
+        val client: OkHttpClient by lazy {
+            OkHttpClient.Builder().followRedirects(false).followSslRedirects(false).addInterceptor(::upgraded).build()
+        }
+
+        /** OkHttp wants `Connection: Upgrade` alone; moa-serve answers `upgrade, close`. */
+        fun upgraded(chain: Interceptor.Chain): Response {
+            val response = chain.proceed(chain.request())
+            return if (response.code == 101) response.newBuilder().header("Connection", "Upgrade").build() else response
+        }
     }
 }
