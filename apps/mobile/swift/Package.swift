@@ -3,7 +3,7 @@ import PackageDescription
 
 let package = Package(
     name: "MoaEdge",
-    platforms: [.iOS(.v18), .macOS(.v15)],
+    platforms: [.iOS("18.0"), .macOS("15.0")],
     products: [.library(name: "MoaEdge", targets: ["MoaEdge"])],
     // Resources/moa-core.js is built by `npm run build` in runtime/web.
     targets: [.target(name: "MoaEdge", resources: [.copy("Resources/moa-core.js")])]

@@ -81,6 +81,15 @@ part("encodings", (given, where) => {
   assert.deepEqual(tokenizer.encode(given.text), given.tokens, `${where}: ${JSON.stringify(given.text)}`);
 });
 
+test("texts: a pattern may escape a hyphen, which JavaScript takes in classes alone", () => {
+  const pieces = [
+    { type: "Split", pattern: { Regex: "[,\\-]+|b\\-" }, behavior: "Isolated", invert: false },
+    { type: "ByteLevel", add_prefix_space: false, use_regex: false },
+  ];
+  const tokenizer = new ChatTokenizer({ ...FILE, pre_tokenizer: { type: "Sequence", pretokenizers: pieces } }, "", SPECIAL, [2]);
+  assert.equal(tokenizer.decode(tokenizer.encode("a--, b-c"), false), "a--, b-c");
+});
+
 part("decodings", (given, where) => {
   assert.equal(PLAIN.decode(given.tokens, given.skip_special_tokens), given.text, where);
 });

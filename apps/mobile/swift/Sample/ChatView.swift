@@ -34,7 +34,7 @@ struct ChatView: View {
         let bundle = Bundle.main.url(forResource: "bundle", withExtension: nil)!
         do {
             let opened = try await MoaChat.open(bundle: bundle, server: URL(string: "wss://192.168.1.2:8765")!, store: "sample") { event in
-                if case .link(let state, let detail) = event { Task { @MainActor in status = "\(state): \(detail)" } }
+                if case .link(let link) = event { Task { @MainActor in status = "\(link.status): \(link.detail)" } }
             }
             chat = opened
             if opened.hasPending { await follow(opened.pending()) }
@@ -56,11 +56,11 @@ struct ChatView: View {
         do {
             for try await event in events {
                 switch event {
-                case .update(let text, let start, let rest):
-                    confirmed = String(confirmed.utf16.prefix(start))! + text
+                case .update(let text, let start, let rest, _):
+                    confirmed = String(decoding: Array(confirmed.utf16.prefix(start)), as: UTF16.self) + text
                     tentative = rest
-                case .finished(let text, _): (confirmed, tentative) = (text, "")
-                case .link(let state, let detail): status = "\(state): \(detail)"
+                case .finished(let text, _, _): (confirmed, tentative) = (text, "")
+                case .link(let link): status = "\(link.status): \(link.detail)"
                 case .paused(let reason): status = "waiting: \(reason)"
                 case .disagreement: break
                 }

@@ -1,4 +1,5 @@
 import CoreML
+import CryptoKit
 import Foundation
 
 /// A stateful package of a bundle (`DeviceHalf.mlpackage`, `Writer.mlpackage`): functions that share weights and states.
@@ -9,8 +10,9 @@ final class CoreMLGraph {
     /// Whether it reads memory rows.
     let readsRows: Bool
 
-    init(package: URL) throws {
-        let compiled = try MLModel.compileModel(at: package)  // kept by the system for this process
+    /// - Parameter folder: where the compiled model is kept.
+    init(bundle: URL, file: String, folder: URL) throws {
+        let compiled = try Self.compiled(bundle, file, folder.appending(path: "compiled"))
         var functions: [String: MLModel] = [:]
         for name in ["step_1", "step_8", "extend_32", "remember_32"] {
             let configuration = MLModelConfiguration()
@@ -18,11 +20,28 @@ final class CoreMLGraph {
             if let model = try? MLModel(contentsOf: compiled, configuration: configuration) { functions[name] = model }
         }
         guard let step = functions["step_1"], let mask = step.modelDescription.inputDescriptionsByName["self_mask"] else {
-            throw MoaError(name: "EngineError", message: "Core ML cannot load \(package.lastPathComponent)")
+            try? FileManager.default.removeItem(at: compiled)
+            throw MoaError(name: "EngineError", message: "Core ML cannot load \(file)")
         }
         self.functions = functions
         capacity = mask.multiArrayConstraint!.shape[1].intValue
         readsRows = step.modelDescription.inputDescriptionsByName["memory_mask"] != nil
+    }
+
+    /// Return the compiled model of this bundle, which is made once; it takes the place of those of other bundles.
+    private static func compiled(_ bundle: URL, _ file: String, _ folder: URL) throws -> URL {
+        let files = FileManager.default
+        let manifest = try Data(contentsOf: bundle.appending(path: "manifest.json"))
+        let own = SHA256.hash(data: manifest).map { String(format: "%02x", $0) }.joined()
+        let kept = folder.appending(path: own).appending(path: file + ".mlmodelc")
+        if files.fileExists(atPath: kept.path) { return kept }
+        let made = try MLModel.compileModel(at: bundle.appending(path: file))
+        for other in (try? files.contentsOfDirectory(atPath: folder.path)) ?? [] where other != own {
+            try? files.removeItem(at: folder.appending(path: other))
+        }
+        try files.createDirectory(at: kept.deletingLastPathComponent(), withIntermediateDirectories: true)
+        do { try files.moveItem(at: made, to: kept) } catch where files.fileExists(atPath: kept.path) {}  // another engine's
+        return kept
     }
 
     /// Return new, empty caches.
@@ -56,7 +75,7 @@ final class CoreMLCache: @unchecked Sendable {
             throw MoaError(name: "EngineError", message: "the conversation is longer than the \(graph.capacity) positions of this model")
         }
         var best = [Int32](), logprobs = [Float](), candidates = 0
-        var answers = [Int32: (MLShapedArray<Int32>, MLShapedArray<Float>)]()
+        var answers = [Int32: ([Int32], [Float])]()
         let first = Int(queries.min() ?? Int32(count))
         var start = 0
         while start < count {
@@ -74,15 +93,15 @@ final class CoreMLCache: @unchecked Sendable {
             if name.hasPrefix("step") {
                 let top = MLShapedArray<Int32>(converting: result.featureValue(for: "top_tokens")!.multiArrayValue!)
                 let scores = MLShapedArray<Float>(converting: result.featureValue(for: "top_logprobs")!.multiArrayValue!)
-                for row in start..<stop { answers[Int32(row)] = (top[row - start], scores[row - start]) }
+                for row in start..<stop { answers[Int32(row)] = (top[row - start].scalars, scores[row - start].scalars) }
             }
             start = stop
         }
         for query in queries {
             guard let (top, scores) = answers[query] else { continue }
-            candidates = top.scalars.count
-            best += top.scalars
-            logprobs += scores.scalars
+            candidates = top.count
+            best += top
+            logprobs += scores
         }
         lock.withLock { length = held + count }
         assert(best.count == queries.count * candidates)

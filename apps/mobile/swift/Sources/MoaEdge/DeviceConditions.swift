@@ -1,35 +1,47 @@
 import Foundation
 import Network
 
-/// Watches the network and the battery, and tells changes as the request `conditions` takes them.
+/// Watches the network and the battery, and tells changes as the request `conditions` takes them. All happens on the queue.
 final class DeviceConditions: @unchecked Sendable {
+    private let queue: DispatchQueue
     private let tell: @Sendable ([String: Any]) -> Void
     private let monitor = NWPathMonitor()
-    private let queue = DispatchQueue(label: "moa-edge.conditions")
+    private var background = false
     private var metered = false
-    private var interfaces: [String]?
+    private var network: (NWPath.Status, String?)?
     private var observer: NSObjectProtocol?
 
-    var background = false { didSet { changed() } }
-
-    init(_ tell: @escaping @Sendable ([String: Any]) -> Void, networkChanged: @escaping @Sendable () -> Void) {
+    init(
+        on queue: DispatchQueue, _ tell: @escaping @Sendable ([String: Any]) -> Void,
+        networkChanged: @escaping @Sendable () -> Void
+    ) {
+        self.queue = queue
         self.tell = tell
         observer = NotificationCenter.default.addObserver(forName: .NSProcessInfoPowerStateDidChange, object: nil, queue: nil) {
-            [weak self] _ in self?.changed()
+            [weak self] _ in queue.async { self?.changed() }
         }
         monitor.pathUpdateHandler = { [weak self] path in
             guard let self else { return }
-            let names = path.availableInterfaces.map(\.name)
+            let now = (path.status, path.availableInterfaces.first?.name)
             // The first call reports the present network.
-            if let before = interfaces, before != names, path.status == .satisfied { networkChanged() }
-            interfaces = names
+            if let before = network, before != now, path.status == .satisfied { networkChanged() }
+            network = now
             metered = path.isExpensive || path.isConstrained
             changed()
         }
         monitor.start(queue: queue)
     }
 
-    deinit {
+    deinit { close() }
+
+    func setBackground(_ background: Bool) {
+        queue.async {
+            self.background = background
+            self.changed()
+        }
+    }
+
+    func close() {
         monitor.cancel()
         if let observer { NotificationCenter.default.removeObserver(observer) }
     }

@@ -32,6 +32,12 @@ final class Sockets: NSObject, URLSessionWebSocketDelegate, @unchecked Sendable 
         lock.withLock { tasks.removeValue(forKey: socket) }?.cancel(with: .normalClosure, reason: nil)
     }
 
+    /// End all; the session would keep this object otherwise.
+    func close() {
+        for socket in lock.withLock({ Array(tasks.keys) }) { close(socket) }
+        session.finishTasksAndInvalidate()
+    }
+
     private func receive(_ socket: Int, _ task: URLSessionWebSocketTask) {
         task.receive { [weak self] result in
             guard case .success(let message) = result else { return }
@@ -51,6 +57,12 @@ final class Sockets: NSObject, URLSessionWebSocketDelegate, @unchecked Sendable 
         let status = (task.response as? HTTPURLResponse)?.statusCode ?? 0
         closed(socket, status == 101 ? 0 : status)
     }
+
+    /// A redirect would take the token, which is a subprotocol, to another server.
+    func urlSession(
+        _: URLSession, task _: URLSessionTask, willPerformHTTPRedirection _: HTTPURLResponse, newRequest _: URLRequest,
+        completionHandler: @escaping (URLRequest?) -> Void
+    ) { completionHandler(nil) }
 
     private func number(of task: URLSessionTask) -> Int? { task.taskDescription.flatMap(Int.init) }
 }
