@@ -78,6 +78,8 @@ class EdgeGuard:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def watched(message: Message) -> None:
+            if message["type"] == "websocket.http.response.start":
+                message = _last(message)
             closing = message["type"] == "websocket.close"
             held = self._sockets.hold(scope["client"]) if closing else None
             try:
@@ -182,12 +184,20 @@ class _Request:
         if self._refused:
             return
         if message["type"] == "http.response.start":
-            self._started = True
-            if not self._whole:  # the rest of the body is not read
-                message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+            self._started, message = True, _last(message)
         elif not (self._whole or message.get("more_body", False)):
             self._guard.hold(self._scope)
         await _deliver(self._send, message)
+
+
+def _last(message: Message) -> Message:
+    """Return the start of an answer after which the connection is closed.
+
+    One request a connection: if a proxy in front takes another byte for the end of a request, as of one with line feeds alone,
+    nothing that a client smuggled past it is answered. Without granian's keep-alive the same would be in the answer that
+    accepts a WebSocket, and OkHttp, which is in Android apps and React Native, refuses `Connection: upgrade, close`.
+    """
+    return {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
 
 
 async def _awaited(receive: Receive) -> Message:

@@ -182,12 +182,10 @@ class EdgeServer:
         else:
             self._listening.listen(_LISTEN_QUEUE)
             holder = _HOLDER(number, False)
-        # One request a connection: if a proxy in front takes another byte for the end of a request, as of one with line
-        # feeds alone, nothing that a client smuggled past it is answered.
+        # Each answer closes its connection (guard.py); 101 does not say so.
         http1 = HTTP1Settings(
             header_read_timeout=int(1000 * self._limits.header_seconds),
             max_buffer_size=self._limits.header_bytes,
-            keep_alive=False,
         )
         cert, key = map(str, self._tls) if self._tls else (None, None)
         tls: tuple[Any, ...] = (self._tls is not None, cert, key, None, "tls1.2", None, [], False)

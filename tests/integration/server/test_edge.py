@@ -52,6 +52,13 @@ def clients():
         yield lambda connected: stack.enter_context(connected)
 
 
+def test_a_connection_has_one_request(running):
+    requests = [b"GET / HTTP/1.1\r\n", b"GET /missing HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nContent-Length: 0\r\n"]
+    for request in requests:
+        with running.open(2 * (request + b"Host: localhost\r\nConnection: keep-alive\r\n\r\n")) as connected:
+            assert read_all(connected).count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="struct tcp_info")
 def test_bytes_and_ends_of_connections_are_seen():
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -34,6 +34,7 @@ def upgraded(running, **options) -> socket.socket:
     while not answer.endswith(b"\r\n\r\n") and (byte := connected.recv(1)):
         answer += byte
     assert answer.startswith(b"HTTP/1.1 101")
+    assert b"\r\nconnection: upgrade\r\n" in answer.lower()  # OkHttp takes nothing besides
     return connected
 
 
@@ -139,6 +140,12 @@ def test_frames_sent_before_the_handshake_is_answered_wait_for_it(running):
             frames += connected.recv(65536)
     head, _, frames = frames.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 101") and frames == b"\x8a\x01p\x82\x05early"
+
+
+def test_no_request_follows_a_refused_upgrade(running):
+    with running.open(UPGRADE % b"?refuse=1" + b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") as connected:
+        answer = read_all(connected)
+    assert status_of(answer) == 401 and answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_refused_upgrade_is_answered_whatever_follows_it(running):
