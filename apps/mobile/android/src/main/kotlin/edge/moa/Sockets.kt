@@ -1,7 +1,6 @@
 package edge.moa
 
 import java.util.concurrent.ConcurrentHashMap
-import okhttp3.Interceptor
 import okhttp3.OkHttpClient
 import okhttp3.Request
 import okhttp3.Response
@@ -64,14 +63,6 @@ internal class Sockets(
 
     private companion object {
         /** A redirect would take the token, which is a subprotocol, to another server. */
-        val client: OkHttpClient by lazy {
-            OkHttpClient.Builder().followRedirects(false).followSslRedirects(false).addInterceptor(::upgraded).build()
-        }
-
-        /** OkHttp wants `Connection: Upgrade` alone; moa-serve answers `upgrade, close`. */
-        fun upgraded(chain: Interceptor.Chain): Response {
-            val response = chain.proceed(chain.request())
-            return if (response.code == 101) response.newBuilder().header("Connection", "Upgrade").build() else response
-        }
+        val client: OkHttpClient by lazy { OkHttpClient.Builder().followRedirects(false).followSslRedirects(false).build() }
     }
 }
