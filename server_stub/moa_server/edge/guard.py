@@ -193,9 +193,9 @@ class _Request:
 def _last(message: Message) -> Message:
     """Return the start of an answer after which the connection is closed.
 
-    One request a connection: if a proxy in front takes another byte for the end of a request, as of one with line feeds alone,
-    nothing that a client smuggled past it is answered. Without granian's keep-alive the same would be in the answer that
-    accepts a WebSocket, and OkHttp, which is in Android apps and React Native, refuses `Connection: upgrade, close`.
+    One request a connection: if a proxy in front takes another byte for the end of a request, as of one with line feeds
+    alone, nothing that a client smuggled past it is answered. Without granian's keep-alive the same would be in the
+    answer that accepts a WebSocket, and OkHttp, of Android apps and React Native, refuses `Connection: upgrade, close`.
     """
     return {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
 
