@@ -65,8 +65,7 @@ internal class Engine(
                 core = made.globalObject.getJSObject("moa")
                 call("start", host(made))
             } catch (error: Throwable) {
-                closed = error
-                fail(error)
+                closed = error // of every request
             }
         }
     }
