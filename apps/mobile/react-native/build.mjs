@@ -2,12 +2,13 @@
 
 import { readdir } from "node:fs/promises";
 import { dirname, join } from "node:path";
-import { fileURLToPath } from "node:url";
+import { fileURLToPath, pathToFileURL } from "node:url";
 import * as esbuild from "esbuild";
 
 import { HERMES } from "../../../runtime/web/core.mjs";
 
 const HERE = dirname(fileURLToPath(import.meta.url));
+const RUNTIME = join(HERE, "../../../runtime/web");
 const SHARED = { bundle: true, format: "esm", target: "es2020", logLevel: "warning", legalComments: "eof" };
 
 await esbuild.build({
@@ -20,14 +21,20 @@ await esbuild.build({
   tsconfig: join(HERE, "src/tsconfig.json"),
 });
 const tests = (await readdir(join(HERE, "test"))).filter((name) => name.endsWith(".ts"));
-await esbuild.build({
+const TESTS = {
   ...SHARED,
   target: "es2022",
-  entryPoints: tests.map((name) => join(HERE, "test", name)),
   outdir: join(HERE, "dist/test"),
   outExtension: { ".js": ".mjs" },
   platform: "node",
-  external: ["onnxruntime-node", "ws", "../src/index.js"],
+  external: ["onnxruntime-node", "ws"],
   plugins: [{ name: "built", setup: ({ onResolve }) => onResolve({ filter: /^\.\.\/src\/index\.js$/ }, () => ({ path: "../index.js", external: true })) }],
-  tsconfig: join(HERE, "test/tsconfig.json"),
+};
+await esbuild.build({ ...TESTS, entryPoints: tests.map((name) => join(HERE, "test", name)), tsconfig: join(HERE, "test/tsconfig.json") });
+// The runtime's own tests of chats, with this package in the place of the runtime.
+await esbuild.build({
+  ...TESTS,
+  entryPoints: [join(RUNTIME, "test/chat.test.ts")],
+  tsconfig: join(RUNTIME, "test/tsconfig.json"),
+  define: { "import.meta.url": JSON.stringify(pathToFileURL(join(RUNTIME, "dist/test/chat.test.js"))) }, // where they find vectors
 });

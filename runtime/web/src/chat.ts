@@ -1,6 +1,6 @@
 /** A chat with the target: the runtime's front door. */
 
-import { AnswerStream, type Follower } from "./answer_stream.js";
+import { AnswerStream, type Answer, type Follower } from "./answer_stream.js";
 import { AnswerRecord } from "./answer_view.js";
 import {
   samplingOf,
@@ -55,7 +55,8 @@ import { RowEncoding } from "./wire/moa/v1/session_pb.js";
 
 const USUAL_LENGTH = 512;
 
-type Events = AsyncGenerator<ChatEvent, void, undefined>;
+/** Ask for an answer; return a promise that is done when the question is stored, or undefined if there is nothing to ask. */
+type Ask = () => Promise<unknown> | undefined;
 
 /** The known beginning of an answer: tokens and their origins. */
 interface Beginning {
@@ -369,7 +370,7 @@ export class Chat {
    * @throws ChatTemplateError the target's template refuses the conversation.
    */
   send(text: string, options: SendOptions = {}): AnswerStream {
-    return new AnswerStream((follower) => this.sent(follower, text, options));
+    return this.stream(() => this.sent(text, options));
   }
 
   /**
@@ -386,7 +387,7 @@ export class Chat {
    * @throws ChatError see {@link send}; there is no such answer, it has ended by itself, or it is `unconfirmed`.
    */
   continueAnswer(options: SendOptions = {}): AnswerStream {
-    return new AnswerStream((follower) => this.continued(follower, options));
+    return this.stream(() => this.continued(options));
   }
 
   /**
@@ -397,7 +398,7 @@ export class Chat {
    *   followed already.
    */
   pending(): AnswerStream | undefined {
-    return this.isPending ? new AnswerStream((follower) => this.takeUp(follower)) : undefined;
+    return this.isPending ? this.stream(() => this.takeUp()) : undefined;
   }
 
   /**
@@ -411,7 +412,7 @@ export class Chat {
     const { disputed } = this.record;
     this.record.disputed = undefined;
     if (!disputed || (this.checking && !this.followed)) return undefined; // leaving a check changes nothing
-    if (!this.followed && !this.isPending) return new AnswerStream((follower) => this.reopen(follower, disputed));
+    if (!this.followed && !this.isPending) return this.stream(() => this.reopen(disputed));
     this.takeBack(disputed);
     return undefined;
   }
@@ -433,10 +434,10 @@ export class Chat {
 
   // -- asking ------------------------------------------------------------------------------------
 
-  private async *sent(follower: Follower, text: string, options: SendOptions): Events {
+  private sent(text: string, options: SendOptions): Promise<unknown> {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
     const sampling = this.chosen(options.sampling ?? {});
-    await this.checkReady();
+    this.checkReady();
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
     const { loop, maxContext } = this;
     this.limitContext();
@@ -450,12 +451,12 @@ export class Chat {
     }
     const most = Math.min(maxNewTokens, maxContext);
     const ask = (): void => loop.ask(question.kept, question.supplied, sampling, most, { whileAway });
-    yield* this.ask(follower, question, ask);
+    return this.ask(question, ask);
   }
 
-  private async *continued(follower: Follower, options: SendOptions): Events {
+  private continued(options: SendOptions): Promise<unknown> {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
-    await this.checkReady();
+    this.checkReady();
     const { conversation, loop, maxContext, record } = this;
     const sampling = options.sampling ? this.chosen(options.sampling) : this.session.sampling;
     checkRequest(maxNewTokens, sampling, this.session.capabilities);
@@ -480,7 +481,7 @@ export class Chat {
     const most = Math.min(maxNewTokens, maxContext);
     conversation.restore(question.messages.slice(0, -1), conversation.unconfirmed);
     const goOn = (): void => loop.continueAnswer(kept, whole.slice(kept), start, sampling, most, whileAway);
-    yield* this.ask(follower, question, goOn, { tokens, origins });
+    return this.ask(question, goOn, { tokens, origins });
   }
 
   /** Return the sampling of an answer, which may reason before it conforms to a schema. */
@@ -491,43 +492,53 @@ export class Chat {
     return afterReasoning(sampling, tokenizer.thought(this.thinking), tokenizer.specialIds);
   }
 
-  private async *checked(follower: Follower): Events {
-    await this.endOther();
-    this.checkComplete();
+  private checked(follower: Follower): Answer {
     const { conversation, loop, session } = this;
-    const { messages, unconfirmed } = conversation;
-    let marks = unconfirmed;
-    const mark = marks[0];
-    if (!mark || this.status !== "online") return;
-    const written = messages[mark.turn]!.content;
-    conversation.restore(messages.slice(0, mark.turn - 1));
-    const checking = (this.checking = { messages, marks });
-    try {
+    let check: { readonly mark: Unconfirmed; readonly written: string; readonly before: Turns } | undefined;
+    const answer = this.follow(follower, () => {
+      this.checkComplete();
+      const { messages, unconfirmed: marks } = conversation;
+      const mark = marks[0];
+      if (!mark || this.status !== "online") return undefined;
+      const written = messages[mark.turn]!.content;
+      conversation.restore(messages.slice(0, mark.turn - 1));
+      const before = (this.checking = { messages, marks });
+      check = { mark, written, before };
       this.limitContext();
       const question = conversation.ask(loop.committed, messages[mark.turn - 1]!.content);
       const draft = this.tokenizer.encode(written);
       const most = Math.min(mark.most, session.limits.maxContext);
-      const ask = (): void => loop.ask(question.kept, question.supplied, mark.sampling, most, { draft });
-      for await (const event of this.ask(follower, question, ask)) {
-        if (event.event === "AnswerFinished") {
-          conversation.add(messages, this.marksAfter(marks, mark, messages, event.text !== written));
-          this.record.disputed = this.checking = undefined;
-          void this.saver.save();
+      return this.ask(question, () => loop.ask(question.kept, question.supplied, mark.sampling, most, { draft }));
+    });
+    const next = async (): Promise<ChatEvent | undefined> => {
+      const event = await answer.next();
+      if (check && event?.event === "AnswerFinished") {
+        const { mark, written } = check;
+        const { marks, messages } = check.before;
+        conversation.add(messages, this.marksAfter(marks, mark, messages, event.text !== written));
+        this.record.disputed = this.checking = undefined;
+        void this.saver.save();
+      }
+      return event;
+    };
+    const end = async (error?: unknown): Promise<void> => {
+      try {
+        await answer.end();
+      } finally {
+        if (check) {
+          const { messages, marks } = check.before;
+          // Refused for good, for example because the target's context has no room for it: asking again would not help.
+          const refused = error instanceof MoaError && this.status === "online";
+          const left = this.checking === check.before;
+          this.checking = this.record.disputed = undefined;
+          if (left) {
+            conversation.restore(messages, refused ? marks.slice(1) : marks);
+            this.saver.touch();
+          }
         }
-        yield event;
       }
-    } catch (error) {
-      // Refused for good, for example because the target's context has no room for it: asking again would not help.
-      if (error instanceof MoaError && this.status === "online") marks = marks.slice(1);
-      throw error;
-    } finally {
-      const left = this.checking === checking;
-      this.checking = this.record.disputed = undefined;
-      if (left) {
-        conversation.restore(messages, marks);
-        this.saver.touch();
-      }
-    }
+    };
+    return { begin: answer.begin, next, end };
   }
 
   /**
@@ -566,8 +577,8 @@ export class Chat {
     return capabilities === null ? this.ownContext : Math.min(this.ownContext, limits.maxContext);
   }
 
-  /** Have the loop ask, and follow the answer, whose beginning may be known. */
-  private async *ask(follower: Follower, question: Question, ask: () => void, known = NO_BEGINNING): Events {
+  /** Have the loop ask for an answer, whose beginning may be known. */
+  private ask(question: Question, ask: () => void, known = NO_BEGINNING): Promise<unknown> {
     this.events.clear();
     const edition = this.events.askForEdition();
     const asked = new Promise<void>((resolve) => {
@@ -582,27 +593,25 @@ export class Chat {
       });
     });
     // The question is stored before any part of its answer is shown.
-    yield* this.follow(follower, this.saver.keeps ? asked : undefined);
+    return this.saver.keeps ? this.loopEnd.before(asked) : Promise.resolve();
   }
 
   private newRecord(question: Question): AnswerRecord {
     return new AnswerRecord(this.tokenizer, question, () => this.driver.bytesMoved, this.host);
   }
 
-  private async *takeUp(follower: Follower): Events {
-    await this.endOther();
+  private takeUp(): Promise<unknown> {
     this.isPending = false;
-    yield* this.follow(follower);
+    return Promise.resolve();
   }
 
   /** Continue an answer that has ended. */
-  private async *reopen(follower: Follower, disputed: RolledBack): Events {
-    await this.endOther();
-    this.checkAccepted();
+  private reopen(disputed: RolledBack): Promise<unknown> {
+    this.checkReady();
     this.conversation.restore(this.record.question.messages);
     this.record.resumeClock();
     this.takeBack(disputed);
-    yield* this.follow(follower);
+    return Promise.resolve();
   }
 
   private takeBack({ start, tokens }: RolledBack): void {
@@ -617,37 +626,44 @@ export class Chat {
     });
   }
 
-  private async *follow(follower: Follower, asked?: Promise<void>): Events {
-    this.follower = follower;
-    let ended = false;
+  private stream(ask: Ask): AnswerStream {
+    return new AnswerStream((follower) => this.follow(follower, ask));
+  }
+
+  /** Return the answer that `ask` asks for, after the one that is followed now has stopped. */
+  private follow(follower: Follower, ask: Ask): Answer {
+    let asked = false;
     let known = "";
-    try {
-      if (asked) await this.loopEnd.before(asked);
-      while (!ended) {
-        const event = await this.events.get(follower);
-        if (event === "left") return;
-        if (event === "end" || event.event === "AnswerFinished") {
-          this.follower = undefined;
-          ended = true;
-        }
-        if (event === "end") return;
-        if (event.event === "AnswerFinished") this.answered(event.text);
-        if (event.event === "AnswerUpdate") {
-          yield event.since(known);
-          known = event.committed;
-        } else {
-          yield event;
-        }
+    const begin = async (): Promise<void> => {
+      while (this.follower) await this.follower.stop();
+      this.follower = follower; // at once: another question may have waited, too
+      if (follower.left) return;
+      const stored = ask();
+      asked = stored !== undefined;
+      await stored;
+    };
+    const next = async (): Promise<ChatEvent | undefined> => {
+      const event = asked ? await this.events.get(follower) : "left";
+      if (event === "left") return undefined;
+      if (event === "end" || event.event === "AnswerFinished") {
+        this.follower = undefined;
+        asked = false;
       }
-    } finally {
-      if (!ended) {
-        try {
-          await this.stopAnswer();
-        } finally {
-          this.follower = undefined;
-        }
+      if (event === "end") return undefined;
+      if (event.event === "AnswerFinished") this.answered(event.text);
+      if (event.event !== "AnswerUpdate") return event;
+      const update = event.since(known);
+      known = event.committed;
+      return update;
+    };
+    const end = async (): Promise<void> => {
+      try {
+        if (asked) await this.stopAnswer();
+      } finally {
+        if (this.follower === follower) this.follower = undefined;
       }
-    }
+    };
+    return { begin, next, end };
   }
 
   /** Cancel the answer; keep its confirmed part, and the text that the device wrote without the verifier. */
@@ -808,8 +824,7 @@ export class Chat {
   // -- checks ------------------------------------------------------------------------------------
 
   /** @throws ChatError nothing can be asked now. */
-  private async checkReady(): Promise<void> {
-    await this.endOther();
+  private checkReady(): void {
     this.checkComplete();
     this.checkAccepted();
   }
@@ -817,11 +832,6 @@ export class Chat {
   /** Whether the application follows an answer. */
   private get followed(): boolean {
     return this.follower !== undefined && !this.follower.left;
-  }
-
-  /** End the answer that was asked for before, as leaving it does. */
-  private async endOther(): Promise<void> {
-    while (this.follower) await this.follower.stop();
   }
 
   private checkComplete(): void {

@@ -509,6 +509,22 @@ chat("the next question ends an answer that was left", async (world) => {
   assert.deepEqual(await world.within(5, events.next()), { done: true, value: undefined });
 });
 
+chat("of several questions at once, each ends the one before", async (world) => {
+  const talk = await world.begin();
+  const read = async (name: string): Promise<string> => {
+    const seen: ChatEvent[] = [];
+    for await (const event of talk.send(name, { maxNewTokens: name === "A" ? 200 : 8 })) seen.push(event);
+    return seen.at(-1)?.event === "AnswerFinished" ? `${name} finished` : `${name} ended`;
+  };
+  const first = read("A");
+  await world.host.pass(0.05);
+  const all = Promise.all([first, read("B"), read("C"), first.then(() => read("D"))]);
+  const ends = await world.within(60, all);
+  assert.deepEqual(ends.slice(0, 1), ["A ended"]);
+  assert.equal(ends.filter((each) => each.endsWith("finished")).length, 1);
+  assert.deepEqual(ids(finished(await world.follow(talk.send("E", { maxNewTokens: 4 })))), own(talk.promptTokens, 4));
+});
+
 chat("other turns take the place of an answer that was left", async (world) => {
   const talk = await world.begin();
   const turns = [{ role: "user", content: QUESTION }, { role: "assistant", content: "None of them." }];
