@@ -9,6 +9,7 @@ export { OnnxGraph, type Ort } from "./backends/onnx.js";
 export { Bundle, type OpenOptions, type ReadOptions } from "./bundle/bundle.js";
 export type { Fetch } from "./bundle/download.js";
 export { BundleError, hasGraph, readManifest, type Manifest, type RecommendedSampling } from "./bundle/manifest.js";
+export { AwayError, offeredBundle, type Offer } from "./bundle/offers.js";
 export { MemoryStore, type BundleStore } from "./bundle/store.js";
 export { Chat } from "./chat.js";
 export type { ChatBundle, ChatOptions, ConnectOptions, Overflow, SendOptions, Where } from "./chat_options.js";

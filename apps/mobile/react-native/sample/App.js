@@ -2,25 +2,29 @@
 
 import AsyncStorage from "@react-native-async-storage/async-storage";
 import NetInfo from "@react-native-community/netinfo";
-import { Chat, MoaError, Models, chatStore, downloadBundle, followApp, openBundle, reactNativeHost } from "@moa-edge/react-native";
+import { Chat, MoaError, Models, chatStore, fetchBundle, followApp, openBundle, reactNativeHost } from "@moa-edge/react-native";
 import * as ort from "onnxruntime-react-native";
 import { useEffect, useRef, useState } from "react";
 import { AppState, Button, SafeAreaView, ScrollView, StyleSheet, Switch, Text, TextInput, View } from "react-native";
 
 import { folderOf } from "./folder";
 
-const SERVER = "192.168.0.2:8765"; // moa-serve --web, in a network that you trust; wss:// and https:// elsewhere
+// moa-serve --bundle, in a network that you trust; wss:// elsewhere. The token is that of --token, if it has one.
+const SERVER = { url: "ws://192.168.0.2:8765", token: "" };
 const COLOURS = { corrected: "#111", drafted: "#111", kept: "#111", offline: "#a60" };
+
+let closing; // the chat of the screen before: a stored chat can be opened once at a time
 
 /** Open the bundle, from the phone if it is there, and a chat, with the answer that was under way. */
 async function connect(onProgress) {
   const folder = await folderOf("bundle");
   const held = await openBundle(folder).catch(() => undefined);
-  const found = held ?? (await downloadBundle(`http://${SERVER}/bundle/`, folder, { graphs: "onnx", onProgress }));
+  const found = held ?? (await fetchBundle(SERVER, folder, { graphs: "onnx", writer: true, onProgress }));
   const models = await Models.load(found, { ort });
   const store = chatStore(AsyncStorage, "chat");
   const options = { ...models.forConversation(), host: reactNativeHost(), store, policy: "ask", wait: false };
-  return Chat.connect(found.bundle, { url: `ws://${SERVER}` }, options);
+  const chat = await Chat.connect(found.bundle, SERVER, options);
+  return { chat, close: () => chat.close().finally(() => models.close()) };
 }
 
 export default function App() {
@@ -34,20 +38,26 @@ export default function App() {
 
   useEffect(() => {
     let opened, stop;
+    let left = false;
     const begin = async () => {
-      opened = await connect((files, all) => setLink(`downloading: ${files} of ${all} files`));
-      opened.onLink = ({ status, detail }) => setLink(detail ? `${status}: ${detail}` : status);
-      stop = followApp(opened, AppState, NetInfo);
-      setLink(opened.status);
-      setTurns(opened.messages);
-      setChat(opened);
-      const pending = opened.pending();
-      if (pending) await follow(opened, pending);
+      await closing;
+      const made = await connect((files, all) => setLink(`downloading: ${files} of ${all} files`));
+      if (left) return made.close();
+      const chat = made.chat;
+      opened = made;
+      chat.onLink = ({ status, detail }) => setLink(detail ? `${status}: ${detail}` : status);
+      stop = followApp(chat, AppState, NetInfo);
+      setLink(chat.status);
+      setTurns(chat.messages);
+      setChat(chat);
+      const pending = chat.pending();
+      if (pending) await follow(chat, pending);
     };
-    begin().catch(say);
+    const begun = begin().catch(say);
     return () => {
+      left = true;
       stop?.();
-      opened?.close();
+      closing = Promise.allSettled([opened?.close(), begun]);
     };
   }, []);
 

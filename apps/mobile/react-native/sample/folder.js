@@ -9,6 +9,7 @@ export async function folderOf(name) {
   const pathOf = (file) => `${folder}/${file}`;
   return {
     pathOf,
+    has: (file) => fs.exists(pathOf(file)),
     readText: (file) => fs.readFile(pathOf(file), "utf8"),
     async download(fromUrl, file, headers) {
       const toFile = `${pathOf(file)}.part`; // a broken download leaves the file as it was

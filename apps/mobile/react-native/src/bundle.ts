@@ -1,6 +1,16 @@
 /** A bundle in a folder of the app. */
 
-import { Bundle, BundleError, encodeUtf8, readManifest, type Manifest } from "@moa-edge/runtime";
+import {
+  AwayError,
+  Bundle,
+  BundleError,
+  encodeUtf8,
+  hasGraph,
+  offeredBundle,
+  readManifest,
+  type Manifest,
+  type Where,
+} from "@moa-edge/runtime";
 
 /** A folder of the app, by `expo-file-system`, `react-native-fs` or the like. */
 export interface BundleFolder {
@@ -9,6 +19,9 @@ export interface BundleFolder {
 
   /** Return a file's path, without `file://`, for onnxruntime. */
   pathOf(file: string): string;
+
+  /** Return whether there is such a file. If omitted, `sha256` tells it, which takes longer; without either, all files are there. */
+  has?(file: string): Promise<boolean>;
 }
 
 /** A folder into which files can be downloaded. */
@@ -27,72 +40,136 @@ export interface FolderBundle {
 }
 
 const MANIFEST = "manifest.json";
+/** The manifest of the bundle that was downloaded last, completely or not. */
+const NEW_MANIFEST = "manifest.json.new";
 const TEXTS = ["tokenizer.json", "chat_template.jinja"];
 
 /**
- * Open a bundle that the app brought along, or that {@link downloadBundle} downloaded.
+ * Open a bundle that the app brought along, or whose download is complete.
  *
- * @throws BundleError there is none, or its manifest cannot be read.
+ * @throws BundleError there is none, its download was not finished, or its manifest cannot be read.
  */
 export async function openBundle(folder: BundleFolder): Promise<FolderBundle> {
-  const read = async (file: string): Promise<string> => {
-    try {
-      return await folder.readText(file);
-    } catch (error) {
-      throw new BundleError(`the app has no file ${file} of the bundle: download or copy it again`, { cause: error });
-    }
-  };
-  const manifest = readManifest(await read(MANIFEST));
-  return { bundle: new Bundle(manifest, { read: async (file) => encodeUtf8(await read(file)) }), folder };
+  const text = await readFrom(folder, MANIFEST);
+  const manifest = readManifest(text);
+  const newest = await folder.readText(NEW_MANIFEST).catch(() => text);
+  if (newest !== text && !(await isWhole(manifest, folder))) {
+    throw new BundleError("the download of the bundle was not finished: download it again");
+  }
+  return { bundle: bundleOf(manifest, folder), folder };
 }
 
-export interface DownloadOptions {
+export interface FetchOptions {
   /** Target of the drafter's graph: `onnx`, or `web`; undefined without drafting on the phone. */
   readonly graphs?: string | undefined;
   /** Whether to download the writer of the target `web`, too. */
   readonly writer?: boolean;
-  /** The verifier's bearer token. */
-  readonly token?: string;
   /** Called with the number of files that are there, and of all. */
   readonly onProgress?: (files: number, all: number) => void;
 }
 
+export interface DownloadOptions extends FetchOptions {
+  /** The verifier's bearer token. */
+  readonly token?: string;
+}
+
 /**
- * Download what an app needs of a bundle; files that are there are kept, and all are checked.
+ * Download the newest bundle that a verifier offers and that has these graphs, unless it is in the folder. If the verifier is
+ * away, the folder's is opened.
  *
- * @param url of the bundle's folder, such as `https://host:8765/bundle/`.
+ * @throws BundleError the verifier refuses the token or offers no such bundle; or see {@link downloadBundle}.
+ * @throws ConnectError the address is invalid.
+ */
+export async function fetchBundle(where: Where, folder: DownloadFolder, options: FetchOptions = {}): Promise<FolderBundle> {
+  const { token = "" } = where;
+  try {
+    const offer = await offeredBundle(where, options.graphs);
+    return (await heldBundle(offer.id, folder, options)) ?? (await downloadBundle(offer.url, folder, { ...options, token }));
+  } catch (error) {
+    if (!(error instanceof AwayError)) throw error;
+    return openBundle(folder).catch(() => {
+      throw error;
+    });
+  }
+}
+
+/**
+ * Download what an app needs of a bundle at a known address; files that are there are kept, and all are checked.
+ *
+ * @param url of the bundle's folder, such as `https://host:8765/v1/bundles/ID/`.
  * @throws BundleError it cannot be reached, is damaged, or has no such graph.
  */
 export async function downloadBundle(url: string, folder: DownloadFolder, options: DownloadOptions = {}): Promise<FolderBundle> {
   const { onProgress, token = "" } = options;
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const base = url.replace(/\/*$/, "/");
-  const download = async (file: string): Promise<void> => {
+  const download = async (file: string, to = file): Promise<void> => {
     try {
-      await folder.download(base + file, file, headers);
+      await folder.download(base + file, to, headers);
     } catch (error) {
       throw new BundleError(`${file} of the bundle at ${url} cannot be downloaded: ${String(error)}`, { cause: error });
     }
   };
-  await download(MANIFEST);
-  const { bundle } = await openBundle(folder);
-  const files = wantedOf(bundle.manifest, options);
+  await download(MANIFEST, NEW_MANIFEST);
+  const text = await readFrom(folder, NEW_MANIFEST);
+  const manifest = readManifest(text);
+  const files = wantedOf(manifest, options);
   for (const [at, file] of files.entries()) {
     onProgress?.(at, files.length);
-    const { sha256 } = bundle.manifest.files.get(file)!;
+    const { sha256 } = manifest.files.get(file)!;
     if ((await folder.sha256(file)) === sha256) continue;
     await download(file);
     if ((await folder.sha256(file)) !== sha256) {
       throw new BundleError(`${file} of the bundle at ${url} is not the one that its manifest names: try again, or export it again`);
     }
   }
+  // Last, because it marks the bundle as complete.
+  if ((await folder.readText(MANIFEST).catch(() => "")) !== text) await download(MANIFEST);
+  if ((await readFrom(folder, MANIFEST)) !== text) throw new BundleError(`the bundle at ${url} has changed meanwhile: try again`);
   onProgress?.(files.length, files.length);
-  return { bundle, folder };
+  return { bundle: bundleOf(manifest, folder), folder };
 }
 
-function wantedOf(manifest: Manifest, { graphs, writer = false }: DownloadOptions): string[] {
+/** Return the folder's bundle if it is the one of this id, with all files that are wanted. */
+async function heldBundle(id: string, folder: DownloadFolder, options: FetchOptions): Promise<FolderBundle | undefined> {
+  if ((await folder.sha256(MANIFEST)) !== id) return undefined;
+  const held = await openBundle(folder).catch(() => undefined);
+  if (!held) return undefined;
+  for (const file of wantedOf(held.bundle.manifest, options)) if (!(await isThere(folder, file))) return undefined;
+  return held;
+}
+
+/** Return whether a folder has a file. */
+export async function isThere(folder: BundleFolder | DownloadFolder, file: string): Promise<boolean> {
+  if (folder.has) return folder.has(file);
+  return !("sha256" in folder) || (await folder.sha256(file)) !== undefined;
+}
+
+/** Return whether a later download has left a bundle as it was. */
+async function isWhole(manifest: Manifest, folder: BundleFolder | DownloadFolder): Promise<boolean> {
+  if (!("sha256" in folder)) return false;
+  for (const [file, { sha256 }] of manifest.files) {
+    const found = await folder.sha256(file);
+    if (found === undefined ? TEXTS.includes(file) : found !== sha256) return false;
+  }
+  return true;
+}
+
+function bundleOf(manifest: Manifest, folder: BundleFolder): Bundle {
+  return new Bundle(manifest, { read: async (file) => encodeUtf8(await readFrom(folder, file)) });
+}
+
+async function readFrom(folder: BundleFolder, file: string): Promise<string> {
+  try {
+    return await folder.readText(file);
+  } catch (error) {
+    throw new BundleError(`the app has no file ${file} of the bundle: download or copy it again`, { cause: error });
+  }
+}
+
+function wantedOf(manifest: Manifest, { graphs, writer = false }: FetchOptions): string[] {
   const files = [...TEXTS];
-  if (graphs !== undefined) files.push(entryOf(manifest, graphs).file);
+  if (graphs !== undefined && hasGraph(manifest.architecture)) files.push(entryOf(manifest, graphs).file);
   if (writer) files.push(writerOf(manifest).file);
   return files;
 }

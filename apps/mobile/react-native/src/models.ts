@@ -13,7 +13,7 @@ import {
   type Ort,
 } from "@moa-edge/runtime";
 
-import { entryOf, type FolderBundle } from "./bundle.js";
+import { entryOf, isThere, type FolderBundle } from "./bundle.js";
 
 export interface ModelOptions {
   /** The module `onnxruntime-react-native`; its interface is that of `onnxruntime-common`. */
@@ -34,6 +34,7 @@ export class Models {
 
   /**
    * Load the drafter's graph, if the bundle has one; the writer's, which is that of the target `web`, is loaded with its first step.
+   * A writer whose file is not in the folder is left out.
    *
    * @throws EngineError onnxruntime cannot load it.
    * @throws BundleError the bundle has no such graph.
@@ -46,7 +47,8 @@ export class Models {
       OnnxGraph.load(engine, folder.pathOf(entry.file), entry, providers);
     const half = hasGraph(architecture) ? await load(entryOf(bundle.manifest, graphs)) : undefined;
     const writer = writers.get("web");
-    return new Models(from, half, writer && new DeferredGraph(() => load(writer)));
+    const whole = writer && (await isThere(folder, writer.file)) ? new DeferredGraph(() => load(writer)) : undefined;
+    return new Models(from, half, whole);
   }
 
   /** Return drafter and writer with caches of their own; the graphs are shared. */

@@ -53,6 +53,8 @@ type Asked = OpenOptions & { readonly id?: string };
 
 /** Name of the stored manifest of the bundle that is complete in the store. */
 const STORED_MANIFEST = "manifest";
+/** Target of the graphs for onnxruntime-web. */
+const GRAPH = "web";
 /** Beginning of the names of the licences of target and drafter, which travel with the bundle. */
 const LICENCES = "licenses/";
 const MOST_MANIFEST_BYTES = 1 << 24;
@@ -95,7 +97,7 @@ export class Bundle {
     const endpoint = new Endpoint(url, token);
     const own = { ...options, fetch: withToken(options.fetch ?? platformFetch, token) };
     try {
-      const offer = await bestOffer(endpoint, own.fetch, options.signal);
+      const offer = await bestOffer(endpoint, GRAPH, own.fetch, options.signal);
       return await Bundle.open(offer.url, { ...own, id: offer.id } as Asked);
     } catch (error) {
       const held = error instanceof AwayError ? await heldAddress(options.store) : undefined;

@@ -171,7 +171,11 @@ export interface Reply {
   readonly ok: boolean;
   readonly status: number;
   readonly headers: { get(name: string): string | null };
-  readonly body: { getReader(): { read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }> } } | null;
+  readonly body:
+    | { getReader(): { read(): Promise<{ readonly done: boolean; readonly value?: Uint8Array | undefined }> } }
+    | null
+    | undefined;
+  text(): Promise<string>;
 }
 
 /** `AbortSignal` in browsers and Node. */

@@ -1,14 +1,14 @@
 /** Bundles that a verifier offers at `/v1/bundles`, to holders of its token. */
 
 import { saidBy } from "../backends/base.js";
-import type { Endpoint } from "../endpoint.js";
+import type { Where } from "../chat_options.js";
+import { Endpoint } from "../endpoint.js";
 import { decodeUtf8 } from "../utf8.js";
-import type { Fetch, Reply, Signal } from "./download.js";
+import { platformFetch, type Fetch, type Reply, type Signal } from "./download.js";
 import { BundleError } from "./manifest.js";
 
 const BUNDLES_PATH = "/v1/bundles";
 const MOST_LIST_BYTES = 1 << 20;
-const GRAPH = "web";
 
 /** The verifier is away, or busy: another attempt may succeed. */
 export class AwayError extends BundleError {}
@@ -33,20 +33,37 @@ export function withToken(fetch: Fetch, token: string): Fetch {
 }
 
 /**
- * Return the first offer with a graph for onnxruntime-web, else the first without a graph.
+ * Return the first offer with a graph of this target, else the first without a graph; the first of all if no target is given.
  *
  * @param fetch sends the token.
  * @throws AwayError the verifier does not answer.
  * @throws BundleError it refuses the token, offers none that this client can use, or is no verifier.
  */
-export async function bestOffer(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefined): Promise<Offer> {
+export async function bestOffer(
+  endpoint: Endpoint,
+  graph: string | undefined,
+  fetch: Fetch,
+  signal: Signal | undefined,
+): Promise<Offer> {
   const listed = await listOf(endpoint, fetch, signal);
-  const offers = listed.filter(({ graphs }) => graphs.includes(GRAPH));
+  const offers = listed.filter(({ graphs }) => graph === undefined || graphs.includes(graph));
   const [best] = offers.length ? offers : listed.filter(({ graphs }) => !graphs.length);
   if (!best) {
-    throw new BundleError(`the verifier at ${endpoint.address} offers no bundle for this client: export one with --target web`);
+    throw new BundleError(
+      `the verifier at ${endpoint.address} offers no bundle for this client: export one with --target ${graph ?? "web"}`,
+    );
   }
   return { id: best.id, url: `${bundlesAt(endpoint)}${best.id}/` };
+}
+
+/**
+ * Return the bundle that a verifier offers to clients with their own downloads.
+ *
+ * @param graph target of the graph that the client computes; undefined for none.
+ * @throws AwayError, BundleError see {@link bestOffer}.
+ */
+export async function offeredBundle({ url, token = "" }: Where, graph: string | undefined): Promise<Offer> {
+  return bestOffer(new Endpoint(url, token), graph, withToken(platformFetch, token), undefined);
 }
 
 interface Listed {
@@ -94,7 +111,8 @@ async function asked(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefine
 
 /** Return a reply's text. Throws BundleError if it has more than `most` bytes, or the platform's error if it breaks. */
 export async function textOf(reply: Reply, most: number): Promise<string> {
-  const reader = reply.body!.getReader();
+  if (!reply.body) return reply.text(); // React Native has no streams
+  const reader = reply.body.getReader();
   const pieces: Uint8Array[] = [];
   let bytes = 0;
   for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
