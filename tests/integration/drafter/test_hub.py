@@ -131,7 +131,8 @@ def test_a_drafter_can_be_a_name_on_the_hub(tiny_drafter, tmp_path, program) -> 
         assert done.returncode == 0 and len(done.stdout.strip()) == 32, done.stderr
         assert {name for name, _ in hub.asked} == {"config.json", "model.safetensors"}
         missing = program(hub.url, "from moa_drafter.pretrained import checkpoint_of\ncheckpoint_of('some/other')")
-    assert "CheckpointError: there is no folder some/other, and" in missing.stderr
+    refusal = missing.stderr.rstrip().splitlines()[-1]
+    assert "CheckpointError: " in refusal and "some/other" in refusal
 
 
 def test_a_published_head_of_the_hub_drafts_at_the_server_and_on_the_device(tiny_target, tmp_path, program) -> None:
