@@ -222,7 +222,7 @@ class Chat:
 
         Args:
             wait: whether to wait for the verifier's reply. If not, or if no connection is made (because the app is in
-                the background, see :meth:`tell_conditions`, or the user goes offline), the chat begins offline, and
+                the background, see :meth:`tell_conditions`, or the user works offline), the chat begins offline, and
                 :meth:`send` raises the error if the verifier refuses.
 
         Raises:
@@ -233,7 +233,7 @@ class Chat:
         self._running = asyncio.create_task(self._driver.run())
         self._running.add_done_callback(self._on_loop_end)
         self._follow_grammar()
-        self._driver.go_online()
+        self._driver.begin()
         if self._opening is not None:
             await self._opening
 
@@ -429,7 +429,8 @@ class Chat:
         return self._iterate(partial(self._follow, begin)) if self._pending else None
 
     def keep_mine(self) -> AsyncGenerator[ChatEvent, None] | None:
-        """Return to the last :class:`Disagreement`, if there is one, and keep the device's own text there.
+        """Return to the last :class:`Disagreement`, if there is one, and keep the device's own text there. Does nothing
+        after a :meth:`check` of an answer that other turns follow.
 
         Returns:
             None while the answer is being written: its events continue. After the answer, events as of :meth:`send`.
@@ -499,6 +500,7 @@ class Chat:
     @offline.setter
     def offline(self, offline: Offline) -> None:
         self._loop.offline = offline
+        self._driver.post(lambda: None)  # an answer may wait for it
 
     @property
     def thinking(self) -> bool | None:
@@ -779,19 +781,26 @@ class Chat:
         written = turns[mark.turn]["content"]
         conversation.restore(turns[: mark.turn - 1])
         self._checking = checking = turns, marks
+        done = False
         try:
 
             async def begin() -> _Asked:
                 question = await self._question(turns[mark.turn - 1])
                 draft, most = self.tokenizer.encode(written), min(mark.most, self._session.limits.max_context)
-                ask = partial(self._loop.ask, question.kept, question.supplied, mark.sampling, most, draft=draft)
+
+                def ask() -> None:
+                    self._loop.ask(question.kept, question.supplied, mark.sampling, most, draft=draft)
+                    self._publish()  # otherwise the first verdict could not say what it replaces
+
                 return self._ask(question, ask)
 
             async with aclosing(self._follow(begin, follower)) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
                         conversation.add(turns, self._left(marks, mark, turns, changed=event.text != written))
-                        self._record.disputed = self._checking = None
+                        self._checking, done = None, True
+                        if mark.turn < len(turns) - 1:
+                            self._record.disputed = None  # keeping it would drop the turns after it
                         self._saver.save()
                     yield event
         except MoaError:
@@ -800,9 +809,10 @@ class Chat:
                 marks = [each for each in marks if each is not mark]
             raise
         finally:
-            left = self._checking is checking
-            self._checking = self._record.disputed = None
-            if left:
+            if not done:
+                self._record.disputed = None
+            if self._checking is checking:
+                self._checking = None
                 conversation.restore(turns, marks)
                 self._saver.touch()
 

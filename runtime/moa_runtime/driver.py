@@ -61,7 +61,7 @@ class Driver:
         self._transport = Transport(endpoint, handlers, timing, self._timeline, session_id)
         self._link_task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()  # links that are being closed
-        self._online = False  # as the user wants it
+        self._online = self._offline = False  # as the user wants it; neither before a choice
         self._refused = False  # by the verifier that was connected to last
         self._reconnecting: asyncio.Task[None] | None = None
         self._greeting: asyncio.Future[None] | None = None  # done when the Hello of this connection may be sent
@@ -72,16 +72,23 @@ class Driver:
         """Run ``action`` in the driver's task, between two actions of the loop."""
         self._inbox.put_nowait(action)
 
+    def begin(self) -> None:
+        """Begin to connect, unless the user has chosen to be offline already."""
+        if self._offline:
+            self.post(lambda: self._rest("working offline", on_purpose=True))
+        else:
+            self.go_online()
+
     def go_online(self) -> None:
         """Begin to connect, and reconnect as long as the driver runs."""
-        self._online, self._refused = True, False
+        self._online, self._offline, self._refused = True, False, False
         if self._link_task is None or self._link_task.done():
             self._link_task = asyncio.create_task(self._link())
             self._link_task.add_done_callback(self._on_task_end)
 
     async def go_offline(self) -> None:
         """Close the connection and make no other until :meth:`go_online`."""
-        wanted, self._online, self._refused = self._online, False, False
+        wanted, self._online, self._offline, self._refused = self._online, False, True, False
         self._end_link()
         if wanted:
             self.post(lambda: self._rest("working offline", on_purpose=True))

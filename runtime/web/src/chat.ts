@@ -175,13 +175,14 @@ export class Chat {
    * Begin to connect.
    *
    * @param wait until the verifier has answered. Otherwise the chat begins offline, and `send` throws a refusal. The same holds
-   *   with `wait` if no connection is made: in the background ({@link tellConditions}), or if the user goes offline meanwhile.
+   *   with `wait` if no connection is made: in the background ({@link tellConditions}), or if the user goes offline before
+   *   ({@link workOffline}) or meanwhile.
    * @throws ConnectError the chat was closed meanwhile; for the rest see {@link Chat.connect}.
    */
   async open(wait = true): Promise<void> {
     const opened = wait && new Promise<void>((resolve, reject) => (this.opening = { opened: resolve, failed: reject }));
     this.running = this.run();
-    this.driver.goOnline();
+    this.driver.begin();
     await opened;
   }
 
@@ -252,6 +253,7 @@ export class Chat {
 
   set offline(offline: Offline) {
     this.loop.offline = offline;
+    this.driver.post(() => undefined); // an answer may wait for it
   }
 
   /**
@@ -403,7 +405,7 @@ export class Chat {
 
   /**
    * Take the answer back to the last `Disagreement` and keep the device's text there. The target continues after it. No effect
-   * without a disagreement.
+   * without a disagreement, or after a {@link check} of an answer that other turns follow.
    *
    * @returns undefined while the answer is being written, because its events go on; afterwards the events of the continuation,
    *   like those of `send`.
@@ -495,6 +497,7 @@ export class Chat {
   private checked(follower: Follower): Answer {
     const { conversation, loop, session } = this;
     let check: { readonly mark: Unconfirmed; readonly written: string; readonly before: Turns } | undefined;
+    let done = false;
     const answer = this.follow(follower, () => {
       this.checkComplete();
       const { messages, unconfirmed: marks } = conversation;
@@ -508,7 +511,10 @@ export class Chat {
       const question = conversation.ask(loop.committed, messages[mark.turn - 1]!.content);
       const draft = this.tokenizer.encode(written);
       const most = Math.min(mark.most, session.limits.maxContext);
-      return this.ask(question, () => loop.ask(question.kept, question.supplied, mark.sampling, most, { draft }));
+      return this.ask(question, () => {
+        loop.ask(question.kept, question.supplied, mark.sampling, most, { draft });
+        this.publish(); // otherwise the first verdict could not say what it replaces
+      });
     });
     const next = async (): Promise<ChatEvent | undefined> => {
       const event = await answer.next();
@@ -516,7 +522,9 @@ export class Chat {
         const { mark, written } = check;
         const { marks, messages } = check.before;
         conversation.add(messages, this.marksAfter(marks, mark, messages, event.text !== written));
-        this.record.disputed = this.checking = undefined;
+        done = true;
+        this.checking = undefined;
+        if (mark.turn < messages.length - 1) this.record.disputed = undefined; // keeping it would drop the turns after it
         void this.saver.save();
       }
       return event;
@@ -525,13 +533,13 @@ export class Chat {
       try {
         await answer.end();
       } finally {
-        if (check) {
+        if (check && !done) {
           const { messages, marks } = check.before;
           // Refused for good, for example because the target's context has no room for it: asking again would not help.
           const refused = error instanceof MoaError && this.status === "online";
-          const left = this.checking === check.before;
-          this.checking = this.record.disputed = undefined;
-          if (left) {
+          this.record.disputed = undefined;
+          if (this.checking === check.before) {
+            this.checking = undefined;
             conversation.restore(messages, refused ? marks.slice(1) : marks);
             this.saver.touch();
           }

@@ -15,6 +15,8 @@ const REFUSALS: ReadonlySet<string> = new Set(["VERSION_MISMATCH", "FINGERPRINT_
 /** Resolution of clocks, by which timers may be early, in seconds. */
 const CLOCK_STEP = 0.01;
 
+const OFFLINE = "working offline";
+
 export interface DriverHandlers {
   /** A connection could not be made or kept; `error.final` if waiting cannot mend that. */
   problem(error: ConnectError): void;
@@ -43,6 +45,7 @@ export class Driver {
   private links: Links | undefined;
   private readonly leaving = new Set<Promise<void>>(); // links that are being closed
   private online = false; // whether the user wants it
+  private offline = false; // whether the user has chosen it
   private refused = false; // by the verifier that was connected to last
   private greeting: Promise<void> | undefined; // done when the Hello of this connection may be sent
 
@@ -72,10 +75,16 @@ export class Driver {
     this.wake?.();
   }
 
+  /** Begin to connect, unless the user has chosen to be offline already. */
+  begin(): void {
+    if (this.offline) this.post(() => this.rest(OFFLINE, true));
+    else this.goOnline();
+  }
+
   /** Begin to connect, and reconnect as long as the driver runs. */
   goOnline(): void {
     this.online = true;
-    this.refused = false;
+    this.offline = this.refused = false;
     if (!this.links || this.links.over) this.links = this.newLinks();
   }
 
@@ -83,8 +92,9 @@ export class Driver {
   async goOffline(): Promise<void> {
     const wanted = this.online;
     this.online = this.refused = false;
+    this.offline = true;
     this.endLinks();
-    if (wanted) this.post(() => this.rest("working offline", true));
+    if (wanted) this.post(() => this.rest(OFFLINE, true));
     await this.closedLinks();
   }
 

@@ -525,6 +525,52 @@ chat("of several questions at once, each ends the one before", async (world) => 
   assert.deepEqual(ids(finished(await world.follow(talk.send("E", { maxNewTokens: 4 })))), own(talk.promptTokens, 4));
 });
 
+chat("working offline may be chosen before the chat is opened", async (world) => {
+  const { host } = world;
+  const talk = (world.chat = await Chat.create(bundle, { url: "ws://toy" }, { drafter: new NgramDrafter([2]), host }));
+  await world.within(5, talk.workOffline(true));
+  await world.within(5, talk.open());
+  await host.pass(5);
+  assert.deepEqual([talk.status, talk.link.detail, host.sockets.length], ["offline", "working offline", 0]);
+  await talk.workOffline(false);
+  await host.pass(1);
+  assert.equal(talk.status, "online");
+});
+
+chat("an answer that waits goes on when the writer is switched on", async (world) => {
+  const talk = await world.begin({ writer: PARROT, settings: { offline: "off" } });
+  await world.within(5, talk.workOffline(true));
+  const events = talk.send(QUESTION, { maxNewTokens: 40 });
+  assert.deepEqual((await world.within(5, events.next())).value, { event: "Paused", reason: "off" });
+  const next = events.next();
+  await world.host.pass(5);
+  talk.offline = "writer";
+  const update = (await world.within(0.5, next)).value;
+  assert.ok(update?.event === "AnswerUpdate" && offline(update));
+  await world.within(5, events.return());
+});
+
+chat("a check tells the text of the device that the target replaces, from the first token on, too", async (world) => {
+  const talk = await world.begin({ policy: "ask" });
+  const written = " hello".repeat(12);
+  talk.restore([{ role: "user", content: QUESTION }, { role: "assistant", content: written }], [{ turn: 1, sampling: GREEDY, most: 64 }]);
+  const seen = await world.follow(talk.check());
+  const disputed = seen.find((event) => event.event === "Disagreement");
+  assert.ok(disputed?.event === "Disagreement" && disputed.position === 0);
+  assert.equal(disputed.droppedText, written);
+  const dropped = seen.flatMap((event) => (event.event === "AnswerUpdate" && event.dropped ? [event.dropped] : []));
+  assert.equal(dropped[0], written);
+  const kept = finished(await world.follow(talk.keepMine()!));
+  assert.ok(kept.text.startsWith(written) && kept.statistics.kept >= 8);
+  assert.deepEqual(talk.messages.map(({ content }) => content), [QUESTION, kept.text]);
+
+  const turns = [{ role: "user", content: QUESTION }, { role: "assistant", content: written }];
+  talk.restore([...turns, ...talk.messages], [{ turn: 1, sampling: GREEDY, most: 64 }]);
+  await world.follow(talk.check());
+  assert.equal(talk.keepMine(), undefined); // the turns after it would be lost
+  assert.equal(talk.messages.length, 4);
+});
+
 chat("other turns take the place of an answer that was left", async (world) => {
   const talk = await world.begin();
   const turns = [{ role: "user", content: QUESTION }, { role: "assistant", content: "None of them." }];

@@ -155,6 +155,32 @@ async def test_a_disagreement_of_a_check_that_was_left_is_gone(verifier: Verifie
         assert chat.messages == alone
 
 
+async def test_a_check_tells_the_text_that_the_target_replaces(verifier: Verifier, bundle: Bundle) -> None:
+    """From the first token on, too."""
+    async with chatting(bundle, endpoint(verifier), policy=Policy.ASK) as chat:
+        written = "None of all these many colours is one of them. " * 3
+        chat.restore([*TURNS[:1], {"role": "assistant", "content": written}], [Unconfirmed(1, Sampling(), 400)])
+        events = [event async for event in chat.check()]
+        (disputed,) = (event for event in events if isinstance(event, Disagreement))
+        assert (disputed.position, disputed.dropped_text) == (0, written)
+        assert chat.messages[1]["content"] != written and not chat.unconfirmed
+        answer = await end_of(chat.keep_mine())
+        assert answer.text.startswith(written) and answer.statistics.kept
+        assert chat.messages == [TURNS[0], {"role": "assistant", "content": answer.text}] and not chat.unconfirmed
+    assert [event.dropped for event in events if isinstance(event, AnswerUpdate) and event.dropped][0] == written
+
+
+async def test_after_a_check_of_an_earlier_answer_there_is_nothing_to_keep(verifier: Verifier, bundle: Bundle) -> None:
+    """The turns after it would be lost."""
+    async with chatting(bundle, endpoint(verifier), policy=Policy.ASK) as chat:
+        written = "None of all these many colours is one of them. " * 3
+        turns = [TURNS[0], {"role": "assistant", "content": written}, *TURNS[2:]]
+        chat.restore(turns, [Unconfirmed(1, Sampling(), 400)])
+        await end_of(chat.check())
+        assert chat.keep_mine() is None
+        assert chat.messages[2:] == turns[2:]
+
+
 async def test_the_next_program_checks(verifier: Verifier, bundle: Bundle, tmp_path: Path) -> None:
     """Also what the one before was about to check when it ended; but not what the user keeps."""
     store = tmp_path / "chat.json"

@@ -13,7 +13,7 @@ import pytest
 from integration.system.test_outages_and_hints import answering
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.drafters.moa import GrowingRows
-from moa_runtime.events import LinkStatus
+from moa_runtime.events import AnswerUpdate, LinkStatus, PauseReason
 from moa_runtime.options import Conditions
 from moa_runtime.session.events import RolledBack, Sampling
 from moa_runtime.transport import ConnectError
@@ -64,6 +64,31 @@ async def test_going_offline_ends_the_opening(world: World) -> None:
     await world.chat.work_offline(True)
     await opening
     assert (world.chat.status, world.chat.link.detail) == (LinkStatus.OFFLINE, "working offline")
+
+
+@UNOPENED
+async def test_working_offline_may_be_chosen_before_the_chat_is_opened(world: World) -> None:
+    await world.chat.work_offline(True)
+    await world.chat.open()
+    await asyncio.sleep(5)
+    assert (world.chat.status, world.chat.link.detail) == (LinkStatus.OFFLINE, "working offline")
+    await world.chat.work_offline(False)
+    await asked(world.chat)
+    assert world.chat.status is LinkStatus.ONLINE
+
+
+@DEVICE_DRAFTS
+async def test_an_answer_that_waits_goes_on_when_writing_offline_is_switched_on(world: World) -> None:
+    world.chat.offline = "off"
+    async with answering(world) as seen:
+        await world.chat.work_offline(True)
+        await asyncio.sleep(5)
+        assert seen.pauses == [PauseReason.OFF]
+        before = len(seen.events)
+        world.chat.offline = "drafter"
+        await asyncio.sleep(1)
+        assert any(isinstance(event, AnswerUpdate) for event in seen.events[before:])
+        await world.chat.work_offline(False)
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -91,6 +91,17 @@ async def test_two_questions_at_once_are_answered_one_after_the_other(chat: Chat
     assert [turn["content"] for turn in chat.messages[::2]][-1] == "And now?"
 
 
+async def test_of_several_questions_at_once_each_ends_the_one_before(chat: Chat) -> None:
+    first = asyncio.create_task(end(chat.send(QUESTION, max_new_tokens=200)))
+    await asyncio.sleep(0.1)
+    others = [asyncio.create_task(end(chat.send(text, max_new_tokens=8))) for text in ("And now?", "And then?")]
+    await asyncio.wait_for(first, TIMEOUT_S)
+    others.append(asyncio.create_task(end(chat.send("At last?", max_new_tokens=8))))
+    answers = await asyncio.wait_for(asyncio.gather(*others), TIMEOUT_S)
+    assert sum(isinstance(events[-1], AnswerFinished) for events in answers if events) == 1
+    await ask(chat, "Once more?", count=4)
+
+
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "dropped"])
 async def test_the_users_version_of_an_answer_that_was_left_is_followed_anew(
     verifier: Verifier, writing_bundle: Path, close: bool
