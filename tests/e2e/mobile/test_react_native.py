@@ -85,6 +85,14 @@ def test_a_chat_with_a_cut_in_the_middle_is_that_of_python(
     assert json.loads(rest) == {"stored": True}
 
 
+def test_the_tests_of_chats_and_of_the_package_pass(built: Path) -> None:
+    """The runtime's tests of chats with the code that Hermes gets, and the package's own."""
+    tests = sorted(str(path) for path in (built / "dist" / "test").glob("*.test.mjs"))
+    assert len(tests) >= 3
+    done = subprocess.run(["node", "--test", *tests], cwd=built, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
 @pytest.mark.slow
 def test_the_sample_is_bundled_by_metro_and_compiled_for_hermes(built: Path, tmp_path: Path) -> None:
     sample, package = tmp_path / "sample", tmp_path / "package"
