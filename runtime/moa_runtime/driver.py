@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.errors import MoaError
-from moa_runtime.events import LinkChanged
+from moa_runtime.events import LinkChanged, LinkStatus
 from moa_runtime.options import Conditions
 from moa_runtime.session.events import Faulted, Welcomed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
@@ -18,6 +19,8 @@ from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, Tra
 
 #: Faults after which connecting again would only repeat them.
 _REFUSALS = {"VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "ROWS_MISMATCH", "REPLACED"}
+#: Seconds for which a chat that begins waits for its first connection, before the device goes on with an answer alone.
+_FIRST_LINK_S = 1.0
 
 
 class Driver:
@@ -62,6 +65,7 @@ class Driver:
         self._link_task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()  # links that are being closed
         self._online = self._offline = False  # as the user wants it; neither before a choice
+        self._link_known_by = -math.inf  # until then it is not known whether the first connection comes
         self._refused = False  # by the verifier that was connected to last
         self._reconnecting: asyncio.Task[None] | None = None
         self._greeting: asyncio.Future[None] | None = None  # done when the Hello of this connection may be sent
@@ -77,6 +81,7 @@ class Driver:
         if self._offline:
             self.post(lambda: self._rest("working offline", on_purpose=True))
         else:
+            self._link_known_by = time.monotonic() + _FIRST_LINK_S
             self.go_online()
 
     def go_online(self) -> None:
@@ -126,7 +131,11 @@ class Driver:
         """Run until cancelled."""
         while True:
             self._take_inbox()
-            todo = self._loop.next(time.monotonic())
+            if (now := time.monotonic()) < self._link_known_by:  # a draft would load the writer in vain
+                self._send_frames()
+                await self._wait(self._link_known_by)
+                continue
+            todo = self._loop.next(now)
             if isinstance(todo, Draft):
                 await self._draft(todo)
                 self._take_inbox()  # a new connection may have come meanwhile, which begins with Hello
@@ -230,6 +239,8 @@ class Driver:
         self._on_rest()
 
     def _hear(self, event: LoopEvent) -> None:
+        if isinstance(event, LinkChanged) and event.status is not LinkStatus.RECONNECTING:
+            self._link_known_by = -math.inf
         if isinstance(event, Welcomed):
             self._transport.welcomed()
         elif isinstance(event, Faulted) and event.code in _REFUSALS and self._end_link():

@@ -181,8 +181,8 @@ export class Chat {
    */
   async open(wait = true): Promise<void> {
     const opened = wait && new Promise<void>((resolve, reject) => (this.opening = { opened: resolve, failed: reject }));
-    this.running = this.run();
     this.driver.begin();
+    this.running = this.run();
     await opened;
   }
 

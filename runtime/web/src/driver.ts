@@ -16,6 +16,8 @@ const REFUSALS: ReadonlySet<string> = new Set(["VERSION_MISMATCH", "FINGERPRINT_
 const CLOCK_STEP = 0.01;
 
 const OFFLINE = "working offline";
+/** Seconds for which a chat that begins waits for its first connection, before the device goes on with an answer alone. */
+const FIRST_LINK_S = 1;
 
 export interface DriverHandlers {
   /** A connection could not be made or kept; `error.final` if waiting cannot mend that. */
@@ -46,6 +48,7 @@ export class Driver {
   private readonly leaving = new Set<Promise<void>>(); // links that are being closed
   private online = false; // whether the user wants it
   private offline = false; // whether the user has chosen it
+  private linkKnownBy = -Infinity; // until then it is not known whether the first connection comes
   private refused = false; // by the verifier that was connected to last
   private greeting: Promise<void> | undefined; // done when the Hello of this connection may be sent
 
@@ -77,8 +80,9 @@ export class Driver {
 
   /** Begin to connect, unless the user has chosen to be offline already. */
   begin(): void {
-    if (this.offline) this.post(() => this.rest(OFFLINE, true));
-    else this.goOnline();
+    if (this.offline) return this.post(() => this.rest(OFFLINE, true));
+    this.linkKnownBy = this.host.now() + FIRST_LINK_S;
+    this.goOnline();
   }
 
   /** Begin to connect, and reconnect as long as the driver runs. */
@@ -142,7 +146,9 @@ export class Driver {
   async run(): Promise<void> {
     while (!this.closing.ended) {
       for (let action = this.inbox.shift(); action; action = this.inbox.shift()) action();
-      const todo = this.loop.next(this.host.now());
+      const now = this.host.now();
+      // A draft would load the writer in vain.
+      const todo = now < this.linkKnownBy ? ({ todo: "wait", until: this.linkKnownBy } as const) : this.loop.next(now);
       if (todo.todo === "draft") await this.draft(todo);
       if (this.closing.ended) return;
       this.sendFrames();
@@ -253,6 +259,7 @@ export class Driver {
   }
 
   private hear(event: LoopEvent): void {
+    if (event.event === "LinkChanged" && event.status !== "reconnecting") this.linkKnownBy = -Infinity;
     if (event.event === "Welcomed") {
       this.transport.welcomed();
     } else if (event.event === "Faulted" && REFUSALS.has(event.code) && this.endLinks()) {

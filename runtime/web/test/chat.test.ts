@@ -249,6 +249,36 @@ chat("the next program goes on with the answer of one that was killed", async (w
   assert.equal(end.statistics.reconnects, 1);
 });
 
+chat("the writer does not begin before it is known whether there is a link", async (world) => {
+  const first = await world.begin({ store: new MemoryChatStore("a") });
+  let left = "";
+  await world.follow(first.send(QUESTION, { maxNewTokens: 60 }), (event) => {
+    left = MemoryChatStore.kept.get("a")!;
+    return event.event === "AnswerUpdate" && event.tokens.length >= 10;
+  });
+  await world.end();
+  const { host } = world;
+  const serve = host.onsocket;
+  for (const [link, begins] of [["comes", undefined], ["is refused", 0.1], ["hangs", 1.2]] as const) {
+    MemoryChatStore.kept.set("a", left);
+    const start = host.now();
+    let begun: number | undefined;
+    const propose: Drafter["propose"] = (...how) => {
+      begun ??= host.now() - start;
+      return PARROT.propose(...how);
+    };
+    if (link === "is refused") host.onsocket = (socket) => socket.dies();
+    else if (link === "hangs") host.onsocket = () => undefined;
+    const talk = await world.begin({ store: new MemoryChatStore("a"), writer: { ...PARROT, propose } });
+    if (link === "comes") finished(await world.follow(talk.pending()!));
+    await host.pass(2);
+    if (begins === undefined) assert.equal(begun, undefined);
+    else assert.ok(begun !== undefined && begun <= begins, `${link}: ${begun} s`);
+    await world.end();
+    host.onsocket = serve;
+  }
+});
+
 chat("closing is a cut, and the events end", async (world) => {
   const first = await world.begin({ store: new MemoryChatStore("a") });
   const events = first.send(QUESTION, { maxNewTokens: 60 });

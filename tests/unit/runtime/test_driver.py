@@ -98,3 +98,38 @@ def test_a_connection_that_comes_during_a_draft_begins_with_hello(monkeypatch: p
     monkeypatch.setattr(driver, "Transport", transport)
     asyncio.run(run())
     assert calls[:3] == ["drafted", "opened", "frames"]
+
+
+@pytest.mark.parametrize("status", [LinkStatus.ONLINE, LinkStatus.OFFLINE, None])
+def test_nothing_is_drafted_before_the_first_connection_comes_or_fails(
+    monkeypatch: pytest.MonkeyPatch, status: LinkStatus | None
+) -> None:
+    """Or takes long: the writer would be loaded in vain."""
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        asked, told = list[float](), list[Any]()
+
+        def following(now: float) -> Wait:
+            asked.append(now)
+            return Wait()
+
+        link = LinkChanged(LinkStatus.OFFLINE)
+        loop = SimpleNamespace(link=link, listen=told.append, next=following, frames_to_send=lambda now: [])
+        one = Driver(loop, Endpoint("ws://verifier"), on_problem=lambda *_: None, on_rest=lambda: None)  # type: ignore[arg-type]
+        one.begin()
+        running = asyncio.ensure_future(one.run())
+        await asyncio.sleep(0.1)
+        assert not asked
+        if status is not None:
+            one.post(lambda: told[0](LinkChanged(status)))
+        await asyncio.sleep(1.1 if status is None else 0.1)
+        assert asked
+        running.cancel()
+        await asyncio.wait({running})
+        await one.close()
+
+    monkeypatch.setattr(driver, "Transport", lambda *_: SimpleNamespace(run=never))
+    asyncio.run(run())
