@@ -167,7 +167,7 @@ async def test_a_check_tells_the_text_that_the_target_replaces(verifier: Verifie
         answer = await end_of(chat.keep_mine())
         assert answer.text.startswith(written) and answer.statistics.kept
         assert chat.messages == [TURNS[0], {"role": "assistant", "content": answer.text}] and not chat.unconfirmed
-    assert [event.dropped for event in events if isinstance(event, AnswerUpdate) and event.dropped][0] == written
+    assert next(event.dropped for event in events if isinstance(event, AnswerUpdate) and event.dropped) == written
 
 
 async def test_after_a_check_of_an_earlier_answer_there_is_nothing_to_keep(verifier: Verifier, bundle: Bundle) -> None:
