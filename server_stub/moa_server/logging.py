@@ -72,6 +72,8 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
         _log.debug("a connection ended: %s", error)
     elif error is not None:
         log_unexpected(_log, "in the background", error)
+    elif loop.is_closed():  # a connection's task that granian began while the loop ended
+        _log.debug("after the end: %s", context.get("message"))
     else:
         _log.error("in the background: %s", context.get("message"))
 

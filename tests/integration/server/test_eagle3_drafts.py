@@ -84,8 +84,7 @@ def test_steps_are_those_of_the_reference_alone_and_at_once(tmp_path, target, ti
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Errors of the engine or its drafter; not of an earlier test's event loop, whose tasks end at any time."""
-    return [each for each in caplog.records if each.levelname == "ERROR" and each.name != "moa_server.logging"]
+    return [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 #: Of a head's options those that change rows; steps are compared above.

@@ -139,6 +139,22 @@ def test_a_loop_has_no_tracebacks(log):
     assert "Traceback" not in stream.getvalue()
 
 
+def test_a_task_that_an_ended_loop_leaves_is_no_concern_of_an_operator(log):
+    stream = log()
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(handle_loop_error)
+    task = loop.create_task(wait())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    del task
+    gc.collect()
+    assert messages(stream) == []
+
+
 # -- a verifier -----------------------------------------------------------------------------------
 
 
