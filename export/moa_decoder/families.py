@@ -54,6 +54,8 @@ class _Family:
         activation: if the configuration names none.
         approximates: whether ``gelu`` means ``gelu_tanh``, as in the first Gemma's configurations.
         theta: base of the rotary positions if the configuration has none; that of layers with a window.
+        original_context: context before scaling if the configuration does not have it at its top, which comes before
+            that of its rotary positions; None if those decide.
         interleaved: whether GGUF files have the pairs of a rotation as neighbours in queries and keys.
     """
 
@@ -73,6 +75,7 @@ class _Family:
     activation: Activation = "silu"
     approximates: bool = False
     theta: tuple[float, float] = (10000.0, 10000.0)
+    original_context: int | None = None
     interleaved: bool = False
 
 
@@ -117,7 +120,7 @@ _FAMILIES = {
         tied=True,
         interleaved=True,
     ),
-    "phi3": _Family(_names("sliding_window partial_rotary_factor"), windows="all", fused=True),
+    "phi3": _Family(_names("sliding_window partial_rotary_factor"), windows="all", fused=True, original_context=4096),
     "granite": _Family(
         _names("attention_bias mlp_bias")
         | _names("embedding_multiplier residual_multiplier attention_multiplier logits_scaling"),
@@ -529,14 +532,13 @@ def _rotated(fields: _Fields, count: int) -> list[bool]:
 
 def _rotaries(fields: _Fields, family: _Family, head_dim: int, context: int) -> tuple[dict[str, Rotary], int]:
     """Return the rotary positions by kind of layer, and the longest context."""
-    scaling, given = fields.any("rope_scaling"), fields.any("rope_parameters")
-    given = scaling or given or {}
+    scaling, parameters = fields.any("rope_scaling"), fields.any("rope_parameters")
+    given: Any = scaling or parameters or {}
     if not isinstance(given, Mapping):
         raise fields.wrong("rope_parameters", "an object")
     if fields.has("llama_4_scaling_beta") and given.get("llama_4_scaling_beta") is None:
         raise _unsupported("its configuration lacks rope_parameters.llama_4_scaling_beta")  # its class has another one
-    # The class of Phi 3 has a number of its own, which transformers prefers to the object's.
-    original = fields.any("original_max_position_embeddings", 4096 if family.fused else None)
+    original = fields.any("original_max_position_embeddings", family.original_context)
     partial = fields.any("partial_rotary_factor")
     known = _ROPE | family.fields & _ROPE_OF_SOME
 
@@ -560,7 +562,7 @@ def _rotaries(fields: _Fields, family: _Family, head_dim: int, context: int) -> 
     if not fields.has("rope_local_base_freq"):
         full, limit = rotary(given, theta)
         return {_FULL: full, _SLIDING: full}, limit
-    if fields.any("rope_scaling") and fields.any("rope_parameters"):
+    if scaling and parameters:
         raise _unsupported("its configuration has rope_scaling beside rope_parameters")
     if given.keys() & {_FULL, _SLIDING}:
         _check_nested(given, original)

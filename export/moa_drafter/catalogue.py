@@ -34,7 +34,7 @@ class ModelSize:
 
     def cache_tokens_within(self, dtype: str, most: float) -> int:
         """Return how many tokens of caches ``most`` bytes leave room for; below 0 if the weights take more."""
-        return int((most - self.parameters * _WEIGHT_BYTES[dtype]) // max(1, self.kv_numbers * _CACHE_BYTES[dtype]))
+        return int((most - self.bytes_needed(dtype, 0)) // max(1, self.kv_numbers * _CACHE_BYTES[dtype]))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ NPM_HELP = (
 )
 DRAFTER_HELP = (
     f"{', '.join(shipped_names())}, the folder of a moa-train checkpoint, or the folder or Hub id of a published "
-    f"EAGLE-3 head (default: {DEFAULT_DRAFTER}, or the first that moa-serve --list-models has)"
+    "EAGLE-3 head"
 )
 _HEADER = ("graph", "file", "MB", "parity", "top-1", "error (nats)", "tau before", "after", "perplexity", "ms a step")
 
@@ -69,7 +69,7 @@ def verify(words: Sequence[str]) -> int:
     parser = _parser("verify", "Check a bundle's files, and compare its graphs with PyTorch again.", "BUNDLE")
     parser.add_argument("--files-only", action="store_true", help="check SHA-256 and manifest only; needs no torch")
     parser.add_argument("--model", metavar="NAME", help="target model it was exported for (default: the built-in one)")
-    parser.add_argument("--drafter", metavar="NAME|DIR", help=DRAFTER_HELP)
+    parser.add_argument("--drafter", metavar="NAME|DIR", help=f"{DRAFTER_HELP} (default: {DEFAULT_DRAFTER})")
     parser.add_argument("--offline-model", metavar="NAME", help="its offline model (default: the target)")
     parser.add_argument("--npm", action="store_true", help=NPM_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

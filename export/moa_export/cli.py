@@ -24,7 +24,7 @@ from moa_export.recipe import DEFAULT_PRESET, PRESETS, Recipe, read_config, reso
 from moa_export.targets import TARGETS, extra_of
 from moa_runtime.cli_main import OptionParser, add_version, run_program
 from moa_runtime.optional_deps import require_extra
-from moa_runtime.options import WITHOUT_GRAPH
+from moa_runtime.options import DEFAULT_DRAFTER, WITHOUT_GRAPH
 from moa_runtime.paths import default_bundle
 
 if TYPE_CHECKING:
@@ -80,8 +80,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="target model: built-in name, Hub id, folder or GGUF file (default smollm2-135m-instruct)",
     )
+    usual = f"default: {DEFAULT_DRAFTER}, or the first that moa-serve --list-models has"
     plain = "sssd copies what was said before and none drafts nothing: both need no graph, and fit any target"
-    parser.add_argument("--drafter", metavar="NAME|DIR", help=f"{DRAFTER_HELP}; {plain}")
+    parser.add_argument("--drafter", metavar="NAME|DIR", help=f"{DRAFTER_HELP}; {plain} ({usual})")
     parser.add_argument(
         "--offline-model",
         metavar="NAME",
@@ -135,7 +136,7 @@ def _export(args: argparse.Namespace) -> int:
     config = read_config(args.config) if args.config else {}
     drafter = _drafter_of(args, config)
     if drafter in WITHOUT_GRAPH and args.offline_model in (None, _NO_WRITER):
-        return _export_texts(args, str(args.model or config.get("model") or DEFAULT_TARGET), drafter)
+        return _export_texts(args, _model_of(args, config), drafter)
     options = {name: getattr(args, name) for name in ("bits", "group_size", "head_bits", "embedding_bits")}
     recipe = resolve(config, preset_name=args.preset, options=options)
     targets = _targets(str(args.target if args.target is not None else config.get("target") or _DEFAULT_TARGET))
@@ -204,10 +205,14 @@ def _targets(given: str) -> tuple[str, ...]:
     return names
 
 
+def _model_of(args: argparse.Namespace, config: Mapping[str, Any]) -> str:
+    return str(args.model or config.get("model") or DEFAULT_TARGET)
+
+
 def _drafter_of(args: argparse.Namespace, config: Mapping[str, Any]) -> str | None:
     """Return the drafter that a user names, else that of the catalogue; None for the shipped default."""
     named = args.drafter or config.get("drafter")
-    return str(named) if named else default_drafter(str(args.model or config.get("model") or DEFAULT_TARGET))
+    return str(named) if named else default_drafter(_model_of(args, config))
 
 
 def _settings(
@@ -221,13 +226,12 @@ def _settings(
     context = args.context if args.context is not None else config.get("context", usual.context)
     if not isinstance(context, int) or context < 64:
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}", code="out_of_range")
-    model = str(args.model or config.get("model") or DEFAULT_TARGET)
     drafter = _drafter_of(args, config)
     delegates = str(args.backend or config.get("backend") or ",".join(usual.delegates)).split(",")
     return ExportSettings(
         targets,
         None if drafter in WITHOUT_GRAPH else checkpoint_of(drafter),
-        model=model,
+        model=_model_of(args, config),
         recipe=recipe,
         options=TargetOptions(context, tuple(delegates), args.npm),
         writer=WriterSettings(args.offline_model, args.offline_bits),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
+from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded, Wait
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, LinkStatus
@@ -64,7 +64,7 @@ class Driver:
         self._transport = Transport(endpoint, handlers, timing, self._timeline, session_id)
         self._link_task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()  # links that are being closed
-        self._online = self._offline = False  # as the user wants it; neither before a choice
+        self._online: bool | None = None  # as the user wants it; None before a choice
         self._link_known_by = -math.inf  # until then it is not known whether the first connection comes
         self._refused = False  # by the verifier that was connected to last
         self._reconnecting: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class Driver:
 
     def begin(self) -> None:
         """Begin to connect, unless the user has chosen to be offline already."""
-        if self._offline:
+        if self._online is False:
             self.post(lambda: self._rest("working offline", on_purpose=True))
         else:
             self._link_known_by = time.monotonic() + _FIRST_LINK_S
@@ -86,14 +86,14 @@ class Driver:
 
     def go_online(self) -> None:
         """Begin to connect, and reconnect as long as the driver runs."""
-        self._online, self._offline, self._refused = True, False, False
+        self._online, self._refused = True, False
         if self._link_task is None or self._link_task.done():
             self._link_task = asyncio.create_task(self._link())
             self._link_task.add_done_callback(self._on_task_end)
 
     async def go_offline(self) -> None:
         """Close the connection and make no other until :meth:`go_online`."""
-        wanted, self._online, self._offline, self._refused = self._online, False, True, False
+        wanted, self._online, self._refused = self._online, False, False
         self._end_link()
         if wanted:
             self.post(lambda: self._rest("working offline", on_purpose=True))
@@ -131,11 +131,9 @@ class Driver:
         """Run until cancelled."""
         while True:
             self._take_inbox()
-            if (now := time.monotonic()) < self._link_known_by:  # a draft would load the writer in vain
-                self._send_frames()
-                await self._wait(self._link_known_by)
-                continue
-            todo = self._loop.next(now)
+            now = time.monotonic()
+            # A draft would load the writer in vain.
+            todo = Wait(self._link_known_by) if now < self._link_known_by else self._loop.next(now)
             if isinstance(todo, Draft):
                 await self._draft(todo)
                 self._take_inbox()  # a new connection may have come meanwhile, which begins with Hello

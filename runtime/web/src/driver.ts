@@ -46,8 +46,7 @@ export class Driver {
   private wake: (() => void) | undefined;
   private links: Links | undefined;
   private readonly leaving = new Set<Promise<void>>(); // links that are being closed
-  private online = false; // whether the user wants it
-  private offline = false; // whether the user has chosen it
+  private online: boolean | undefined; // as the user wants it; undefined before a choice
   private linkKnownBy = -Infinity; // until then it is not known whether the first connection comes
   private refused = false; // by the verifier that was connected to last
   private greeting: Promise<void> | undefined; // done when the Hello of this connection may be sent
@@ -80,7 +79,7 @@ export class Driver {
 
   /** Begin to connect, unless the user has chosen to be offline already. */
   begin(): void {
-    if (this.offline) return this.post(() => this.rest(OFFLINE, true));
+    if (this.online === false) return this.post(() => this.rest(OFFLINE, true));
     this.linkKnownBy = this.host.now() + FIRST_LINK_S;
     this.goOnline();
   }
@@ -88,7 +87,7 @@ export class Driver {
   /** Begin to connect, and reconnect as long as the driver runs. */
   goOnline(): void {
     this.online = true;
-    this.offline = this.refused = false;
+    this.refused = false;
     if (!this.links || this.links.over) this.links = this.newLinks();
   }
 
@@ -96,7 +95,6 @@ export class Driver {
   async goOffline(): Promise<void> {
     const wanted = this.online;
     this.online = this.refused = false;
-    this.offline = true;
     this.endLinks();
     if (wanted) this.post(() => this.rest(OFFLINE, true));
     await this.closedLinks();

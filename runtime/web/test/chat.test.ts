@@ -234,7 +234,8 @@ chat("an answer that was cut off goes on as a larger limit would have made it", 
 
 // -- stores ------------------------------------------------------------------------------------------
 
-chat("the next program goes on with the answer of one that was killed", async (world) => {
+/** Return what a program that is killed in the middle of an answer leaves in the store. */
+async function leftInTheMiddle(world: ChatWorld): Promise<string> {
   const first = await world.begin({ store: new MemoryChatStore("a") });
   let left = "";
   await world.follow(first.send(QUESTION, { maxNewTokens: 60 }), (event) => {
@@ -242,7 +243,11 @@ chat("the next program goes on with the answer of one that was killed", async (w
     return event.event === "AnswerUpdate" && event.tokens.length >= 10;
   });
   await world.end();
-  MemoryChatStore.kept.set("a", left); // as it was in the middle of the answer
+  return left;
+}
+
+chat("the next program goes on with the answer of one that was killed", async (world) => {
+  MemoryChatStore.kept.set("a", await leftInTheMiddle(world));
   const second = await world.begin({ store: new MemoryChatStore("a") });
   const end = finished(await world.follow(second.pending()!));
   assert.deepEqual(ids(end), own(second.promptTokens, 60));
@@ -250,13 +255,7 @@ chat("the next program goes on with the answer of one that was killed", async (w
 });
 
 chat("the writer does not begin before it is known whether there is a link", async (world) => {
-  const first = await world.begin({ store: new MemoryChatStore("a") });
-  let left = "";
-  await world.follow(first.send(QUESTION, { maxNewTokens: 60 }), (event) => {
-    left = MemoryChatStore.kept.get("a")!;
-    return event.event === "AnswerUpdate" && event.tokens.length >= 10;
-  });
-  await world.end();
+  const left = await leftInTheMiddle(world);
   const { host } = world;
   const serve = host.onsocket;
   for (const [link, begins] of [["comes", undefined], ["is refused", 0.1], ["hangs", 1.2]] as const) {

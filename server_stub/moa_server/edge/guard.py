@@ -31,7 +31,9 @@ _FREE_PIECES = 64
 _EXTENSIONS: dict[str, Any] = {"websocket.http.response": {}}
 
 # Made once: a flood of requests is refused more cheaply than it is made.
-_BUSY = JSONResponse({"error": ALL_BUSY}, 503, headers={"Retry-After": "5", "Connection": "close"})
+_BUSY = JSONResponse({"error": ALL_BUSY}, 503, headers={"Retry-After": "5"})
+#: Messages that begin an answer.
+_STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 _DISCONNECT: Message = {"type": "http.disconnect"}
 
 
@@ -78,8 +80,6 @@ class EdgeGuard:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def watched(message: Message) -> None:
-            if message["type"] == "websocket.http.response.start":
-                message = _last(message)
             closing = message["type"] == "websocket.close"
             held = self._sockets.hold(scope["client"]) if closing else None
             try:
@@ -184,20 +184,10 @@ class _Request:
         if self._refused:
             return
         if message["type"] == "http.response.start":
-            self._started, message = True, _last(message)
+            self._started = True
         elif not (self._whole or message.get("more_body", False)):
             self._guard.hold(self._scope)
         await _deliver(self._send, message)
-
-
-def _last(message: Message) -> Message:
-    """Return the start of an answer after which the connection is closed.
-
-    One request a connection: if a proxy in front takes another byte for the end of a request, as of one with line feeds
-    alone, nothing that a client smuggled past it is answered. Without granian's keep-alive the same would be in the
-    answer that accepts a WebSocket, and OkHttp, of Android apps and React Native, refuses `Connection: upgrade, close`.
-    """
-    return {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
 
 
 async def _awaited(receive: Receive) -> Message:
@@ -205,7 +195,14 @@ async def _awaited(receive: Receive) -> Message:
 
 
 async def _deliver(send: Send, message: Message) -> None:
-    """Send a message. Raises OSError if the peer is gone."""
+    """Send a message; an answer closes its connection. Raises OSError if the peer is gone.
+
+    One request a connection: if a proxy in front takes another byte for the end of a request, as of one with line feeds
+    alone, nothing that a client smuggled past it is answered. Without granian's keep-alive the same would be in the
+    answer that accepts a WebSocket, and OkHttp, of Android apps and React Native, refuses `Connection: upgrade, close`.
+    """
+    if message["type"] in _STARTS:
+        message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
     try:
         await send(message)
     except Exception as error:  # granian's

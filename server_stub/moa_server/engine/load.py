@@ -63,11 +63,11 @@ def load_engine(options: argparse.Namespace, progress: Progress = _SILENT) -> Lo
     # Late, so that --help and refused options are quick.
     from moa_drafter.catalogue import default_drafter
     from moa_drafter.target_source import DEFAULT_TARGET
-    from moa_server.engine.memory_limit import check_memory, check_rounding
+    from moa_server.engine.memory_limit import check_memory, check_rounded_type
 
     model = options.model or DEFAULT_TARGET
     if options.engine != "vllm" and options.device == "cpu":
-        check_rounding(model, options.dtype)
+        check_rounded_type(model, options.dtype)
     if options.memory is not None:
         check_memory(model, options.dtype, options.device, options.cache_tokens, options.memory)
     drafter = _checkpoint(options.drafter, default_drafter(model))

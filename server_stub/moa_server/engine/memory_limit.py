@@ -69,7 +69,7 @@ def _remedy(size: ModelSize, dtypes: Sequence[str], cache_tokens: int, most: flo
     return f"pass {' '.join(options)}"
 
 
-def check_rounding(model: str, dtype: str) -> None:
+def check_rounded_type(model: str, dtype: str) -> None:
     """Check that a target whose weights are not here can be computed in 8 or 4 bits, before they are fetched.
 
     Raises:

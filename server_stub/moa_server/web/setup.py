@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moa_drafter.catalogue import CATALOGUE
+from moa_drafter.catalogue import default_drafter
+from moa_drafter.target_source import DEFAULT_TARGET
 from moa_page import page_folder
 from moa_runtime.bundle import Bundle, make_bundle
 from moa_runtime.errors import MoaError
@@ -238,8 +239,8 @@ class WebSetup:
         options = self._options
         model, drafter = options.model, options.drafter
         built_in = model is None and drafter in (None, DEFAULT_DRAFTER)
-        published = model in CATALOGUE and CATALOGUE[model].drafters
-        without = drafter in WITHOUT_GRAPH or (drafter is None and not published)
+        named = drafter or default_drafter(model or DEFAULT_TARGET)
+        without = named is None or named in WITHOUT_GRAPH
         self.bundle = find_bundle(options.bundle, default_target=built_in, plain=model if without else None)
 
     def files(self, served: Fingerprints) -> Mapping[str, WebFile]:

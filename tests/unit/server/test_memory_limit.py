@@ -22,7 +22,7 @@ from moa_export.plain_bundle import note_of
 from moa_runtime.errors import MoaError
 from moa_server.cli import main
 from moa_server.engine.base import EngineError
-from moa_server.engine.memory_limit import check_memory, check_rounding, size_of
+from moa_server.engine.memory_limit import check_memory, check_rounded_type, size_of
 from support.drafter.gguf_files import write_gguf
 from support.refusals import refused
 
@@ -60,9 +60,9 @@ def test_a_type_that_a_family_has_not_is_refused_before_anything_is_fetched(monk
     monkeypatch.setattr(hub, "fetch_hub_files", lambda *_, **__: pytest.fail("it fetches"))
     assert main(["--model", "gpt-oss-20b", "--dtype", "int4", "--memory", "60"]) != 0
     with refused("unsupported_type", EngineError):
-        check_rounding("gpt-oss-20b", "int8")
-    check_rounding("gpt-oss-20b", "auto")
-    check_rounding("qwen3-8b", "int4")
+        check_rounded_type("gpt-oss-20b", "int8")
+    check_rounded_type("gpt-oss-20b", "auto")
+    check_rounded_type("qwen3-8b", "int4")
 
 
 def test_the_size_of_a_folder_is_that_of_its_tensors(tiny_target: Path) -> None:
