@@ -22,4 +22,6 @@ def test_the_earlier_answer_ends(compiled: Path, verifier: Verifier, web_bundle:
     command = ["node", program, within, web_bundle, where, verifier.token]
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert [number for number, event in said["events"] if event == "AnswerFinished"] == [3]
-    assert [turn["content"] for turn in said["messages"][::2]] == [QUESTION, "And now?"]
+    assert [turn["content"] for turn in said["state"]["messages"][::2]] == [QUESTION, "And now?"]
+    link = {name: said["state"][name] for name in ("status", "retryInS", "late")}
+    assert link == {"status": "online", "retryInS": None, "late": False}

@@ -80,7 +80,7 @@ export class Requests {
    * | `open` | {@link OpenRequest}, without `chat` | `{chat, pending, storeProblem}` |
    * | `send`, `continue`, `pending`, `check`, `keepMine` | {@link AnswerRequest} | whether there was an answer to follow; its events before |
    * | `stop` | `answer`: its name; without one the present answer | after it has stopped; an earlier one has stopped already |
-   * | `state` | | `{status, detail, retryInS, messages, unconfirmed, question, tokens}` |
+   * | `state` | | `{status, detail, retryInS, late, messages, unconfirmed, question, storeProblem, tokens}` |
    * | `restore` | `messages`, `unconfirmed` | |
    * | `set` | `policy`, `offline`, `thinking` | |
    * | `conditions` | `background`, `lowPower`, `metered` | |
@@ -234,9 +234,9 @@ function present<T extends object>(options: T): { [K in keyof T]?: Exclude<T[K],
 }
 
 function stateOf(chat: Chat): unknown {
-  const { detail, retryInS, status } = chat.link;
+  const { detail, late, retryInS, status } = chat.link;
   const { messages, question, storeProblem, tokens, unconfirmed } = chat;
-  return { status, detail, retryInS, messages, unconfirmed: unconfirmed.map(markToJson), question, storeProblem, tokens };
+  return { status, detail, retryInS, late, messages, unconfirmed: unconfirmed.map(markToJson), question, storeProblem, tokens };
 }
 
 function markOf(mark: unknown): ReturnType<typeof markFromJson> {

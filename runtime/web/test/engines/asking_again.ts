@@ -1,6 +1,6 @@
 /**
  * An app around `moa-core.js` that asks while an answer is being written, and then stops the earlier answer, late:
- * `node asking_again.js quickjs|jsc BUNDLE URL TOKEN`; prints the events of both answers and the turns.
+ * `node asking_again.js quickjs|jsc BUNDLE URL TOKEN`; prints the events of both answers and the chat's state.
  */
 
 import { App } from "./app.js";
@@ -26,8 +26,8 @@ await begun;
 const second = app.request("send", { chat, text: "And now?", maxNewTokens: 12, answer: "second" });
 await app.request("stop", { chat, answer: "first" });
 await Promise.all([first, second]);
-const { messages } = (await app.request("state", { chat })) as { messages: { content: string }[] };
-console.log(JSON.stringify({ events, messages }));
+const state = await app.request("state", { chat });
+console.log(JSON.stringify({ events, state }));
 await app.request("close", { chat });
 await app.end();
 process.exit(0);
