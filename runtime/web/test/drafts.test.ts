@@ -3,7 +3,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, type Drafter, type KvArray } from "../src/index.js";
+import { MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, type Budget, type Drafter, type KvArray } from "../src/index.js";
+import type { TargetEntry } from "../src/bundle/manifest.js";
+import { NativeBridge } from "../src/native/bridge.js";
+import type { NativeHost } from "../src/native/native_host.js";
 import { CountingGraph } from "./counting_graph.js";
 import { budgetFrom, samplingOf, type Fields } from "./figure_inputs.js";
 import { alike, plain, read, type Value } from "./vectors.js";
@@ -75,4 +78,27 @@ test("drafts: rows of other heads are refused, and one of zeros stands for none"
 test("drafts: an empty prefix is a mistake", async () => {
   const drafter = new MoaDrafter(new CountingGraph(true), { maxContext: 10 });
   await assert.rejects(drafter.propose([], budgetFrom({ nodes: 1, levels: 1, prices: {} })), /empty prefix/);
+});
+
+test("drafts: a graph of a fixed size is not asked for more", async () => {
+  const graph = Object.assign(new CountingGraph(false), { maxPositions: 12 });
+  const drafter = new MoaDrafter(graph, { maxContext: 100 });
+  const drafted = async (length: number, budget: Budget): Promise<number> =>
+    (await drafter.propose(Array.from({ length }, () => 1), budget)).tokens.length;
+  assert.equal(await drafted(10, budgetOf(8, 8)), 2);
+  assert.equal(await drafted(12, budgetOf(8, 8)), 0);
+  assert.ok((await drafted(8, budgetOf(60, 8, { width: 3, branches: true, depth: 8 }))) > 0);
+  assert.ok(graph.steps.length > 2);
+  assert.deepEqual(graph.steps.filter(([fresh, cached]) => fresh! + cached! > 12), []);
+});
+
+test("drafts: a program's graph has the size that the manifest names", async () => {
+  const host = { loadGraph: (call: number) => bridge.answered(call, 7) } as unknown as NativeHost;
+  const bridge = new NativeBridge(host);
+  const entry = (shape: (string | number)[]): TargetEntry => {
+    const inputs = [{ name: "self_keys", dtype: "float32", shape }];
+    return { file: "graph", inputs, outputs: [], states: [], session: {} };
+  };
+  assert.equal((await bridge.load(entry([1, 3, 2048, 64]))).maxPositions, 2048);
+  assert.equal((await bridge.load(entry(["S", 3, 64]))).maxPositions, undefined);
 });

@@ -36,6 +36,9 @@ export interface Graph {
   /** The shape of a memory row; undefined for a writer, which takes none. */
   readonly rowShape: KvShape | undefined;
 
+  /** Positions, and memory rows, that a step can hold; any number when omitted. */
+  readonly maxPositions?: number | undefined;
+
   /** Return empty caches for one conversation. */
   open(): GraphCache;
 

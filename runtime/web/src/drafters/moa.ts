@@ -54,7 +54,7 @@ export class MoaDrafter implements Drafter {
     private readonly graph: Graph,
     { maxContext, stopTokens = [], mixture, stoppingRule = null }: MoaOptions,
   ) {
-    this.maxContext = maxContext;
+    this.maxContext = Math.min(maxContext, graph.maxPositions ?? Infinity);
     this.stopTokens = new Set(stopTokens);
     this.mixture = mixture;
     this.stoppingRule = stoppingRule;
@@ -143,9 +143,12 @@ export class MoaDrafter implements Drafter {
   private async tree(text: number[], budget: Budget): Promise<DraftTree> {
     const tree = new GrowingTree(budget, this.stopTokens);
     const { length } = text;
+    // The cache holds the nodes that were expanded, too.
+    const room = (this.graph.maxPositions ?? Infinity) - length;
+    const levels = Math.min(budget.levels, 1 + Math.floor(room / budget.width));
     const rows = this.rowsFor(length);
     tree.addLevel(this.candidates(await this.catchUp(text, rows), text, [[]]));
-    while (tree.depth < budget.levels) {
+    while (tree.depth < levels) {
       const { paths, mask } = tree.expand();
       if (!paths.length) break;
       // While the tree grows, its cache entries follow those of the prefix.

@@ -142,7 +142,8 @@ export class NativeBridge implements Host, BundleFiles, TextStore {
     try {
       const graph = (await this.call((call) => native.loadGraph(call, entry.file))) as number;
       const release = async (): Promise<void> => native.releaseGraph(graph);
-      return { rowShape: rowShapeOf(entry), open: () => new NativeCache(this, native.openCache(graph)), release };
+      const [rowShape, maxPositions] = [rowShapeOf(entry), positionsOf(entry)];
+      return { rowShape, maxPositions, open: () => new NativeCache(this, native.openCache(graph)), release };
     } catch (error) {
       throw new EngineError(`this device cannot load ${entry.file}: ${(error as Error).message}`, { cause: error });
     }
@@ -227,4 +228,10 @@ function rowShapeOf(entry: TargetEntry): KvShape | undefined {
     throw new EngineError(`${entry.file} is no graph of a device half: the manifest names no memory_keys of a fixed size`);
   }
   return { kvHeads, headDim };
+}
+
+/** Return the positions that caches of a fixed size hold: Core ML's, `[1, heads, positions, head_dim]`. */
+function positionsOf(entry: TargetEntry): number | undefined {
+  const [first, , positions] = specOf(entry, "self_keys")?.shape ?? [];
+  return typeof first === "number" && typeof positions === "number" ? positions : undefined;
 }
