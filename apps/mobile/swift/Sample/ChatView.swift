@@ -37,7 +37,7 @@ struct ChatView: View {
                 if case .link(let link) = event { Task { @MainActor in status = "\(link.status): \(link.detail)" } }
             }
             chat = opened
-            if opened.hasPending { await follow(opened.pending()) }
+            if opened.hasPending { answering = Task { await follow(opened.pending()) } }
         } catch {
             status = error.localizedDescription
         }

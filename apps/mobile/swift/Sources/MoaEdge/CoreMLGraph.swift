@@ -7,8 +7,8 @@ final class CoreMLGraph {
     let functions: [String: MLModel]
     /// Positions that the caches hold.
     let capacity: Int
-    /// Whether it reads memory rows.
-    let readsRows: Bool
+    /// Heads and numbers of a head of its memory rows; nil if it reads none.
+    let rowShape: (heads: Int, size: Int)?
 
     /// - Parameter folder: where the compiled model is kept.
     init(bundle: URL, file: String, folder: URL) throws {
@@ -19,13 +19,16 @@ final class CoreMLGraph {
             configuration.functionName = name
             if let model = try? MLModel(contentsOf: compiled, configuration: configuration) { functions[name] = model }
         }
-        guard let step = functions["step_1"], let mask = step.modelDescription.inputDescriptionsByName["self_mask"] else {
+        let inputs = functions["step_1"]?.modelDescription.inputDescriptionsByName ?? [:]
+        let readsRows = inputs["memory_mask"] != nil
+        guard functions.count == (readsRows ? 4 : 3), let mask = inputs["self_mask"] else {
             try? FileManager.default.removeItem(at: compiled)
             throw MoaError(name: "EngineError", message: "Core ML cannot load \(file)")
         }
         self.functions = functions
         capacity = mask.multiArrayConstraint!.shape[1].intValue
-        readsRows = step.modelDescription.inputDescriptionsByName["memory_mask"] != nil
+        let rows = functions["remember_32"]?.modelDescription.inputDescriptionsByName["new_keys"]?.multiArrayConstraint?.shape
+        rowShape = rows.map { (heads: $0[1].intValue, size: $0[3].intValue) }
     }
 
     /// Return the compiled model of this bundle, which is made once; it takes the place of those of other bundles.
@@ -48,13 +51,15 @@ final class CoreMLGraph {
     func open() -> CoreMLCache { CoreMLCache(self) }
 }
 
-/// Caches of one conversation. Steps run on one queue; rows and cuts are taken into account by the next step.
+/// Caches of one conversation. Steps run on one queue; the other functions may be called from another thread.
 final class CoreMLCache: @unchecked Sendable {
     private let graph: CoreMLGraph
     private let state: MLState
     private let lock = NSLock()
     private var length = 0
-    private var rows: [(start: Int, keys: Data, values: Data)] = []  // not written yet
+    private var keys = Data()  // all memory rows, float32 [n, heads, size]
+    private var values = Data()
+    private var written = 0  // rows that the state has
 
     init(_ graph: CoreMLGraph) {
         self.graph = graph
@@ -63,17 +68,25 @@ final class CoreMLCache: @unchecked Sendable {
 
     func truncate(_ length: Int) { lock.withLock { self.length = min(self.length, length) } }
 
-    func putRows(from start: Int, keys: Data, values: Data) { lock.withLock { rows.append((start, keys, values)) } }
+    func putRows(from start: Int, keys: Data, values: Data) {
+        guard let (heads, size) = graph.rowShape else { return }
+        let held = start * heads * size * 4
+        lock.withLock {
+            self.keys = self.keys.prefix(held) + keys
+            self.values = self.values.prefix(held) + values
+            written = min(written, start)
+        }
+    }
 
     /// Run a step as `NativeHost.step` describes it; return its answer.
     func step(tokens: [Int32], positions: [Int32], queries: [Int32], mask: Data, rows used: Int) throws -> Data {
-        let (held, waiting) = lock.withLock { (length, rows) }
-        lock.withLock { rows.removeFirst(waiting.count) }
-        for each in waiting { try remember(each.start, each.keys, each.values) }
-        let count = tokens.count
+        lock.lock()
+        defer { lock.unlock() }
+        let (held, count) = (length, tokens.count)
         guard held + count <= graph.capacity else {
             throw MoaError(name: "EngineError", message: "the conversation is longer than the \(graph.capacity) positions of this model")
         }
+        try remember(used)
         var best = [Int32](), logprobs = [Float](), candidates = 0
         var answers = [Int32: ([Int32], [Float])]()
         let first = Int(queries.min() ?? Int32(count))
@@ -84,10 +97,10 @@ final class CoreMLCache: @unchecked Sendable {
                 "tokens": integers(tokens[start..<stop], size), "positions": integers(positions[start..<stop], size),
                 "slot": integers([Int32(held + start)], 1),
             ]
-            if name.hasPrefix("step") || !graph.readsRows {  // a drafter extends its cache without looking at it
+            if name.hasPrefix("step") || graph.rowShape == nil {  // a drafter extends its cache without looking at it
                 inputs["self_mask"] = allowed(mask, held: held, count: count, rows: start..<stop, size: size)
             }
-            if name.hasPrefix("step"), graph.readsRows { inputs["memory_mask"] = openUntil(used) }
+            if name.hasPrefix("step"), graph.rowShape != nil { inputs["memory_mask"] = openUntil(used) }
             let provider = try MLDictionaryFeatureProvider(dictionary: inputs)
             let result = try graph.functions[name]!.prediction(from: provider, using: state)
             if name.hasPrefix("step") {
@@ -103,7 +116,7 @@ final class CoreMLCache: @unchecked Sendable {
             best += top
             logprobs += scores
         }
-        lock.withLock { length = held + count }
+        length = held + count
         assert(best.count == queries.count * candidates)
         return best.withUnsafeBytes { Data($0) } + logprobs.withUnsafeBytes { Data($0) }
     }
@@ -116,18 +129,19 @@ final class CoreMLCache: @unchecked Sendable {
         return ("step_\(size)", size, min(start + size, count))
     }
 
-    private func remember(_ start: Int, _ keys: Data, _ values: Data) throws {
-        guard let function = graph.functions["remember_32"] else { return }
-        let shape = function.modelDescription.inputDescriptionsByName["new_keys"]!.multiArrayConstraint!.shape.map(\.intValue)
-        let (heads, size) = (shape[1], shape[3])
-        let count = keys.count / (4 * heads * size)
-        for at in stride(from: 0, to: count, by: 32) {
-            let piece = at..<min(at + 32, count)
+    /// Write those of the first `count` rows that the state lacks.
+    private func remember(_ count: Int) throws {
+        guard let (heads, size) = graph.rowShape else { return }
+        while written < count {
+            // A call writes its whole size: if less room is left, it writes some rows again.
+            let slot = min(written, graph.capacity - 32)
+            let piece = slot..<min(slot + 32, count)
             let inputs: [String: Any] = [
                 "new_keys": headsFirst(keys, piece, heads, size), "new_values": headsFirst(values, piece, heads, size),
-                "slot": integers([Int32(start + at)], 1),
+                "slot": integers([Int32(slot)], 1),
             ]
-            _ = try function.prediction(from: MLDictionaryFeatureProvider(dictionary: inputs), using: state)
+            _ = try graph.functions["remember_32"]!.prediction(from: MLDictionaryFeatureProvider(dictionary: inputs), using: state)
+            written = piece.upperBound
         }
     }
 

@@ -18,7 +18,7 @@ final class DeviceConditions: @unchecked Sendable {
         self.queue = queue
         self.tell = tell
         observer = NotificationCenter.default.addObserver(forName: .NSProcessInfoPowerStateDidChange, object: nil, queue: nil) {
-            [weak self] _ in queue.async { self?.changed() }
+            [weak self] _ in queue.async { [weak self] in self?.changed() }
         }
         monitor.pathUpdateHandler = { [weak self] path in
             guard let self else { return }

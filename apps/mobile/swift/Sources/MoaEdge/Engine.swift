@@ -173,7 +173,7 @@ final class Engine: @unchecked Sendable {
 
         let loadGraph: @convention(block) (Int, String) -> Void = { [unowned self] call, file in
             self.answer(call, on: self.models) {
-                let graph = try CoreMLGraph(bundle: self.bundle, file: file, folder: self.folder)
+                let graph = try CoreMLGraph(bundle: self.bundle, file: file, folder: URL.cachesDirectory.appending(path: "moa-edge"))
                 return self.queue.sync {
                     self.last += 1
                     self.graphs[self.last] = graph

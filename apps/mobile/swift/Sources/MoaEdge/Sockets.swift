@@ -40,9 +40,10 @@ final class Sockets: NSObject, URLSessionWebSocketDelegate, @unchecked Sendable 
 
     private func receive(_ socket: Int, _ task: URLSessionWebSocketTask) {
         task.receive { [weak self] result in
-            guard case .success(let message) = result else { return }
-            if case .data(let frame) = message { self?.received(socket, frame) }
-            self?.receive(socket, task)
+            guard let self else { return }
+            guard case .success(let message) = result else { return end(task) }  // closed by the server
+            if case .data(let frame) = message { received(socket, frame) }
+            receive(socket, task)
         }
     }
 
@@ -52,7 +53,9 @@ final class Sockets: NSObject, URLSessionWebSocketDelegate, @unchecked Sendable 
         receive(socket, task)
     }
 
-    func urlSession(_: URLSession, task: URLSessionTask, didCompleteWithError _: Error?) {
+    func urlSession(_: URLSession, task: URLSessionTask, didCompleteWithError _: Error?) { end(task) }
+
+    private func end(_ task: URLSessionTask) {
         guard let socket = number(of: task), lock.withLock({ tasks.removeValue(forKey: socket) }) != nil else { return }
         let status = (task.response as? HTTPURLResponse)?.statusCode ?? 0
         closed(socket, status == 101 ? 0 : status)
