@@ -5,7 +5,10 @@ plugins {
 android {
     namespace = "edge.moa"
     compileSdk = 35
-    defaultConfig { minSdk = 26 }
+    defaultConfig {
+        minSdk = 26
+        consumerProguardFiles("consumer-rules.pro")
+    }
 }
 
 dependencies {

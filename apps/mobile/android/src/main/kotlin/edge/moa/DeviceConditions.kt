@@ -22,7 +22,7 @@ internal class DeviceConditions(
     private val connectivity = context.getSystemService(ConnectivityManager::class.java)
     private var background = false
     private var metered = false
-    private var network: Network? = null
+    private var network: Network? = connectivity.activeNetwork
 
     private val receiver = object : BroadcastReceiver() {
         override fun onReceive(context: Context, intent: Intent) = changed()
@@ -30,9 +30,8 @@ internal class DeviceConditions(
 
     private val callback = object : ConnectivityManager.NetworkCallback() {
         override fun onAvailable(network: Network) {
-            val before = this@DeviceConditions.network
+            if (network != this@DeviceConditions.network) networkChanged() // the first call reports the present network
             this@DeviceConditions.network = network
-            if (before != null && before != network) networkChanged() // the first call reports the present network
         }
 
         override fun onCapabilitiesChanged(network: Network, capabilities: NetworkCapabilities) {

@@ -205,9 +205,10 @@ internal class Engine(
         }
         define("writeText") { (call, key, text) ->
             answer(number(call), files) {
-                val part = File.createTempFile("chat", null, folder)
+                val file = place(key as String)
+                val part = File("$file.new") // of the same name, because a write that was cut off leaves it
                 part.outputStream().use { it.write((text as String).toByteArray()); it.fd.sync() }
-                check(part.renameTo(place(key as String))) { "the file cannot be renamed" }
+                check(part.renameTo(file)) { "the file cannot be renamed" }
                 true
             }
         }
