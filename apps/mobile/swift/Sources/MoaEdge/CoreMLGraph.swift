@@ -17,6 +17,7 @@ final class CoreMLGraph {
         for name in ["step_1", "step_8", "extend_32", "remember_32"] {
             let configuration = MLModelConfiguration()
             configuration.functionName = name
+            configuration.computeUnits = .cpuAndNeuralEngine  // the system refuses the GPU in the background
             if let model = try? MLModel(contentsOf: compiled, configuration: configuration) { functions[name] = model }
         }
         let inputs = functions["step_1"]?.modelDescription.inputDescriptionsByName ?? [:]

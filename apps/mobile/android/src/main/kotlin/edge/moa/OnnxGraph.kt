@@ -8,7 +8,11 @@ import java.io.File
 /** The graph `device_half.onnx` of a bundle, or `writer.onnx`, whose layers have caches of their own. */
 internal class OnnxGraph(file: File) : AutoCloseable {
     val environment: OrtEnvironment = OrtEnvironment.getEnvironment()
-    val session: OrtSession = environment.createSession(file.path, OrtSession.SessionOptions().apply { setIntraOpNumThreads(2) })
+    private val options = OrtSession.SessionOptions().apply {
+        setIntraOpNumThreads(2)
+        addConfigEntry("session.intra_op.allow_spinning", "0") // between steps, which drains the battery
+    }
+    val session: OrtSession = environment.createSession(file.path, options)
 
     /** Number of layers with caches of their own; 0 for one cache. */
     val layers = session.inputNames.count { it.startsWith("self_keys.") }
@@ -26,7 +30,10 @@ internal class OnnxGraph(file: File) : AutoCloseable {
 
     fun open() = OnnxCache(this)
 
-    override fun close() = session.close()
+    override fun close() {
+        session.close()
+        options.close()
+    }
 
     private fun shapeOf(input: String) = (session.inputInfo.getValue(input).info as TensorInfo).shape
 }
