@@ -73,8 +73,8 @@ final class CoreMLCache: @unchecked Sendable {
         guard let (heads, size) = graph.rowShape else { return }
         let held = start * heads * size * 4
         lock.withLock {
-            self.keys = self.keys.prefix(held) + keys
-            self.values = self.values.prefix(held) + values
+            self.keys.replaceSubrange(held..., with: keys)
+            self.values.replaceSubrange(held..., with: values)
             written = min(written, start)
         }
     }
