@@ -544,7 +544,7 @@ class Chat:
     @property
     def conditions(self) -> Conditions:
         """Conditions of the last :meth:`tell_conditions`."""
-        return self._loop.conditions
+        return self._driver.conditions
 
     def tell_conditions(self, conditions: Conditions) -> None:
         """Set the conditions of the device that the host knows: background, low power, metered network."""

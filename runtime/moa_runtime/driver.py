@@ -62,6 +62,7 @@ class Driver:
             closed=lambda problem, retry_in_s: self.post(lambda: self._closed(problem, retry_in_s)),
         )
         self._transport = Transport(endpoint, handlers, timing, self._timeline, session_id)
+        self.conditions = Conditions()  # of the last tell_conditions
         self._link_task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()  # links that are being closed
         self._online: bool | None = None  # as the user wants it; None before a choice
@@ -109,6 +110,7 @@ class Driver:
 
     def tell_conditions(self, conditions: Conditions) -> None:
         """Set the conditions. Nothing connects in the background; a change of ``metered`` needs a new connection."""
+        self.conditions = conditions
         self._transport.hold(conditions.background)
         self.post(lambda: self._take_conditions(conditions))
 

@@ -229,7 +229,7 @@ export class Chat {
 
   /** The conditions last set by {@link tellConditions}. */
   get conditions(): Conditions {
-    return this.loop.conditions;
+    return this.driver.conditions;
   }
 
   /** Set what the host knows: hidden page, low power, metered network. Conditions left out are false. */

@@ -3,7 +3,7 @@
 import type { Timing } from "./connection.js";
 import type { Draft, LoopEvent } from "./drafting/events.js";
 import type { DraftingLoop } from "./drafting/loop.js";
-import type { Conditions } from "./drafting/settings.js";
+import { USUAL_CONDITIONS, type Conditions } from "./drafting/settings.js";
 import { Ending } from "./ending.js";
 import type { Endpoint } from "./endpoint.js";
 import { ConnectError } from "./errors.js";
@@ -40,6 +40,8 @@ interface Links {
  * application are processed: they wait for one draft at most, and not at all for a drafter in a worker.
  */
 export class Driver {
+  /** The conditions last set by {@link tellConditions}. */
+  conditions = USUAL_CONDITIONS;
   private readonly transport: Transport;
   private readonly inbox: (() => void)[] = [];
   private readonly closing = new Ending();
@@ -115,6 +117,7 @@ export class Driver {
    * connection is made, because the Hello tells whether memory rows are wanted.
    */
   tellConditions(conditions: Conditions): void {
+    this.conditions = conditions;
     this.transport.hold(conditions.background);
     this.post(() => this.takeConditions(conditions));
   }

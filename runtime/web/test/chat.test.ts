@@ -521,6 +521,7 @@ test("chat: opening in the background waits for nothing", async () => {
   const talk = await Chat.create(bundle, { url: "ws://toy" }, options);
   world.chat = talk;
   talk.tellConditions({ background: true });
+  assert.equal(talk.conditions.background, true); // at once: the next call may be made of them
   await world.within(1, talk.open());
   assert.deepEqual([talk.status, talk.link.detail], ["offline", "no connection is made in the background"]);
   talk.tellConditions({});

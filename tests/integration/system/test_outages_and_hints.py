@@ -235,6 +235,7 @@ async def test_a_question_asked_in_the_background_is_sent_when_the_welcome_comes
     world.link.delay_down = lambda: 1.0
     await asyncio.sleep(1.5)
     world.chat.tell_conditions(Conditions(background=True))
+    assert world.chat.conditions.background  # at once: the next call may be made of them
     async with answering(world, after=1) as seen:
         await asyncio.sleep(50)
         assert committed(seen.of(AnswerUpdate)[-1]) == 1 and seen.pauses[-1] is PauseReason.BACKGROUND

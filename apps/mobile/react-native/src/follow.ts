@@ -1,6 +1,6 @@
 /** What the phone tells a chat: background, network, power. */
 
-import type { Chat } from "@moa-edge/runtime";
+import type { Chat, Conditions } from "@moa-edge/runtime";
 
 /** React Native's `AppState`. */
 export interface AppStateLike {
@@ -29,15 +29,13 @@ export interface NetStateLike {
  * @returns a function that stops it.
  */
 export function followApp(chat: Chat, appState: AppStateLike, netInfo?: NetInfoLike, metered = false): () => void {
-  let conditions = chat.conditions;
   let network: string | undefined;
-  const tell = (changed: Partial<typeof conditions>): void => {
-    conditions = { ...conditions, ...changed };
-    chat.tellConditions(conditions);
+  const tell = (changed: Partial<Conditions>): void => {
+    chat.tellConditions({ ...chat.conditions, ...changed }); // the app tells others itself
   };
   const watched = appState.addEventListener("change", (state) => {
-    const background = state !== "active";
-    if (background === conditions.background) return;
+    const background = state === "background"; // iOS tells "inactive" while a call, a dialog or the control centre is above the app
+    if (background === chat.conditions.background) return;
     tell({ background });
     if (background) void chat.save();
   });
