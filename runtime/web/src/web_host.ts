@@ -32,7 +32,8 @@ export function webHost({ WebSocket, turn, origin }: Platform): Host {
   return { now: () => globals.performance.now() / 1000, later, turn, connect, ask, origin };
 }
 
-function later(seconds: number, action: () => void): () => void {
+/** See {@link Host.later}. */
+export function later(seconds: number, action: () => void): () => void {
   const timer = globals.setTimeout(action, Math.min(1000 * seconds, LONGEST_TIMER_MS));
   return () => globals.clearTimeout(timer);
 }

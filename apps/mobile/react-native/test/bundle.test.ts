@@ -183,6 +183,21 @@ serving("the bundle that a verifier offers is fetched once, and again when it ha
   await assert.rejects(fetched(), /busy/);
 });
 
+serving("a verifier that never answers is away", async (verifier, folder) => {
+  await fetchBundle(verifier.where, folder, { graphs: "onnx" });
+  const { where } = verifier;
+  verifier.stop(); // nothing but the timer is left to wait for
+  const { fetch: answered, setTimeout: timer } = globalThis;
+  globalThis.fetch = () => new Promise(() => undefined);
+  globalThis.setTimeout = ((action: () => void) => timer(action, 0)) as typeof timer; // seconds pass at once
+  try {
+    await fetchBundle(where, folder, { graphs: "onnx" });
+    await assert.rejects(fetchBundle(where, new Folder()), /does not answer within/);
+  } finally {
+    Object.assign(globalThis, { fetch: answered, setTimeout: timer });
+  }
+});
+
 serving("a refused token and a verifier without such graphs are told", async (verifier, folder) => {
   await fetchBundle(verifier.where, folder);
   await assert.rejects(fetchBundle({ ...verifier.where, token: "" }, folder), /asks for a token/);

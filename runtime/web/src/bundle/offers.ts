@@ -4,11 +4,14 @@ import { saidBy } from "../backends/base.js";
 import type { Where } from "../chat_options.js";
 import { Endpoint } from "../endpoint.js";
 import { decodeUtf8 } from "../utf8.js";
+import { later } from "../web_host.js";
 import { platformFetch, type Fetch, type Reply, type Signal } from "./download.js";
 import { BundleError } from "./manifest.js";
 
 const BUNDLES_PATH = "/v1/bundles";
 const MOST_LIST_BYTES = 1 << 20;
+/** The list is asked for at each start, perhaps without a network. */
+const LIST_TIMEOUT_S = 5;
 
 /** The verifier is away, or busy: another attempt may succeed. */
 export class AwayError extends BundleError {}
@@ -36,7 +39,7 @@ export function withToken(fetch: Fetch, token: string): Fetch {
  * Return the first offer with a graph of this target, else the first without a graph; the first of all if no target is given.
  *
  * @param fetch sends the token.
- * @throws AwayError the verifier does not answer.
+ * @throws AwayError the verifier does not answer in time, or is busy.
  * @throws BundleError it refuses the token, offers none that this client can use, or is no verifier.
  */
 export async function bestOffer(
@@ -45,7 +48,7 @@ export async function bestOffer(
   fetch: Fetch,
   signal: Signal | undefined,
 ): Promise<Offer> {
-  const listed = await listOf(endpoint, fetch, signal);
+  const listed = await inTime(listOf(endpoint, fetch, signal), endpoint.address);
   const offers = listed.filter(({ graphs }) => graph === undefined || graphs.includes(graph));
   const [best] = offers.length ? offers : listed.filter(({ graphs }) => !graphs.length);
   if (!best) {
@@ -69,6 +72,20 @@ export async function offeredBundle({ url, token = "" }: Where, graph: string | 
 interface Listed {
   readonly id: string;
   readonly graphs: readonly string[];
+}
+
+/** Return what comes within the time of a list; platforms may wait for minutes, or for ever. Throws AwayError. */
+async function inTime<T>(coming: Promise<T>, address: string): Promise<T> {
+  let stop = (): void => undefined;
+  const late = new Promise<never>((_, reject) => {
+    const text = `the verifier at ${address} does not answer within ${LIST_TIMEOUT_S} s`;
+    stop = later(LIST_TIMEOUT_S, () => reject(new AwayError(text)));
+  });
+  try {
+    return await Promise.race([coming, late]);
+  } finally {
+    stop();
+  }
 }
 
 async function listOf(endpoint: Endpoint, fetch: Fetch, signal: Signal | undefined): Promise<Listed[]> {
