@@ -197,9 +197,7 @@ class _Verifier:
     def opened(self, path: str, start: int = 0) -> Iterator[HTTPResponse]:
         """Open a resource from byte ``start`` on. Raises DownloadError: with the code ``unreachable`` another attempt
         may succeed."""
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        if self._endpoint.token:
-            headers["Authorization"] = f"Bearer {self._endpoint.token}"
+        headers = self._endpoint.authorization | ({"Range": f"bytes={start}-"} if start else {})
         request = urllib.request.Request(Address.parse(self._endpoint.url).at(path), headers=headers)
         try:
             with self._open(request, path) as response:

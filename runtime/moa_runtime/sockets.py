@@ -67,13 +67,18 @@ def check_hosts(hosts: Collection[str]) -> None:
             raise MoaError(text, code="bad_host")
 
 
+def fits_header(token: str) -> bool:
+    """Return whether an ``Authorization`` header can carry a bearer token."""
+    return token == token.strip() and all(32 <= ord(char) < 127 for char in token)
+
+
 def check_token(token: str, option: str, variable: str) -> None:
     """Raise MoaError for a bearer token that no ``Authorization`` header can carry.
 
     Args:
         option, variable: the two places where the user may have given it.
     """
-    if token != token.strip() or any(not 32 <= ord(char) < 127 for char in token):
+    if not fits_header(token):
         text = f"the token may only hold ASCII letters, digits, signs and inner spaces: check {option} or {variable}"
         raise MoaError(text, code="not_ascii")
 

@@ -29,7 +29,7 @@ from websockets.exceptions import (
 
 from moa_runtime.address import Address
 from moa_runtime.errors import MoaError
-from moa_runtime.sockets import is_loopback
+from moa_runtime.sockets import fits_header, is_loopback
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 #: Header of the upgrade request with the conversation's id, by which a proxy finds the verifier that holds it.
@@ -225,6 +225,14 @@ class Endpoint:
             raise ConnectError(text, final=True, code="bad_address") from error
 
     @property
+    def authorization(self) -> dict[str, str]:
+        """The header with the token, if there is one. Raises ConnectError if no header can carry it."""
+        if not fits_header(self.token):
+            text = "the token may only hold ASCII letters, digits, signs and inner spaces: check it"
+            raise ConnectError(text, final=True, code="not_ascii")
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    @property
     def proxy(self) -> str | None:
         """The proxy that the environment or the system names for the address; None for this machine."""
         parts = urlsplit(self.address)
@@ -352,9 +360,7 @@ class Transport:
 
     async def _connect(self) -> ClientConnection:
         address, proxy, timing = self._endpoint.address, self._endpoint.proxy, self._timing
-        headers = {SESSION_ID_HEADER: self._session_id}
-        if self._endpoint.token:
-            headers["Authorization"] = f"Bearer {self._endpoint.token}"
+        headers = {SESSION_ID_HEADER: self._session_id, **self._endpoint.authorization}
         try:
             return await connect(
                 address,

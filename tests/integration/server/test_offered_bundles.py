@@ -126,6 +126,9 @@ def test_no_token_no_bundle(verifier: Verifier, folder: Path) -> None:
             offers(endpoint(verifier.port, token))
         said.add(str(error.value))
     assert len(said) == 2  # none is not a wrong one
+    for token in ("schlüssel €", f"{TOKEN}\n"):
+        with refused("not_ascii"):
+            offers(endpoint(verifier.port, token))
     (offer,) = offers(endpoint(verifier.port))
     assert verifier.http("GET", f"{BUNDLES_PATH}/{offer.id}/tokenizer.json", headers={}).status_code == 401
     assert verifier.http("GET", f"{BUNDLES_PATH}/{offer.id}/../../secret").status_code == 404

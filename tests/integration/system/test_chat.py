@@ -111,3 +111,5 @@ def test_a_chat_without_asyncio(verifier: Verifier, bundle: Bundle, tmp_path: Pa
         assert ids(answer) == own_decoding(verifier, chat.chat, answer, 120, Sampling())
     with refused("bad_address"):
         SyncChat(bundle, Endpoint("ftp://nowhere"))
+    with refused("not_ascii"):
+        SyncChat(bundle, Endpoint(where.url, f"{where.token}\n"), threads=1)

@@ -201,6 +201,7 @@ serving("a verifier that never answers is away", async (verifier, folder) => {
 serving("a refused token and a verifier without such graphs are told", async (verifier, folder) => {
   await fetchBundle(verifier.where, folder);
   await assert.rejects(fetchBundle({ ...verifier.where, token: "" }, folder), /asks for a token/);
+  await assert.rejects(fetchBundle({ ...verifier.where, token: "schlüssel €" }, folder), /refused the token/);
   verifier.graphs = ["web"];
   await assert.rejects(fetchBundle(verifier.where, folder, { graphs: "onnx" }), /export one with --target onnx/);
 });

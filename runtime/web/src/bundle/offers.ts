@@ -31,7 +31,8 @@ export function bundlesAt(endpoint: Endpoint): string {
 
 /** Return a `fetch` that sends the token of a verifier, to it alone. */
 export function withToken(fetch: Fetch, token: string): Fetch {
-  const own = token ? { Authorization: `Bearer ${token}` } : {};
+  // A header takes no other characters; without the header a verifier with a token refuses the request as well.
+  const own = /^[ -~]+$/.test(token.trim()) ? { Authorization: `Bearer ${token}` } : {};
   return (url, options) => fetch(url, { ...options, headers: { ...options.headers, ...own }, redirect: "error" });
 }
 
