@@ -26,7 +26,7 @@ from moa_decoder.errors import TargetError
 from moa_decoder.weights import DecoderWeights
 from moa_decoder.writer_graph import WriterGraph
 from moa_drafter.architectures.registry import initialise, new_drafter
-from moa_drafter.config import ConfigError, FitError
+from moa_drafter.config import ConfigError, FitError, longest_context
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_features import target_states
 from moa_runtime.backends.base import StepInputs
@@ -312,7 +312,7 @@ def refusal_of_vllm(folder: Path) -> str:
 
     try:
         target = load_target(str(folder))
-        text = _text_of(target, target.config.max_position_embeddings)
+        text = _text_of(target, longest_context(target.config, windows=True)[0])
         own = target.model(input_ids=torch.tensor([text])).logits[0].float().log_softmax(-1)
         engine = VllmEngine.load(str(folder), None)
     except MoaError as error:

@@ -16,20 +16,21 @@ from support.refusals import refused
 
 pytestmark = pytest.mark.slow
 
-#: Families that are refused, and what the sentence says: of recurrent layers, and of classes of transformers that vLLM
-#: takes for others.
+#: Families that are refused, and what the sentence says: of recurrent layers, of classes of transformers that vLLM
+#: takes for others, and one whose text vLLM writes otherwise.
 REFUSED = {
     "Phi 3.5 MoE": "unpack",
     "MiniMax M2": "rotary_dim",
     "LFM 2": "conv_dim",
     "Qwen 3 Next": "several kinds",
-    "Qwen 3.5": "not supported",
+    "Qwen 3.5": "Model architectures",
     "Granite 4 (hybrid)": "several kinds",
     "Falcon H1": "several kinds",
     "LFM 2 MoE": "AssertionError",
-    "Qwen 3.5 MoE": "failed to be inspected",
+    "Qwen 3.5 MoE": "Model architectures",
     "Nemotron H": "is_act_and_mul",
     "OLMo Hybrid": "set_allocator",
+    "Gemma 3n (soft cap)": "per-layer",
     "DeepSeek 3 (latent attention)": "e_score_correction_bias",
     "Gemma 4": "model.layers.2",  # one that shares keys and values, of another size than other layers'
 }

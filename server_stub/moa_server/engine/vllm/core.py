@@ -83,6 +83,9 @@ class VllmCore:
         fusion: Fusion | None = None,
     ) -> None:
         self.blocks, self.features = blocks, None
+        if target.config.model_type == "gemma3n_text":  # vLLM has them for prompts with pictures alone
+            text = f"vLLM leaves out the per-layer embeddings of the target in {target.folder}"
+            raise EngineError(f"{text}: choose --engine transformers", code="unsupported_target")
         with _refusing(target):
             config = _config(target, dtype, max_context, blocks, sequences)
             with _inner_states(fusion):
