@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,6 +141,27 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
 
 
 @contextmanager
+def slowed(running: Running) -> Iterator[None]:
+    """Let a verifier run a tenth of the time: an answer of the tiny target would be over before a screen is read."""
+    over = threading.Event()
+
+    def take_turns() -> None:
+        while not over.is_set():
+            running.process.send_signal(signal.SIGSTOP)
+            time.sleep(0.027)
+            running.process.send_signal(signal.SIGCONT)
+            time.sleep(0.003)
+
+    turns = threading.Thread(target=take_turns)
+    turns.start()
+    try:
+        yield
+    finally:
+        over.set()
+        turns.join()
+
+
+@contextmanager
 def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[TerminalProgram]:
     """A chat whose verifier hung in the middle of an answer, and that knows that this is an outage."""
     # An answer that the device has written to its end would be over: it may write no more than this.
@@ -184,9 +206,10 @@ def test_an_answer_goes_on_after_its_program_was_suspended(onnx_bundle, tiny_tar
         command = chat(onnx_bundle, running.url, "--terminal", "--max-new-tokens", "400")
         with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
             terminal.wait("you>")
-            terminal.press(QUESTION + "\n")
-            terminal.wait(r"online \|.* tau .* \d\d rounds")
-            terminal.process.send_signal(signal.SIGSTOP)
+            with slowed(running):
+                terminal.press(QUESTION + "\n")
+                terminal.wait(r"online \|.* tau .* \d\d rounds")
+                terminal.process.send_signal(signal.SIGSTOP)
             metrics, allowed = f"http://127.0.0.1:{running.port}/metrics", {"Authorization": f"Bearer {TOKEN}"}
             eventually(lambda: 'moa_refusals_total{reason="idle"} 1.0' in httpx.get(metrics, headers=allowed).text)
             terminal.process.send_signal(signal.SIGCONT)
@@ -218,9 +241,10 @@ def test_a_killed_program_continues_when_it_is_started_again(onnx_bundle, server
     whole = once(onnx_bundle, server, "--max-new-tokens", "200").stdout
     with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
-        terminal.press(QUESTION + "\n")
-        terminal.wait(r"online \|.* tau")
-        terminal.process.kill()
+        with slowed(waiting):
+            terminal.press(QUESTION + "\n")
+            terminal.wait(r"online \|.* tau")
+            terminal.process.kill()
     with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
         text = terminal.wait(r"200 tokens in .* rounds")
         shown = text.split(QUESTION)[1].split("cut off")[0]

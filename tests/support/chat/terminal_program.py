@@ -40,6 +40,10 @@ class TerminalProgram:
             time.sleep(0.02)
         return text
 
+    def read_to_the_end(self) -> None:
+        """Wait until all that the ended program wrote is read."""
+        self._reader.join()
+
     def _read(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")()
         pending = ""
@@ -83,9 +87,11 @@ def in_terminal(
         preexec_fn=listen_to_ctrl_c,
     )
     os.close(slave)
+    terminal = TerminalProgram(process, master, AnsiScreen(columns, rows))
     try:
-        yield TerminalProgram(process, master, AnsiScreen(columns, rows))
+        yield terminal
     finally:
         process.kill()
         process.wait()
+        terminal.read_to_the_end()  # else it would read what the next terminal gets, whose number is the same
         os.close(master)
