@@ -64,7 +64,8 @@ def device_of(
     """Load a bundle's drafter and writer, by default on the first backend that it has a graph for. ``ngrams``,
     ``datastore``: see :func:`moa_runtime.drafters.factory.drafter_for`. Raises MoaError: the bundle's graph or
     tokenizer cannot be loaded."""
-    backend, manifest, writer = backend_for(bundle, backend=backend_name), bundle.manifest, load_writer(bundle)
+    backend, manifest = backend_for(bundle, backend=backend_name), bundle.manifest
+    writer = load_writer(bundle, backend)
     return Device(
         manifest.fingerprints,
         ChatTokenizer.from_bundle(bundle),

@@ -149,7 +149,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="also draft by copying from this datastore of earlier texts, made by moa-export datastore (default: "
         "none; off is accepted for one more release)",
     )
-    drafting.add_argument("--backend", metavar="NAME", help="onnx or coreml (default: the first one in the bundle)")
+    drafting.add_argument(
+        "--backend", metavar="NAME", help="onnx, executorch or coreml (default: the first one in the bundle)"
+    )
     drafting.add_argument("--threads", type=int, default=2, metavar="N", help="for the drafter (default: %(default)s)")
     drafting.add_argument(
         "--offline",

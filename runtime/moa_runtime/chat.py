@@ -185,7 +185,7 @@ class Chat:
         """
         if backend is None or isinstance(backend, str):
             backend = backend_for(bundle, drafter, backend, threads=threads)
-        writer = writer or load_writer(bundle, threads=threads)
+        writer = writer or load_writer(bundle, backend, threads=threads)
         chat = cls(
             bundle,
             endpoint,

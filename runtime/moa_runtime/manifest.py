@@ -25,7 +25,7 @@ CHAT_TEMPLATE_FILE = "chat_template.jinja"
 #: Folder of a bundle with the licences of target and drafter, in a folder for each, which travel with the bundle.
 LICENCES = "licenses"
 _LARGEST_MANIFEST = 1 << 24
-_WRITERS = ("writer", "web_writer", "coreml_writer")
+_WRITERS = ("writer", "web_writer", "executorch_writer", "coreml_writer")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Manifest:
         files: every file of the bundle but the manifest, by path relative to it.
         writer: the graph of a whole model that writes while there is no verifier, or None. Its ``details`` name the
             model, its bits, and ``max_context``, the positions it was trained for.
-        web_writer, coreml_writer: the same for onnxruntime-web and Core ML.
+        web_writer, executorch_writer, coreml_writer: the same for onnxruntime-web, ExecuTorch and Core ML.
         manners: when the drafter stops if it writes offline; None if it was not fitted.
         architecture: of the drafter, as ``moa-train --arch`` names it; one of
             :data:`moa_runtime.options.WITHOUT_GRAPH` in a bundle without a graph.
@@ -135,6 +135,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     writer: TargetEntry | None = None
     web_writer: TargetEntry | None = None
+    executorch_writer: TargetEntry | None = None
     coreml_writer: TargetEntry | None = None
     manners: StoppingRule | None = None
     sampling: RecommendedSampling | None = None

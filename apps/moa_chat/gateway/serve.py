@@ -120,7 +120,7 @@ def _pools(config: ChatConfig) -> tuple[ChatPool, ChatPool]:
     """Return pools of chats with and without the target's template, which share the drafter and the writer."""
     graph = backend_for(config.bundle, config.drafter, config.backend, threads=config.threads)
     backend = None if graph is None else SharedBackend(graph)
-    loaded = load_writer(config.bundle, threads=config.threads)
+    loaded = load_writer(config.bundle, graph, threads=config.threads)
     writer = None if loaded is None else SharedBackend(loaded)
     datastore = open_datastore(config.datastore, config.bundle)
     settings = LoopSettings(

@@ -1,6 +1,7 @@
 """Export target ``executorch``: the device half as ``.pte`` programs, one for each delegate asked for.
 
-What a program holds is described in :mod:`moa_export.targets.executorch_program`. The details of its manifest entry
+What a program holds is described in :mod:`moa_export.targets.executorch_program`, and the offline writer, always for
+XNNPACK, in :mod:`moa_export.targets.executorch_writer`. The details of its manifest entry
 list the operators that the delegate took and those left to the CPU.
 
 What a delegate makes of a recipe's weights:
@@ -40,11 +41,12 @@ from executorch.exir.passes import MemoryPlanningPass
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
-from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 
+from moa_decoder.rounded_weights import RoundedWeights
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
+from moa_export.graph_files import TOP_K
 from moa_export.quantize import QuantisedEmbedding, round_symmetric
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import (
@@ -63,13 +65,17 @@ from moa_export.targets.executorch_program import (
     Embedding,
     Extend,
     FloatEmbedding,
+    integer_weight,
     signatures,
 )
+from moa_export.targets.executorch_writer import MOST_CACHED, MOST_WRITER_TOKENS, Writer
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.executorch import ExecutorchBackend, registered_delegates
+from moa_runtime.backends.load import writer_backend
 from moa_runtime.manifest import TargetEntry
 from moa_runtime.optional_deps import install_command
 
+WRITER_FILE = "writer.pte"
 # Taking an output out of a tuple, and setting memory aside.
 _NO_WORK = ("getitem", "alloc")
 # Left to the CPU. In float16, positions from 2048 on cannot be told apart, so angles are not computed there. Rows of
@@ -175,9 +181,10 @@ DELEGATES = {delegate.name: delegate for delegate in _DELEGATES}
 
 
 class ExecutorchTarget:
-    """See :class:`moa_export.targets.base.ExportTarget`."""
+    """See :class:`moa_export.targets.base.ExportTarget` and :class:`moa_export.targets.base.WriterTarget`."""
 
     rotates = True
+    writer_answers = None
 
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         if unknown := [name for name in options.delegates if name not in DELEGATES]:
@@ -204,6 +211,21 @@ class ExecutorchTarget:
             return NotRun(f"the installed executorch has no {delegate}: run the program on a device that has one")
         return ExecutorchBackend(folder / entry.file)
 
+    def export_writer(self, weights: RoundedWeights, folder: Path) -> TargetEntry:
+        """Write a program for XNNPACK."""
+        writer = Writer(weights, top_k=TOP_K)
+        inputs, outputs = writer.signature
+        most = {"T": MOST_WRITER_TOKENS, "Q": MOST_QUERIES, "S": min(MOST_CACHED, weights.spec.max_context)}
+        lowered = lower({"step": capture(writer, inputs, most, as_one=True)}, _xnnpack())
+        path = folder / WRITER_FILE
+        _write(lowered, path)
+        details = {"delegate": "xnnpack", "most": most, "window": writer.window, "max_context": most["S"]}
+        return entry_of(path, inputs, outputs, details=details)
+
+    def writer_runner(self, folder: Path, entry: TargetEntry) -> Backend:
+        """Load a program into the installed ExecuTorch."""
+        return writer_backend(folder, entry)
+
     def _export(self, delegate: Delegate, drafter: MoADrafter, folder: Path) -> TargetEntry:
         recipe, partitioner = delegate.applied(self._recipe), delegate.partitioner()
         drafter = copy.deepcopy(drafter)  # rounding changes it
@@ -221,8 +243,7 @@ class ExecutorchTarget:
         most = {"T": MOST_TOKENS, "Q": MOST_QUERIES, "S": positions, "M": positions}
         captured = {name: capture(method, described[name][0], most) for name, method in methods.items()}
         lowered = lower(captured, partitioner)
-        with (folder / delegate.file).open("wb") as file:
-            finish(lowered).write_to_file(file)
+        _write(lowered, folder / delegate.file)
         details = {
             "delegate": delegate.name,
             "applied": recipe.describe(),
@@ -236,15 +257,17 @@ class ExecutorchTarget:
         return entry_of(folder / delegate.file, *described["draft"], details=details)
 
 
-def capture(module: nn.Module, inputs: Specs, most: Mapping[str, int]) -> ExportedProgram:
+def capture(module: nn.Module, inputs: Specs, most: Mapping[str, int], *, as_one: bool = False) -> ExportedProgram:
     """Trace a module.
 
     Args:
         inputs: of its ``forward``, in order; sizes that vary are named.
         most: upper bounds of the sizes that vary, by name; what is planned in memory holds as much.
+        as_one: whether ``forward`` takes them as ``*inputs``.
     """
     sizes = {name: Dim(name, min=1, max=bound) for name, bound in most.items()}
-    dynamic = {spec.name: {i: sizes[n] for i, n in enumerate(spec.shape) if isinstance(n, str)} for spec in inputs}
+    each = tuple({i: sizes[n] for i, n in enumerate(spec.shape) if isinstance(n, str)} for spec in inputs)
+    dynamic = (each,) if as_one else each
     with torch.no_grad():
         return torch.export.export(module.eval(), traced_inputs(inputs), dynamic_shapes=dynamic, strict=False)
 
@@ -258,6 +281,11 @@ def finish(lowered: EdgeProgramManager) -> ExecutorchProgramManager:
     """Make a program whose inputs and outputs lie in the caller's memory, so that a cache is not copied."""
     planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
     return lowered.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+
+
+def _write(lowered: EdgeProgramManager, path: Path) -> None:
+    with path.open("wb") as file:
+        finish(lowered).write_to_file(file)
 
 
 def _operators(graph: GraphModule) -> dict[str, Any]:
@@ -312,13 +340,5 @@ def round_layer(layer: nn.Linear, weights: Weights, *, integer_products: bool) -
     if not weights.is_integer:
         return
     codes, scales = round_symmetric(layer.weight, weights.bits, weights.group_size)
-    rounded = IntxUnpackedToInt8Tensor(
-        qdata=codes,
-        scale=scales.float(),
-        zero_point=torch.zeros_like(scales, dtype=torch.int8),
-        target_dtype={4: torch.int4, 8: torch.int8}[weights.bits],
-        block_size=(1, weights.group_size or layer.in_features),
-        dtype=torch.float32,
-        activation_quantization="int8_asym_per_token" if integer_products else None,
-    )
+    rounded = integer_weight(codes, scales, weights.bits, integer_products=integer_products)
     layer.weight = nn.Parameter(rounded, requires_grad=False)

@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 
+from moa_decoder.matrix import Float32
 from moa_drafter.config import DrafterConfig
 from moa_drafter.llama import Attention, DecoderLayer, RMSNorm
 from moa_drafter.model import MoADrafter
@@ -68,7 +71,7 @@ class Extend(nn.Module):
         layer = drafter.self_attention
         self.dims = layer.self_attn.dims
         self.embed, self.angles = embed, Angles(drafter)
-        self.norm, self.rotary = Norm(layer.input_layernorm), Rotary(self.dims.head_dim)
+        self.norm, self.rotary = Norm.of(layer.input_layernorm), Rotary(self.dims.head_dim)
         self.k_proj, self.v_proj = layer.self_attn.k_proj, layer.self_attn.v_proj
 
     def forward(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +98,7 @@ class Draft(nn.Module):
         self.embed, self.angles = embed, Angles(drafter)
         self.self_attention = Layer(drafter.self_attention)
         self.cross_attention = Layer(drafter.cross_attention)
-        self.norm = Norm(drafter.norm) if isinstance(drafter.norm, RMSNorm) else nn.Identity()
+        self.norm = Norm.of(drafter.norm) if isinstance(drafter.norm, RMSNorm) else nn.Identity()
         self.head = linear(drafter.head)
         self.register_buffer("draft_to_target", drafter.draft_to_target)
         self.top_k = min(top_k, drafter.config.draft_vocab_size)
@@ -135,7 +138,7 @@ class Layer(nn.Module):
 
     def __init__(self, layer: DecoderLayer) -> None:
         super().__init__()
-        self.input_norm, self.mlp_norm = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
+        self.input_norm, self.mlp_norm = Norm.of(layer.input_layernorm), Norm.of(layer.post_attention_layernorm)
         self.attention = GroupedAttention(layer.self_attn)
         self.mlp = layer.mlp
 
@@ -212,18 +215,22 @@ class FloatEmbedding(nn.Module):
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm over the last axis; its weights are in the matrices that follow it."""
+    """Root-mean-square norm over the last axis, without weights."""
 
     mean: Tensor
     eps: Tensor
 
-    def __init__(self, norm: RMSNorm) -> None:
+    def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        size = norm.weight.numel()
+        self.register_buffer("mean", torch.full((1, size), 1 / size))
+        self.register_buffer("eps", torch.tensor([eps]))
+
+    @classmethod
+    def of(cls, norm: RMSNorm) -> Norm:
+        """Make that of a module whose weights are in the matrices that follow it."""
         if not torch.equal(norm.weight, torch.ones_like(norm.weight)):
             raise ValueError("a norm has weights of its own: rotate_residual_stream moves them into the matrices")
-        self.register_buffer("mean", torch.full((1, size), 1 / size))
-        self.register_buffer("eps", torch.tensor([norm.eps]))
+        return cls(norm.weight.numel(), norm.eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(nn.functional.linear(x * x, self.mean, self.eps))
@@ -247,16 +254,16 @@ class Angles(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions in Llama's half-split layout."""
+    """Rotary positions in Llama's half-split layout, of the first ``rotated`` numbers of a head if not of all."""
 
     quarter_turn: Tensor
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, rotated: int | None = None) -> None:
         super().__init__()
-        half = torch.eye(head_dim // 2)
-        zero = torch.zeros_like(half)
-        # Maps (first, second) to (-second, first).
-        self.register_buffer("quarter_turn", torch.cat((torch.cat((zero, -half), 1), torch.cat((half, zero), 1))))
+        half = (rotated or head_dim) // 2
+        turn, numbers = torch.zeros(head_dim, head_dim), torch.arange(half)
+        turn[numbers, half + numbers], turn[half + numbers, numbers] = -1, 1  # (first, second) to (-second, first)
+        self.register_buffer("quarter_turn", turn)
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """``x [T, .., .., D]``, ``angles`` of :class:`Angles`."""
@@ -264,8 +271,30 @@ class Rotary(nn.Module):
         return x * cos + nn.functional.linear(x, self.quarter_turn) * sin
 
 
-def linear(weight: Tensor) -> nn.Linear:
-    """A linear layer without bias that holds ``weight [out, in]``."""
+def integer_weight(codes: Tensor, scales: Tensor, bits: int, *, integer_products: bool = True) -> Tensor:
+    """Weights of a linear layer in 4 or 8 bits.
+
+    Args:
+        codes: int8 ``[out, in]``, around 0.
+        scales: ``[out, groups]``.
+        integer_products: whether activations are rounded to 8 bits too, so that products run in integers.
+    """
+    weight: Tensor = IntxUnpackedToInt8Tensor(
+        qdata=codes,
+        scale=scales.float(),
+        zero_point=torch.zeros_like(scales, dtype=torch.int8),
+        target_dtype={4: torch.int4, 8: torch.int8}[bits],
+        block_size=(1, codes.shape[1] // scales.shape[1]),
+        dtype=torch.float32,
+        activation_quantization="int8_asym_per_token" if integer_products else None,
+    )
+    return weight
+
+
+def linear(weight: Tensor, bias: Float32 | None = None) -> nn.Linear:
+    """A linear layer that holds ``weight [out, in]`` and ``bias [out]``."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(torch.from_numpy(np.array(bias)), requires_grad=False)
     return layer

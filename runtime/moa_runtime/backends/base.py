@@ -116,6 +116,7 @@ class Backend(Protocol):
             when rows before it come. Entries of tokens without a row may depend on all rows in any case.
         heads_first: whether entries should lie in memory as ``[H, capacity, D]``, the cached ones
             first; then a step writes the new ones after them. Otherwise position after position.
+        writer: field of a manifest with the offline writer of the same engine.
     """
 
     top_k: int
@@ -124,6 +125,7 @@ class Backend(Protocol):
     needs_a_row: bool = True
     entries_from_rows: bool = False
     heads_first: bool = False
+    writer: str = "writer"
 
     @property
     def row_shape(self) -> tuple[int, int]:

@@ -17,8 +17,8 @@ from moa_runtime.backends.base import Backend, StepInputs, StepResult, check_thr
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import install_command
 
-# Added to scores of masked positions: far below any score, and a number in half precision too.
-_HIDDEN = np.float32(-1e4)
+#: Added to scores of masked positions: far below any score, and a number in half precision too.
+HIDDEN = np.float32(-1e4)
 
 _pool_is_sized = False
 
@@ -38,6 +38,7 @@ class ExecutorchBackend(Backend):
     """
 
     max_positions: int
+    writer = "executorch_writer"
 
     def __init__(self, graph: Path, *, threads: int = 2, trace: bool = False) -> None:
         self.program = load_program(graph, threads=threads, trace=trace)
@@ -54,23 +55,28 @@ class ExecutorchBackend(Backend):
         """See :meth:`moa_runtime.backends.base.Backend.step`. Raises MoaError if they exceed ``max_positions``."""
         tokens, positions, queries = inputs.tokens, inputs.positions, inputs.queries
         longest = max(len(inputs.self_keys) + len(tokens), len(inputs.memory_keys))
-        if longest > self.max_positions:
-            text = f"{longest} positions are too many: the exported program holds {self.max_positions}"
-            raise MoaError(text, code="context_full")
+        check_room(longest, self.max_positions)
         keys, values = (np.empty((len(tokens), *self.kv_shape), np.float32) for _ in range(2))
         for part in (slice(at, at + self._most_tokens) for at in range(0, len(tokens), self._most_tokens)):
-            keys[part], values[part] = _execute(self._extend, tokens[part], positions[part])
+            keys[part], values[part] = execute(self._extend, tokens[part], positions[part])
         cache = np.concatenate((inputs.self_keys, keys)), np.concatenate((inputs.self_values, values))
         memory = inputs.memory_keys, inputs.memory_values
         top_tokens = np.empty((len(queries), self.top_k), np.int64)
         top_logprobs = np.empty((len(queries), self.top_k), np.float32)
         for part in (slice(at, at + self._most_queries) for at in range(0, len(queries), self._most_queries)):
             asked = queries[part]
-            mask = np.where(inputs.self_mask[asked], np.float32(0), _HIDDEN)
-            top_tokens[part], top_logprobs[part] = _execute(
+            mask = np.where(inputs.self_mask[asked], np.float32(0), HIDDEN)
+            top_tokens[part], top_logprobs[part] = execute(
                 self._draft, tokens[asked], positions[asked], mask, *cache, *memory
             )
         return StepResult(top_tokens, top_logprobs, keys, values)
+
+
+def check_room(positions: int, most: int) -> None:
+    """Raise MoaError for more positions than a program holds."""
+    if positions > most:
+        text = f"{positions} positions are too many: the exported program holds {most}"
+        raise MoaError(text, code="context_full")
 
 
 def load_program(source: Path | bytes, *, threads: int, trace: bool = False) -> Any:
@@ -113,7 +119,14 @@ def _import_executorch() -> tuple[Any, Any]:
         raise MoaError(text, code="missing_package") from error
 
 
-def _execute(method: Any, *arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+def load_method(program: Any, name: str, source: Path) -> Any:
+    """Load a method of a program that came from ``source``; raise MoaError if it has none of this name."""
+    with _sentence_for(source):
+        return program.load_method(name)
+
+
+def execute(method: Any, *arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Run a method of a program."""
     import torch
 
     # torch warns of read-only arrays, though ExecuTorch only reads its inputs.

@@ -66,19 +66,27 @@ def eagle3_backend(graph: Path, *, threads: int = 2) -> Backend:
     return Eagle3Backend(OnnxEagle3Pass(graph, threads=threads))
 
 
-def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:
-    """Return the bundle's writer, which loads when it is first needed; None if it has none. ``threads``: of a step."""
-    writer = bundle.manifest.writer
+def load_writer(bundle: Bundle, backend: Backend | None = None, *, threads: int = 2) -> Backend | None:
+    """Return the bundle's writer, which loads when it is first needed; None if it has none.
+
+    Args:
+        backend: of the device half, if there is one: its engine runs the writer if the bundle has a graph for it,
+            else onnxruntime.
+        threads: of a step.
+    """
+    manifest = bundle.manifest
+    writer = (manifest.writers.get(backend.writer) if backend is not None else None) or manifest.writer
     if writer is None:
         return None
     shapes = {tensor.name: tensor.shape for tensor in (*writer.inputs, *writer.outputs)}
     keys = [shape for name, shape in shapes.items() if name.partition(".")[0] == "self_keys"]
-    heads, in_place = sum(int(shape[1]) for shape in keys), "self_keys" not in shapes
+    most = writer.details.get("most")
     return DeferredBackend(
         lambda: writer_backend(bundle.folder, writer, threads=threads),
         top_k=int(shapes["top_tokens"][1]),
-        kv_shape=(heads, int(keys[0][-1])),
-        heads_first=in_place,
+        kv_shape=(sum(int(shape[1]) for shape in keys), int(keys[0][-1])),
+        heads_first=most is None and "self_keys" not in shapes,
+        max_positions=None if most is None else int(most["S"]),
     )
 
 
@@ -86,8 +94,12 @@ def writer_backend(folder: Path, writer: TargetEntry, *, threads: int = 2) -> Ba
     """Load the graph ``writer`` of the bundle in ``folder``. Older ones have one cache for all layers.
 
     Raises:
-        MoaError: onnxruntime cannot load it.
+        MoaError: its engine cannot load it.
     """
+    if "most" in writer.details:
+        from moa_runtime.backends.executorch_writer import ExecutorchWriter
+
+        return ExecutorchWriter(folder / writer.file, writer, threads=threads)
     if any(tensor.name == "self_keys" for tensor in writer.inputs):
         from moa_runtime.backends.onnx import OnnxBackend
 
@@ -103,11 +115,18 @@ class DeferredBackend(Backend):
     needs_a_row = False
 
     def __init__(
-        self, load: Callable[[], Backend], *, top_k: int, kv_shape: tuple[int, int], heads_first: bool
+        self,
+        load: Callable[[], Backend],
+        *,
+        top_k: int,
+        kv_shape: tuple[int, int],
+        heads_first: bool,
+        max_positions: int | None = None,
     ) -> None:
         self._load = load
         self._loaded: Backend | None = None
         self.top_k, self.kv_shape, self.heads_first = top_k, kv_shape, heads_first
+        self.max_positions = max_positions
 
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`. Raises MoaError if the writer cannot be loaded."""
@@ -124,7 +143,7 @@ class SharedBackend(Backend):
         self._lock = threading.Lock()
         self.top_k, self.kv_shape, self.max_positions = backend.top_k, backend.kv_shape, backend.max_positions
         self.needs_a_row, self.entries_from_rows = backend.needs_a_row, backend.entries_from_rows
-        self.heads_first = backend.heads_first
+        self.heads_first, self.writer = backend.heads_first, backend.writer
 
     @property
     def row_shape(self) -> tuple[int, int]:

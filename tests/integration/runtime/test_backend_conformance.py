@@ -78,13 +78,13 @@ def test_a_graph_that_begins_with_layers_of_the_target_is_refused(tmp_path: Path
 def test_a_shared_backend_has_the_properties_of_its_own() -> None:
     class Other(Backend):
         top_k, kv_shape, max_positions, row_shape = 3, (1, 2), 7, (4, 5)
-        needs_a_row, entries_from_rows, heads_first = False, True, True
+        needs_a_row, entries_from_rows, heads_first, writer = False, True, True, "executorch_writer"
 
         def step(self, inputs: StepInputs) -> StepResult:
             raise NotImplementedError
 
     names = [*Backend.__annotations__, "row_shape"]
-    assert len(names) == 7
+    assert len(names) == 8
     shared = SharedBackend(Other())
     assert [getattr(shared, name) for name in names] == [getattr(Other, name) for name in names]
 
