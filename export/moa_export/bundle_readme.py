@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,22 @@ def _described(name: str, entry: TargetEntry) -> str:
             sides = ", ".join(map(_plain, signature["inputs"])), ", ".join(map(_plain, signature["outputs"]))
             lines += [f"* `{function}`: {sides[0]} -> {sides[1]}"]
     else:
-        lines += [f"* {side}: {_tensors(specs)}" for side, specs in (("in", entry.inputs), ("out", entry.outputs))]
+        order = ", in this order" if entry.file.endswith(".pte") else ""
+        sides = ("in", entry.inputs), ("out", entry.outputs)
+        lines += [f"* {side}{order}: {_tensors(specs)}" for side, specs in sides]
     if entry.states:
         lines.append(f"* states: {_tensors(entry.states)}")
     return lines[0] + "\n\n" + "\n".join(lines[1:])
 
 
 def _tensors(specs: tuple[TensorSpec, ...]) -> str:
-    """Name the tensors; of those that each layer has, the first layer's."""
+    """Name the tensors in their order; of those that each layer has, the first layer's."""
+    runs = [list(run) for _, run in groupby(specs, key=lambda spec: spec.name.removesuffix(_layer(spec.name)))]
+    if len(runs) < len(specs):  # all keys, then all values
+        ends = [f" to `{run[-1].name}`" if len(run) > 1 else "" for run in runs]
+        return ", ".join(_plain(vars(run[0])) + end for run, end in zip(runs, ends, strict=True))
     shown = [spec for spec in specs if _layer(spec.name) in ("", "0")]
-    text = ", ".join(_plain({"name": spec.name, "dtype": spec.dtype, "shape": spec.shape}) for spec in shown)
+    text = ", ".join(_plain(vars(spec)) for spec in shown)
     layers = {_layer(spec.name) for spec in specs} - {""}
     return f"{text}, and so on for {len(layers)} layers" if layers else text
 

@@ -150,9 +150,14 @@ class Driver:
     async def _draft(self, draft: Draft) -> None:
         began = time.monotonic()
         with self._timeline.measure("draft", "draft", position=len(draft.prefix), origin=draft.origin.value):
-            tree = await asyncio.get_running_loop().run_in_executor(
-                self._thread, draft.by.propose, draft.prefix, draft.budget, draft.sampling
-            )
+            try:
+                tree = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, draft.by.propose, draft.prefix, draft.budget, draft.sampling
+                )
+            except Exception as error:
+                if not self._loop.failed(draft, str(error) if isinstance(error, MoaError) else repr(error)):
+                    raise
+                return
         now = time.monotonic()
         self._loop.drafted(draft, tree, now - began, now)
 

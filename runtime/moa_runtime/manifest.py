@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -86,6 +86,26 @@ class TargetEntry:
     states: tuple[TensorSpec, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     checks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def top_k(self) -> int:
+        """Candidates that a writer's step gives. Raises ValueError if its outputs do not tell."""
+        shapes = [spec.shape for spec in self.outputs if spec.name == "top_tokens"]
+        return _size(shapes[0], 1) if shapes else _size((), 0)
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """Key-value heads of all layers of a writer together, and numbers of a head. Raises ValueError if its inputs do
+        not tell."""
+        shapes = [spec.shape for spec in self.inputs if spec.name.partition(".")[0] == "self_keys"]
+        return sum(_size(shape, 1) for shape in shapes), _size(shapes[0] if shapes else (), -1)
+
+
+def _size(shape: Sequence[Any], axis: int) -> int:
+    """Return a fixed size of a tensor; raise ValueError if it has none."""
+    if len(shape) < 2 or not checked_count(shape[axis]):
+        raise ValueError(f"a tensor of shape {shape} has no fixed size {axis}")
+    return int(shape[axis])
 
 
 @dataclass(frozen=True)
@@ -245,6 +265,21 @@ def _writer(raw: dict[str, Any]) -> TargetEntry:
     return entry
 
 
+def _own_writer(raw: dict[str, Any]) -> TargetEntry:
+    """Read a writer that the Python runtime runs."""
+    entry = _writer(raw)
+    _ = entry.top_k, entry.kv_shape  # raise ValueError
+    return entry
+
+
+def _executorch_writer(raw: dict[str, Any]) -> TargetEntry:
+    entry = _own_writer(raw)
+    most, window = entry.details["most"], entry.details["window"]
+    if not all(checked_count(most[size]) for size in "TQS") or (window is not None and not checked_count(window)):
+        raise ValueError(f"{most} and {window} are no bounds")
+    return entry
+
+
 def _checked_name(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or set(name) & {"\\", ":"} or name in ("", MANIFEST_FILE):
@@ -267,6 +302,8 @@ _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "tools": _texts,
     "targets": lambda raw: {name: _target(entry) for name, entry in raw.items()},
     **dict.fromkeys(_WRITERS, _writer),
+    "writer": _own_writer,
+    "executorch_writer": _executorch_writer,
     "manners": lambda raw: StoppingRule(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"])),
     "sampling": RecommendedSampling.from_json,
     "architecture": _text,

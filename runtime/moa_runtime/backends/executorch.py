@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from moa_runtime.optional_deps import install_command
 
 #: Added to scores of masked positions: far below any score, and a number in half precision too.
 HIDDEN = np.float32(-1e4)
+
+#: Bytes 4 to 8 of a program.
+_IDENTIFIER = re.compile(rb"ET\d\d")
 
 _pool_is_sized = False
 
@@ -94,10 +98,18 @@ def load_program(source: Path | bytes, *, threads: int, trace: bool = False) -> 
     check_threads(threads)
     runtime, library = _import_executorch()
     with _sentence_for(source if isinstance(source, Path) else "the program"):
+        content = source[:8] if isinstance(source, bytes) else _beginning(source)
+        if not _IDENTIFIER.fullmatch(content[4:8]):  # ExecuTorch ends the process if it cannot print what stands there
+            raise ValueError("it is no ExecuTorch program")
         if not _pool_is_sized:  # resizing destroys the pool of loaded programs
             library._unsafe_reset_threadpool(threads)  # the wheel offers no other way
             _pool_is_sized = True
         return runtime.load_program(source, enable_etdump=trace)
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(8)
 
 
 def registered_delegates() -> list[str]:
@@ -122,16 +134,22 @@ def _import_executorch() -> tuple[Any, Any]:
 def load_method(program: Any, name: str, source: Path) -> Any:
     """Load a method of a program that came from ``source``; raise MoaError if it has none of this name."""
     with _sentence_for(source):
+        if name not in program.method_names:
+            raise ValueError(f"it has no method {name}")
         return program.load_method(name)
 
 
 def execute(method: Any, *arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Run a method of a program."""
+    """Run a method of a program. Raises MoaError if it does not take these inputs."""
     import torch
 
     # torch warns of read-only arrays, though ExecuTorch only reads its inputs.
     inputs = [torch.from_numpy(np.require(array, requirements=("C", "W"))) for array in arrays]
-    return tuple(output.numpy() for output in method.execute(inputs))
+    try:
+        return tuple(output.numpy() for output in method.execute(inputs))
+    except Exception as error:  # of no common class
+        text = f"executorch cannot run the bundle's program ({error}): export the bundle again"
+        raise MoaError(text, code="cannot_run") from error
 
 
 @contextlib.contextmanager
@@ -142,7 +160,8 @@ def _sentence_for(source: object) -> Iterator[None]:
             yield
         except Exception as error:
             reason = "; ".join(filter(None, (str(error), last_line())))
-            raise MoaError(f"executorch cannot load {source} as a device half: {reason}", code="cannot_load") from error
+            text = f"executorch cannot load {source}: {reason}: export the bundle again"
+            raise MoaError(text, code="cannot_load") from error
 
 
 @contextlib.contextmanager

@@ -78,15 +78,13 @@ def load_writer(bundle: Bundle, backend: Backend | None = None, *, threads: int 
     writer = (manifest.writers.get(backend.writer) if backend is not None else None) or manifest.writer
     if writer is None:
         return None
-    shapes = {tensor.name: tensor.shape for tensor in (*writer.inputs, *writer.outputs)}
-    keys = [shape for name, shape in shapes.items() if name.partition(".")[0] == "self_keys"]
-    most = writer.details.get("most")
+    most, context = writer.details.get("most"), int(writer.details["max_context"])
     return DeferredBackend(
         lambda: writer_backend(bundle.folder, writer, threads=threads),
-        top_k=int(shapes["top_tokens"][1]),
-        kv_shape=(sum(int(shape[1]) for shape in keys), int(keys[0][-1])),
-        heads_first=most is None and "self_keys" not in shapes,
-        max_positions=None if most is None else int(most["S"]),
+        top_k=writer.top_k,
+        kv_shape=writer.kv_shape,
+        heads_first=most is None and all(tensor.name != "self_keys" for tensor in writer.inputs),
+        max_positions=context if most is None else min(context, int(most["S"])),
     )
 
 
@@ -121,7 +119,7 @@ class DeferredBackend(Backend):
         top_k: int,
         kv_shape: tuple[int, int],
         heads_first: bool,
-        max_positions: int | None = None,
+        max_positions: int,
     ) -> None:
         self._load = load
         self._loaded: Backend | None = None

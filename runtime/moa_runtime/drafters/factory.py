@@ -72,10 +72,9 @@ def drafter_for(
 
 
 def writer_for(manifest: Manifest, backend: Backend) -> MoaDrafter:
-    """Return the offline writer of one conversation; several may share the ``backend``, a bundle's writer.
+    """Return the offline writer of one conversation; several may share the ``backend``, see
+    :func:`moa_runtime.backends.load.load_writer`.
 
     Its cache follows the conversation only when text is requested.
     """
-    assert manifest.writer is not None
-    most = min(manifest.max_context, int(manifest.writer.details["max_context"]))
-    return MoaDrafter(backend, max_context=most, stop_tokens=manifest.stop_tokens)
+    return MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens)

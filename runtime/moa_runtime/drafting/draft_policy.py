@@ -118,6 +118,13 @@ class DraftPolicy:
         self._settings, self._timeouts, self._in_flight = settings, timeouts, in_flight
         self._selection, self._unsolicited = selection, unsolicited
 
+    def lose_writer(self, failed: Drafter) -> bool:
+        """Do without the offline writer from now on if it has failed; return whether it has."""
+        lost = failed is self._writer
+        if lost:
+            self._writer = None
+        return lost
+
     @property
     def round_due(self) -> bool:
         """Whether the target waits for a draft."""

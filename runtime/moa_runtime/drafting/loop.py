@@ -312,6 +312,15 @@ class DraftingLoop:
             self._paused = None
         self._tell(Drafted(seconds))
 
+    def failed(self, draft: Draft, why: str) -> bool:
+        """Take that ``draft`` could not be made; return whether the loop goes on. It does without an offline writer,
+        as if the bundle had none; not without its drafter."""
+        if not self._policy.lose_writer(draft.by):
+            return False
+        self._paused = None
+        self._set_link(self.link.status, f"the offline writer failed: {why}", self.link.retry_in_s, late=self.link.late)
+        return True
+
     # -- frames of the server ----------------------------------------------------------------------
 
     def _take_welcome(self, welcome: Welcomed) -> None:

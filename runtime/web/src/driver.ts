@@ -6,8 +6,9 @@ import type { DraftingLoop } from "./drafting/loop.js";
 import { USUAL_CONDITIONS, type Conditions } from "./drafting/settings.js";
 import { Ending } from "./ending.js";
 import type { Endpoint } from "./endpoint.js";
-import { ConnectError } from "./errors.js";
+import { ConnectError, MoaError } from "./errors.js";
 import type { Host } from "./host.js";
+import type { DraftTree } from "./session/tree.js";
 import { Transport } from "./transport.js";
 
 /** Faults after which connecting again would only repeat them. */
@@ -159,9 +160,15 @@ export class Driver {
 
   private async draft(draft: Draft): Promise<void> {
     const began = this.host.now();
-    const proposed = draft.by.propose(draft.prefix, draft.budget, draft.sampling);
-    if (!(await this.closing.before(Promise.resolve(proposed)))) return;
-    const tree = await proposed;
+    let tree: DraftTree;
+    try {
+      const proposed = draft.by.propose(draft.prefix, draft.budget, draft.sampling);
+      if (!(await this.closing.before(Promise.resolve(proposed)))) return;
+      tree = await proposed;
+    } catch (error) {
+      if (!this.loop.failed(draft, error instanceof MoaError ? error.message : String(error))) throw error;
+      return;
+    }
     const now = this.host.now();
     await this.host.turn(); // awaiting a promise alone does not let other events run
     if (!this.closing.ended) this.loop.drafted(draft, tree, now - began);

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { sessionIdFor, stateFromJson } from "../src/chat_store.js";
-import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau, wasted, wire } from "../src/index.js";
+import { Chat, ChatError, ConnectError, EngineError, GREEDY, MoaError, NgramDrafter, StoreError, tau, wasted, wire } from "../src/index.js";
 import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter, LoopEvent } from "../src/index.js";
 import { ChatWorld, MemoryChatStore, bundle, own, tokenizer } from "./chatting.js";
 import { FakeHost } from "./fake_host.js";
@@ -493,6 +493,22 @@ chat("one answer at a time", async (world) => {
     assert.ok(!(await waiting).some(({ event }) => event === "AnswerFinished"));
   }
   assert.deepEqual(talk.messages, turns);
+});
+
+chat("a writer that fails leaves the answer to drafter and server", async (world) => {
+  const broken: Drafter = { ...PARROT, propose: () => Promise.reject(new EngineError("no such graph")) };
+  const talk = await world.begin({ drafter: PARROT, writer: broken });
+  let away: Promise<void> | undefined;
+  let back: Promise<void> | undefined;
+  const seen = await world.follow(talk.send(QUESTION, { maxNewTokens: 60 }), (event) => {
+    if (event.event === "AnswerUpdate" && event.tokens.length >= 4) away ??= talk.workOffline(true);
+    if (offline(event) >= 8) back ??= talk.workOffline(false);
+    return event.event === "AnswerFinished";
+  });
+  await Promise.all([away, back]);
+  const told = seen.filter((event) => event.event === "LinkChanged" && event.detail === "the offline writer failed: no such graph");
+  assert.equal(told.length, 1);
+  assert.deepEqual(ids(finished(seen)), own(talk.promptTokens, 60));
 });
 
 chat("a drafter that fails ends the chat with its error", async (world) => {

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_decoder.rounded_weights import RoundedWeights
 from moa_drafter.target import load_target
 from moa_drafter.target_folder import weights_of
 from moa_drafter.target_source import DEFAULT_TARGET
+from moa_export.bundle_readme import _described
 from moa_export.cli import main
 from moa_export.errors import ExportError
 from moa_export.graph_files import usual_bits, write_web_writer
 from moa_export.recipe import Recipe
 from moa_export.targets.base import TargetOptions
-from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.backends.base import StepResult
+from moa_runtime.backends.executorch_writer import ExecutorchWriter
 from moa_runtime.backends.load import load_backend, load_writer, writer_backend
 from moa_runtime.bundle import Bundle, write_manifest
-from moa_runtime.manifest import TargetEntry, read_manifest
+from moa_runtime.manifest import MANIFEST_FILE, BundleError, TargetEntry, read_manifest
 from support.export.rounded import model_of_integer_products
+from support.export.writers import CAPPED, TEXT, compare, described, stepped, write_alike, written_by
 from support.late import Late
 from support.refusals import refused
 from support.tiny import make_tiny_bundle
 
 executorch, program = Late("moa_export.targets.executorch"), Late("moa_export.targets.executorch_writer")
-TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
-#: As families beside Llama have them.
-CAPPED = {"attention_cap": 20.0, "residual_scale": 0.5, "activation": "gelu_tanh", "attention_scale": 0.2}
 Written = tuple[RoundedWeights, Path, TargetEntry]
-
-
-def described(folder: Path, bits: int, *, windows: tuple[int | None, ...] = (None,), **otherwise) -> RoundedWeights:
-    """Weights of another description, if some of it is given; ``windows`` of the layers in turn."""
-    weights = CheckpointWeights(folder)
-    layers = [
-        replace(layer, window=windows[at % len(windows)], **otherwise) for at, layer in enumerate(weights.spec.layers)
-    ]
-    more = {"embedding_scale": 2.0, "logits_scale": 0.5, "logits_cap": 30.0} if otherwise else {}
-    weights._spec = replace(weights.spec, layers=tuple(layers), **more)
-    return RoundedWeights(weights, bits)
 
 
 def written(weights: RoundedWeights, folder: Path) -> Written:
@@ -59,68 +46,32 @@ def four_bits(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Wr
     return written(described(tiny_target, 4), tmp_path_factory.mktemp("writer"))
 
 
-def stepped(backend: Backend, text=TEXT, asked=1, cache=None) -> StepResult:
-    empty = np.zeros((0, *backend.kv_shape), np.float32)
-    return backend.step(StepInputs.chain(text, cache or (empty, empty), (empty, empty), asked=asked))
-
-
-def written_by(backend: Backend) -> Callable[[Sequence[int]], int]:
-    """Return a function of a text that grows: its likeliest next token."""
-    cache = tuple(np.zeros((0, *backend.kv_shape), np.float32) for _ in range(2))
-
-    def follows(text: Sequence[int]) -> int:
-        nonlocal cache
-        step = stepped(backend, text[len(cache[0]) :], cache=cache)
-        cache = np.concatenate((cache[0], step.keys)), np.concatenate((cache[1], step.values))
-        return int(step.top_tokens[0, 0])
-
-    return follows
-
-
-@torch.no_grad()
-def best_two(model: Any, text: Sequence[int]) -> tuple[int, float]:
-    """The model's likeliest next token, and by how much its logit is the largest."""
-    best = model(torch.tensor([text])).logits[0, -1].topk(2)
-    return int(best.indices[0]), float(best.values[0] - best.values[1])
-
-
-def compare(weights: RoundedWeights, folder: Path, entry: TargetEntry) -> None:
-    """Compare a program with a graph that multiplies floats."""
+def compared(weights: RoundedWeights, folder: Path, entry: TargetEntry) -> StepResult:
+    """Compare a program, which rounds activations to 8 bits, with a graph that multiplies floats."""
     ours = writer_backend(folder, entry, threads=1)
     theirs = writer_backend(folder, write_web_writer(weights, folder), threads=1)
-    got, wanted = stepped(ours, asked=len(TEXT)), stepped(theirs, asked=len(TEXT))
-    assert ours.kv_shape == theirs.kv_shape and ours.top_k == theirs.top_k and not ours.needs_a_row
-    # Activations are rounded to 8 bits.
-    assert np.abs(got.top_logprobs - wanted.top_logprobs).mean() < 0.05
-    assert np.abs(got.keys - wanted.keys).mean() < 0.03 * np.abs(wanted.keys).mean()
-    assert np.abs(got.values - wanted.values).mean() < 0.05 * np.abs(wanted.values).mean()
-    last = stepped(ours, TEXT[-1:], cache=(got.keys[:-1], got.values[:-1]))
-    assert np.allclose(last.top_logprobs[0], got.top_logprobs[-1], atol=1e-2)
     assert stepped(ours, [(7 * n) % 500 for n in range(300)]).top_tokens.shape == (1, ours.top_k)  # in parts
-    with refused("context_full"):
-        stepped(ours, [5] * 3000)
+    return compare(ours, theirs, logprobs=0.05, keys=0.03, values=0.05)
 
 
 def test_the_program_computes_what_its_rounded_weights_do(target, four_bits):
     weights, folder, entry = four_bits
-    compare(weights, folder, entry)
+    step = compared(weights, folder, entry)
     model, backend = model_of_integer_products(target, weights), writer_backend(folder, entry)
     values: list[np.ndarray] = []
     model.model.layers[0].self_attn.v_proj.register_forward_hook(lambda *given: values.append(given[2][0].numpy()))
-    step, follows, text = stepped(backend), written_by(backend), TEXT
-    for _ in range(64):
-        best, lead = best_two(model, text)
-        # A random model has near ties, which an activation that is rounded otherwise may decide.
-        assert follows(text) == best or lead < 0.15
-        text = [*text, best]
-    size = values[0].shape[1] // backend.kv_shape[1]
-    errors = np.abs(step.values[:, :size].reshape(len(TEXT), -1) - values[0])
+    with torch.no_grad():
+        model(torch.tensor([TEXT]))
+    expected = values[0]
+    write_alike(backend, model, tie=0.15)
+    size = expected.shape[1] // backend.kv_shape[1]
+    errors = np.abs(step.values[:, :size].reshape(len(TEXT), -1) - expected)
     assert np.median(errors) < 1e-5  # the rest is activations that lie between two levels
 
 
 @pytest.mark.slow
 def test_another_family_in_eight_bits_computes_its_description(tiny_target, tmp_path):
-    compare(*written(described(tiny_target, 8, windows=(None, 4), **CAPPED), tmp_path))
+    compared(*written(described(tiny_target, 8, windows=(None, 4), **CAPPED), tmp_path))
 
 
 def test_the_engine_of_the_drafter_runs_the_writer(four_bits, writing_bundle, tmp_path):
@@ -134,6 +85,51 @@ def test_the_engine_of_the_drafter_runs_the_writer(four_bits, writing_bundle, tm
     assert (ours.kv_shape, ours.top_k, ours.max_positions) == (direct.kv_shape, direct.top_k, direct.max_positions)
     assert not ours.heads_first and load_writer(bundle).heads_first  # onnxruntime's
     np.testing.assert_array_equal(stepped(ours).top_tokens, stepped(direct).top_tokens)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"details": {"most": {"T": 0, "Q": 16, "S": 2048}}},
+        {"details": {"most": {"T": 256, "Q": 16}}},
+        {"details": {"most": None}},
+        {"details": {"window": "4"}},
+        {"inputs": []},
+        {"outputs": []},
+    ],
+    ids=str,
+)
+def test_a_malformed_entry_is_refused_when_the_bundle_is_opened(four_bits, writing_bundle, tmp_path, change):
+    _, folder, entry = four_bits
+    shutil.copytree(writing_bundle, tmp_path / "bundle")
+    shutil.copy(folder / entry.file, tmp_path / "bundle")
+    write_manifest(tmp_path / "bundle", replace(read_manifest(writing_bundle), executorch_writer=entry))
+    path = tmp_path / "bundle" / MANIFEST_FILE
+    raw = json.loads(path.read_text())
+    writer = raw["executorch_writer"]
+    changed = writer | change | {"details": writer["details"] | change.get("details", {})}
+    path.write_text(json.dumps(raw | {"executorch_writer": changed}))
+    with refused("damaged", BundleError):
+        read_manifest(tmp_path / "bundle")
+
+
+def test_other_files_and_other_inputs_are_refused_in_a_sentence(four_bits, tmp_path):
+    _, folder, entry = four_bits
+    for content in (bytes(range(256)) * 400, b"", (folder / entry.file).read_bytes()[:1000]):
+        (tmp_path / entry.file).write_bytes(content)
+        with refused("cannot_load"):
+            writer_backend(tmp_path, entry)
+    fewer = replace(entry, inputs=entry.inputs[:-1])
+    with refused("cannot_run"):
+        stepped(ExecutorchWriter(folder / entry.file, replace(fewer, details=entry.details | {"window": 4})))
+
+
+def test_a_readme_names_the_inputs_in_their_order(four_bits):
+    *_, entry = four_bits
+    text = _described("executorch_writer", entry)
+    keys, values = (f"`self_{name}.0` float32 [S, " for name in ("keys", "values"))
+    assert text.index("in, in this order: `tokens`") < text.index(keys) < text.index(values)
+    assert f"to `self_keys.{len(entry.outputs) // 2 - 2}`, `self_values.0`" in text
 
 
 @pytest.mark.slow

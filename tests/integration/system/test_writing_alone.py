@@ -11,7 +11,7 @@ import pytest
 
 from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.chat import Chat
-from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Paused, PauseReason
 from moa_runtime.manifest import read_manifest
 from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
@@ -60,6 +60,21 @@ async def test_the_writer_may_be_switched_off(verifier: Verifier, bundle: Bundle
     async with chatting(bundle, endpoint(verifier), settings=replace(QUICK, offline=offline)) as chat:
         count, why, answer = await alone(chat)
     assert (count, why) == (0, reason) and len(answer.tokens) > 0
+
+
+async def test_a_writer_that_fails_leaves_the_answer_to_drafter_and_verifier(
+    verifier: Verifier, writing_bundle: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(writing_bundle, tmp_path / "bundle")
+    bundle = Bundle.open(folder)
+    (folder / "writer.onnx").write_bytes(b"damaged after the bundle was opened")
+    async with chatting(bundle, endpoint(verifier)) as chat:
+        answer, seen = await ask_and_leave(chat, count=32, after=6)
+        told = [event.detail for event in seen if isinstance(event, LinkChanged) and "writer" in event.detail]
+        assert len(told) == 1 and told[0].startswith("the offline writer failed: ") and "writer.onnx" in told[0]
+        assert ids(answer) == own_decoding(verifier, chat, answer, 32, Sampling())
+        count, why, answer = await alone(chat)
+        assert (count, why) == (0, PauseReason.UNPREPARED) and len(answer.tokens) > 0
 
 
 @pytest.mark.parametrize(

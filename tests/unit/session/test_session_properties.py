@@ -3,7 +3,7 @@
 The toy target chooses by the whole prefix, as the real one does greedily or with a generator keyed by the position:
 text that is decided again after a rewind is the same.
 
-``MOA_EXAMPLES=20000`` in the environment has as many schedules tried.
+``MOA_EXAMPLES=20000`` in the environment has as many schedules tried (with ``--timeout 0 -o faulthandler_timeout=0``).
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ class LossyMachine(InvariantMachine):
         tree, before = self.pair.tree(branches, by_level), len(client.committed)
         # Where the server went on unheard it is further, and answers from there, without a pass.
         reached = len(self.pair.server.session.committed)
-        right = right_tokens(client, tree.tokens[:most], tree.parents[:most])
+        fits = min(most, LIMITS.max_context - before)  # the server leaves out what the context has no room for
+        right = right_tokens(client, tree.tokens[:fits], tree.parents[:fits])
         if not client.limits.trees:
-            right = right_tokens(client, client.tentative[:most], chain(len(client.tentative[:most])))
+            right = right_tokens(client, client.tentative[:fits], chain(len(client.tentative[:fits])))
         proposed = client.propose(most, tree=tree if branches else None)
         self.pair.settle()
         if proposed and self.policy is Policy.ROLLBACK:

@@ -119,7 +119,7 @@ export class DraftPolicy<D extends Drafter> {
   constructor(
     private readonly session: ClientSession,
     private readonly drafter: D | undefined,
-    private readonly writer: D | undefined,
+    private writer: D | undefined,
     private readonly controller: Controller,
     private readonly settings: LoopSettings,
     private readonly timeouts: Timeouts,
@@ -128,6 +128,13 @@ export class DraftPolicy<D extends Drafter> {
     private readonly unsolicited: UnsolicitedDrafts,
   ) {
     this.offline = settings.offline;
+  }
+
+  /** Do without the offline writer from now on if it has failed; return whether it has. */
+  loseWriter(failed: D): boolean {
+    const lost = failed === this.writer;
+    if (lost) this.writer = undefined;
+    return lost;
   }
 
   /** Whether the target waits for a draft. */

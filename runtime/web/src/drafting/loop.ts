@@ -301,6 +301,18 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     this.tell({ event: "Drafted", seconds, unsolicited: 0 });
   }
 
+  /**
+   * Take that `draft` could not be made; return whether the loop goes on. It does without an offline writer, as if the bundle
+   * had none; not without its drafter.
+   */
+  failed(draft: Draft<D>, why: string): boolean {
+    if (!this.draftPolicy.loseWriter(draft.by)) return false;
+    this.paused = undefined;
+    const { status, retryInS, late } = this.link;
+    this.setLink(status, `the offline writer failed: ${why}`, retryInS, late);
+    return true;
+  }
+
   // -- frames of the server --------------------------------------------------------------------
 
   private takeWelcome(): void {
