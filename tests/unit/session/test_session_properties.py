@@ -251,6 +251,7 @@ class LossyMachine(InvariantMachine):
     def crash_and_restore(self) -> None:
         """The client's process is killed; the next one restores an older snapshot."""
         snapshot, self.known, events = self.saved
+        self.saved = None  # once: the next process replaces it before its Hello, so no third one skips as many epochs
         del self.pair.events[events:]
         self.pair.reopen(json.loads(snapshot))
         self.server_forgot = True  # what it has may be of another text
