@@ -19,7 +19,7 @@ from moa_chat.server_bundle import bundle_for_server
 from moa_runtime import bundle_download
 from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.bundle_download import BUNDLES_PATH, DownloadError, best_offer, fetch_bundle, kept_bundle, offers
-from moa_runtime.manifest import TargetEntry, read_manifest
+from moa_runtime.manifest import TargetEntry, TensorSpec, read_manifest
 from moa_runtime.options import DRAFTERS, DrafterName
 from moa_runtime.transport import Endpoint
 from moa_server import offered_bundles
@@ -73,7 +73,8 @@ def test_a_device_fetches_what_it_needs_once(verifier: Verifier, folder: Path) -
 
 def test_programs_that_need_more_or_less_of_a_bundle_share_it(verifier: Verifier, folder: Path) -> None:
     (folder / "writer.onnx").write_bytes(b"w" * BYTES)
-    writer = TargetEntry("writer.onnx", BYTES, (), (), details={"model": "toy", "bits": 4, "max_context": 1000})
+    tensors = (TensorSpec("self_keys.0", "float32", (1, 2, "C", 8)),), (TensorSpec("top_tokens", "int64", ("Q", 4)),)
+    writer = TargetEntry("writer.onnx", BYTES, *tensors, details={"model": "toy", "bits": 4, "max_context": 1000})
     write_manifest(folder, dataclasses.replace(read_manifest(folder), writer=writer))
     verifier.parts.website._files = (found := OfferedBundles.of([folder], PRINTS)).files
 
