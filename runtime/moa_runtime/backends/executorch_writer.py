@@ -28,11 +28,9 @@ class ExecutorchWriter(Backend):
 
     def __init__(self, graph: Path, entry: TargetEntry, *, threads: int = 2) -> None:
         self._method = load_method(load_program(graph, threads=threads), "step", graph)
-        caches = [spec for spec in entry.inputs if spec.name.startswith("self_keys.")]
         #: Heads of each layer.
-        self._heads = [int(spec.shape[1]) for spec in caches]
-        self.kv_shape = sum(self._heads), int(caches[0].shape[2])
-        self.top_k = int(entry.outputs[0].shape[1])
+        self._heads = [int(spec.shape[1]) for spec in entry.inputs if spec.name.startswith("self_keys.")]
+        self.kv_shape, self.top_k = entry.kv_shape, entry.top_k
         most = entry.details["most"]
         self._most_tokens, self._most_queries, self.max_positions = int(most["T"]), int(most["Q"]), int(most["S"])
         self._window: int | None = entry.details["window"]

@@ -7,19 +7,16 @@ from pathlib import Path
 import pytest
 
 from moa_decoder.rounded_weights import RoundedWeights
-from moa_export.cli import main
 from moa_export.errors import ExportError
 from moa_export.graph_files import write_web_writer
 from moa_export.recipe import Recipe
 from moa_export.targets.base import TargetOptions
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import writer_backend
-from moa_runtime.bundle import Bundle
 from support.export.rounded import rounded_model
-from support.export.writers import CAPPED, compare, described, stepped, write_alike
+from support.export.writers import CAPPED, compare, described, make_proved_bundle, stepped, write_alike
 from support.late import Late
 from support.refusals import refused
-from support.tiny import make_tiny_bundle
 
 coreml = Late("moa_export.targets.coreml")
 OPTIONS = TargetOptions(context=128)
@@ -45,14 +42,7 @@ def test_the_program_computes_what_its_rounded_weights_do(target, tiny_target, t
 
 @pytest.mark.slow
 def test_a_bundle_has_a_proved_writer(tiny_target, tiny_drafter, tmp_path, capsys):
-    make_tiny_bundle(tmp_path / "bundle", tiny_target, tiny_drafter, "target", targets=("coreml",))
-    bundle = Bundle.open(tmp_path / "bundle")
-    assert list(bundle.manifest.writers) == ["writer", "coreml_writer"]
-    for entry in bundle.manifest.writers.values():
-        assert entry.checks["perplexity"]["status"] == "passed" and entry.details["bits"] == 8
-        assert f"`{entry.file}`" in (bundle.folder / "README.md").read_text()
-    words = ["verify", bundle.folder, "--model", tiny_target, "--drafter", tiny_drafter, "--quiet"]
-    assert main([*map(str, words)]) == 0 and "coreml writer" in capsys.readouterr().out
+    make_proved_bundle(tmp_path / "bundle", tiny_target, tiny_drafter, "coreml", capsys)
 
 
 def test_the_same_weights_give_the_same_package(tiny_target, tmp_path):

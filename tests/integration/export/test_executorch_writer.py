@@ -17,7 +17,6 @@ from moa_drafter.target import load_target
 from moa_drafter.target_folder import weights_of
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.bundle_readme import _described
-from moa_export.cli import main
 from moa_export.errors import ExportError
 from moa_export.graph_files import usual_bits, write_web_writer
 from moa_export.recipe import Recipe
@@ -28,10 +27,18 @@ from moa_runtime.backends.load import load_backend, load_writer, writer_backend
 from moa_runtime.bundle import Bundle, write_manifest
 from moa_runtime.manifest import MANIFEST_FILE, BundleError, TargetEntry, read_manifest
 from support.export.rounded import model_of_integer_products
-from support.export.writers import CAPPED, TEXT, compare, described, stepped, write_alike, written_by
+from support.export.writers import (
+    CAPPED,
+    TEXT,
+    compare,
+    described,
+    make_proved_bundle,
+    stepped,
+    write_alike,
+    written_by,
+)
 from support.late import Late
 from support.refusals import refused
-from support.tiny import make_tiny_bundle
 
 executorch, program = Late("moa_export.targets.executorch"), Late("moa_export.targets.executorch_writer")
 Written = tuple[RoundedWeights, Path, TargetEntry]
@@ -74,11 +81,17 @@ def test_another_family_in_eight_bits_computes_its_description(tiny_target, tmp_
     compared(*written(described(tiny_target, 8, windows=(None, 4), **CAPPED), tmp_path))
 
 
+def bundle_with_writer(made: Written, plain: Path, path: Path) -> None:
+    """Copy a bundle without the program, and add it."""
+    _, folder, entry = made
+    shutil.copytree(plain, path)
+    shutil.copy(folder / entry.file, path)
+    write_manifest(path, replace(read_manifest(plain), executorch_writer=entry))
+
+
 def test_the_engine_of_the_drafter_runs_the_writer(four_bits, writing_bundle, tmp_path):
     _, folder, entry = four_bits
-    shutil.copytree(writing_bundle, tmp_path / "bundle")
-    shutil.copy(folder / entry.file, tmp_path / "bundle")
-    write_manifest(tmp_path / "bundle", replace(read_manifest(writing_bundle), executorch_writer=entry))
+    bundle_with_writer(four_bits, writing_bundle, tmp_path / "bundle")
     bundle = Bundle.open(tmp_path / "bundle")
     ours = load_writer(bundle, SimpleNamespace(writer="executorch_writer"))
     direct = writer_backend(folder, entry)
@@ -100,10 +113,7 @@ def test_the_engine_of_the_drafter_runs_the_writer(four_bits, writing_bundle, tm
     ids=str,
 )
 def test_a_malformed_entry_is_refused_when_the_bundle_is_opened(four_bits, writing_bundle, tmp_path, change):
-    _, folder, entry = four_bits
-    shutil.copytree(writing_bundle, tmp_path / "bundle")
-    shutil.copy(folder / entry.file, tmp_path / "bundle")
-    write_manifest(tmp_path / "bundle", replace(read_manifest(writing_bundle), executorch_writer=entry))
+    bundle_with_writer(four_bits, writing_bundle, tmp_path / "bundle")
     path = tmp_path / "bundle" / MANIFEST_FILE
     raw = json.loads(path.read_text())
     writer = raw["executorch_writer"]
@@ -134,15 +144,8 @@ def test_a_readme_names_the_inputs_in_their_order(four_bits):
 
 @pytest.mark.slow
 def test_a_bundle_has_a_proved_writer(tiny_target, tiny_drafter, tmp_path, capsys):
-    make_tiny_bundle(tmp_path / "bundle", tiny_target, tiny_drafter, "target", targets=("executorch",))
-    bundle = Bundle.open(tmp_path / "bundle")
-    assert list(bundle.manifest.writers) == ["writer", "executorch_writer"]
-    for entry in bundle.manifest.writers.values():
-        assert entry.checks["perplexity"]["status"] == "passed" and entry.details["bits"] == 8
-        assert f"`{entry.file}`" in (bundle.folder / "README.md").read_text()
+    bundle = make_proved_bundle(tmp_path / "bundle", tiny_target, tiny_drafter, "executorch", capsys)
     assert not load_writer(bundle, load_backend(bundle, "executorch")).heads_first
-    words = ["verify", bundle.folder, "--model", tiny_target, "--drafter", tiny_drafter, "--quiet"]
-    assert main([*map(str, words)]) == 0 and "executorch writer" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from moa_decoder.checkpoint_weights import CheckpointWeights
 from moa_decoder.rounded_weights import RoundedWeights
+from moa_export.cli import main
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.bundle import Bundle
 from support.refusals import refused
+from support.tiny import make_tiny_bundle
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
 #: Of a layer, as families beside Llama have it.
@@ -88,3 +92,18 @@ def compare(ours: Backend, theirs: Backend, *, logprobs: float, keys: float, val
     with refused("context_full"):
         stepped(ours, [5] * 3000)
     return got
+
+
+def make_proved_bundle(
+    path: Path, target: Path, drafter: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> Bundle:
+    """Make a bundle of an export target, whose writers are proved, described and can be verified again."""
+    make_tiny_bundle(path, target, drafter, "target", targets=(kind,))
+    bundle = Bundle.open(path)
+    assert list(bundle.manifest.writers) == ["writer", f"{kind}_writer"]
+    for entry in bundle.manifest.writers.values():
+        assert entry.checks["perplexity"]["status"] == "passed" and entry.details["bits"] == 8
+        assert f"`{entry.file}`" in (bundle.folder / "README.md").read_text()
+    words = ["verify", bundle.folder, "--model", target, "--drafter", drafter, "--quiet"]
+    assert main([*map(str, words)]) == 0 and f"{kind} writer" in capsys.readouterr().out
+    return bundle
