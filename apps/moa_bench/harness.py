@@ -16,10 +16,9 @@ from moa_runtime.backends.load import load_writer
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint
 from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
+from moa_runtime.drafters.factory import backend_for, drafter_for, graphless_drafter, writer_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
-from moa_runtime.drafters.sssd import SssdDrafter
 from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
@@ -114,10 +113,12 @@ def checkpoint_pair(
     file = target.folder / TOKENIZER_FILE
     tokenizer = ChatTokenizer(file, target.chat_template, target.special_tokens, target.stop_tokens)
     texts = None if datastore is None else Datastore.open(datastore, tokenizer_fingerprint(file))
-    if without_model(given) == "sssd":
+    if (name := without_model(given)) is not None:
         engine = torch_engine(target)
         prints, stops, rows = engine.fingerprints, engine.stop_tokens, wire.ROW_ENCODING_UNSPECIFIED
-        return Device(prints, tokenizer, lambda: SssdDrafter(stops, texts), stops, row_encoding=rows), engine
+        return Device(
+            prints, tokenizer, lambda: graphless_drafter(name, stops, texts), stops, row_encoding=rows
+        ), engine
     from moa_drafter.checkpoint import load_bound
     from moa_drafter.devices import input_major, lay_out_for_few_rows
 

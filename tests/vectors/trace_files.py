@@ -28,6 +28,7 @@ def write(name: str, values: Iterable[Any]) -> bool:
 
 
 def read(name: str) -> Iterator[Any]:
-    """The values of a file."""
-    for line in gzip.decompress((FOLDER / f"{name}.jsonl.gz").read_bytes()).decode().splitlines():
+    """The values of a file; none if there is no such file."""
+    path = FOLDER / f"{name}.jsonl.gz"
+    for line in gzip.decompress(path.read_bytes()).decode().splitlines() if path.exists() else ():
         yield json.loads(line)

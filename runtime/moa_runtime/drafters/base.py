@@ -143,7 +143,7 @@ class Drafter(Protocol):
         """Drop the rows from position ``length`` on."""
 
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
-        """Draft tokens after ``prefix``, the conversation's tokens from position 0.
+        """Draft tokens after ``prefix``, the conversation's tokens from position 0; there is at least one.
 
         If the target samples, a drafter may use ``sampling`` to guess with the target's own noise, see
         :class:`~moa_runtime.drafters.gumbel.GumbelCoupling`; the committed token is always the target's choice.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -56,11 +58,10 @@ def drafter_for(
             :class:`moa_runtime.drafters.ngram.NgramMixture`.
     """
     drafter = name or manifest.architecture
-    if drafter == "sssd":
-        return SssdDrafter(manifest.stop_tokens, datastore)
     if drafter == "none":
         return None
-    assert backend is not None
+    if backend is None:
+        return graphless_drafter(drafter, manifest.stop_tokens, datastore)
     mixture = NgramMixture(manifest.stop_tokens, datastore=datastore) if ngrams else None
     return MoaDrafter(
         backend,
@@ -69,6 +70,12 @@ def drafter_for(
         mixture=mixture,
         stopping_rule=manifest.stopping_rule,
     )
+
+
+def graphless_drafter(name: str, stop_tokens: Collection[int], datastore: Datastore | None = None) -> Drafter:
+    """Return a drafter that computes no graph."""
+    assert name == "sssd"
+    return SssdDrafter(stop_tokens, datastore)
 
 
 def writer_for(manifest: Manifest, backend: Backend) -> MoaDrafter:
