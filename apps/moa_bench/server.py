@@ -118,7 +118,7 @@ of_bound          tokens_per_cpu_s by streaming's, divided by the bound (tokens_
         modes = options.names_of("--modes", "mode", args.modes, MODES)
         engines = [] if args.engine is None else options.names_of("--engine", "engine", args.engine, ENGINES)
         if not 0 < args.seconds < math.inf:
-            raise MoaError(f"--seconds must be above 0, not {args.seconds:g}", code="out_of_range")
+            raise MoaError(f"--seconds must be above 0 and finite, not {args.seconds:g}", code="out_of_range")
         options.check_at_least(args, repeats=1, max_new_tokens=1)
         if isinstance(args.draft_length, int):
             options.numbers_of("--draft-length", str(args.draft_length), 1, Limits().max_draft_tokens)

@@ -76,7 +76,8 @@ class Verifier:
             text = f"the verifier refused {path}: {error.read().decode(errors='replace')}"
             raise MoaError(text, code="refused") from error
         except (OSError, ValueError) as error:
-            text = f"the verifier at {self.http_url} does not answer any more: {error}"
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            text = f"the verifier at {self.http_url} does not answer: {reason}"
             raise VerifierGoneError(text, code="verifier_gone") from error
 
 

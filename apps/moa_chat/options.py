@@ -11,7 +11,17 @@ from moa_drafter.pretrained import offered_names
 from moa_runtime.checked_file import read_checked_text
 from moa_runtime.cli_main import OptionParser, UsageError, add_version
 from moa_runtime.errors import json_problem, reason_of
-from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, OVERFLOWS, DrafterName, draft_length_of
+from moa_runtime.options import (
+    DEFAULT_DRAFTER,
+    DRAFTERS,
+    DRAFTINGS,
+    LARGEST_OPTION,
+    MOST_THREADS,
+    OFFLINES,
+    OVERFLOWS,
+    DrafterName,
+    draft_length_of,
+)
 from moa_runtime.paths import expanded
 
 if TYPE_CHECKING:
@@ -249,9 +259,9 @@ def check_options(options: argparse.Namespace) -> None:
         made = f"`moa-export --target onnx{of} --drafter {options.drafter} --out DIR` makes one"
         raise UsageError(f"{text} ({made})", code="bad_option")
     for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):
-        value = getattr(options, name)
-        if isinstance(value, int) and value < least:
-            text = f"--{name.replace('_', '-')} must be at least {least}, not {value}"
+        value, most = getattr(options, name), MOST_THREADS if name == "threads" else LARGEST_OPTION
+        if isinstance(value, int) and not least <= value <= most:
+            text = f"--{name.replace('_', '-')} must be between {least} and {most}, not {value}"
             raise UsageError(text, code="out_of_range")
     if not 0 <= (options.temperature or 0) < float("inf"):
         text = f"--temperature must be 0 (greedy) or larger, not {options.temperature}"

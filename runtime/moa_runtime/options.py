@@ -117,6 +117,12 @@ class OtherDrafterError(MoaError):
         )
 
 
+#: Threads that a program accepts: more than any processor has, and few enough to start and stop.
+MOST_THREADS = 1024
+#: The largest value of other numbers of a command line; a Welcome tells some of them in 32 bits.
+LARGEST_OPTION = (1 << 31) - 1
+
+
 def available_cpus() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

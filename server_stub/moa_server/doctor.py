@@ -74,8 +74,9 @@ class DraftingWorth:
     @classmethod
     def of(cls, sessions: int, seconds: Mapping[int, float]) -> DraftingWorth:
         """Find the draft with the most tokens a second, from measured ``seconds`` of a step by the length of drafts, 0
-        and 1 among them."""
-        more = max(0.0, seconds[1] - seconds[0])
+        and 1 among them. A longer draft that took less time shows that the shorter one was disturbed."""
+        seconds = {length: min(took for longer, took in seconds.items() if longer >= length) for length in seconds}
+        more = seconds[1] - seconds[0]
         rates = {length: sum(LIKELY**level for level in range(length + 1)) / took for length, took in seconds.items()}
         best = max(rates, key=rates.__getitem__)
         return cls(sessions, seconds[0], more / sessions, more / seconds[0], best, rates[best] / rates[0])

@@ -63,7 +63,9 @@ class Metrics:
         ProcessCollector(registry=registry)  # memory, processor time, open files
         self._steps = Counter("moa_steps", "Steps of the engine.", registry=registry)
         self._tokens = Counter("moa_tokens", "Tokens by kind.", ["kind"], registry=registry)
-        self._rounds = Counter("moa_rounds", "Verdicts on drafts, prompts not counted.", registry=registry)
+        self._rounds = Counter(
+            "moa_rounds", "Verdicts after at least one drafted token was verified.", registry=registry
+        )
         self._refusals = Counter("moa_refusals", "What was refused, by reason.", ["reason"], registry=registry)
         dropped = "Frames and requests without a result, by reason."
         self._dropped = Counter("moa_jobs_dropped", dropped, ["reason"], registry=registry)

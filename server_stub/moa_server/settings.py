@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,6 +15,7 @@ from moa_drafter.pretrained import shipped_names
 from moa_runtime.cli_main import OptionParser, UsageError, add_version
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import install_command, require_extra
+from moa_runtime.options import LARGEST_OPTION, MOST_THREADS
 from moa_runtime.session.handshake import Limits
 from moa_runtime.sockets import check_hosts, check_origins, check_token, is_loopback
 from moa_server.edge.connection_limits import EdgeLimits
@@ -188,7 +190,11 @@ def parser() -> argparse.ArgumentParser:
     )
     step_help = "most tokens of a step while others are served (default: as many as their next tokens can wait for)"
     engine.add_argument("--step-tokens", type=int, metavar="N", help=step_help)
-    engine.add_argument("--no-drafts", action="store_true", help="do not draft for clients: one token a pass")
+    engine.add_argument(
+        "--no-drafts",
+        action="store_true",
+        help="do not draft for clients: each token takes a pass, if its device sends no drafts",
+    )
     engine.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: all processors)")
 
     limits = p.add_argument_group("limits")
@@ -232,8 +238,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
     check_hosts(options.allow_host)
     for name, least in {**dict.fromkeys(_LIMITS, 1), **_LEAST}.items():
         value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise ServeError(f"{_option(name)} must be at least {least}, not {value}", code="out_of_range")
+        most = {"threads": MOST_THREADS, "memory": math.inf}.get(name, LARGEST_OPTION)
+        if value is not None and not least <= value <= most:
+            raise ServeError(f"{_option(name)} must be between {least} and {most}, not {value}", code="out_of_range")
     chosen = {each.name: getattr(options, each.name) for each in fields(Settings) if hasattr(options, each.name)}
     if options.token is None:
         chosen["token"] = os.environ.get("MOA_TOKEN", "")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_runtime.errors import MoaError
+from moa_runtime.options import MOST_THREADS
 
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
@@ -141,6 +142,6 @@ class Backend(Protocol):
 
 
 def check_threads(threads: int) -> None:
-    """Raise MoaError for less than one thread."""
-    if threads < 1:
-        raise MoaError(f"threads must be at least 1, not {threads}", code="out_of_range")
+    """Raise MoaError for less than one thread, or more than any processor has."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise MoaError(f"threads must be between 1 and {MOST_THREADS}, not {threads}", code="out_of_range")

@@ -12,6 +12,7 @@ from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.drafters.sssd import SssdDrafter
+from moa_runtime.errors import MoaError
 from moa_runtime.manifest import Manifest
 from moa_runtime.options import DRAFTERS, DrafterName, OtherDrafterError
 
@@ -27,9 +28,12 @@ def backend_for(
 
     Raises:
         OtherDrafterError: if the bundle's graph has another architecture.
-        MoaError: see :func:`moa_runtime.backends.load.load_backend`.
+        MoaError: no drafter has this name; see also :func:`moa_runtime.backends.load.load_backend`.
     """
     if name is not None:
+        if name not in DRAFTERS:
+            text = f"there is no drafter {name}: name one of {', '.join(DRAFTERS)}"
+            raise MoaError(text, code="unknown_drafter")
         wanted, found = DRAFTERS[name].architecture, bundle.manifest.architecture
         if wanted is None:
             return None

@@ -143,6 +143,8 @@ def test_a_bundle_names_the_target_and_the_drafter_of_its_verifier(bundles, tiny
     own = dataclasses.replace(manifest, fingerprints=dataclasses.replace(manifest.fingerprints, drafter="00"))
     assert local.serve_options(own, drafter="folder")[2:] == ("--drafter", "folder")
     with refused("unknown_drafter"):
+        backend_for(Bundle.open(bundles["moa"]), "larn")
+    with refused("unknown_drafter"):
         local.serve_options(own)
     with refused("unknown_target"):
         local.serve_options(dataclasses.replace(manifest, target="somewhere"))

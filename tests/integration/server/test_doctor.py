@@ -131,6 +131,8 @@ def test_a_draft_is_worth_what_it_brings_for_its_time():
     assert (worth.length, worth.gain) == (1, pytest.approx(1.6 / 1.2))
     assert (worth.drafted_seconds, worth.pays_from) == (pytest.approx(0.0025), pytest.approx(0.2))
     assert DraftingWorth.of(8, {0: 0.1, 1: 0.17}).length == 0 and DraftingWorth.of(1, {0: 0.2, 1: 0.1}).pays_from == 0
+    # A disturbed short step: two tokens took 0.1, so one takes no longer.
+    assert DraftingWorth.of(1, {0: 0.3, 1: 0.2, 2: 0.1}).gain == pytest.approx(1 + 0.6 + 0.36)
 
 
 def test_advice():

@@ -48,6 +48,7 @@ def profile_in(monkeypatch, folder: Path, bundle: Path) -> None:
         ("--once x --draft-length -1", "out_of_range"),
         ("--once x --draft-length long", "bad_option"),
         ("--once x --threads 0", "out_of_range"),
+        ("--once x --threads 5000", "out_of_range"),
         ("--once x --offline-limit -1", "out_of_range"),
         ("--once x --temperature nan", "out_of_range"),
         ("--once x --top-p 0", "out_of_range"),
