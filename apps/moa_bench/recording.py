@@ -36,8 +36,17 @@ _MAX_CONTEXT = 1 << 20
 _HOPELESS_NATS = -20.0
 
 #: What numpy, json and zipfile raise for files with other content.
-_DAMAGED = (ArithmeticError, EOFError, LookupError, MemoryError, NotImplementedError, TypeError, ValueError)
-_DAMAGED += (zipfile.BadZipFile, zlib.error)
+_DAMAGED = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
+_DAMAGED += (RecursionError, zipfile.BadZipFile, zlib.error)
 
 Query = tuple[int, tuple[int, ...]]  # committed tokens, and the drafted path after them
 
@@ -67,14 +76,18 @@ class RecordedAnswer:
 
     def check(self, vocab_size: int) -> None:
         """Raises ValueError if the arrays contradict each other or the target."""
+        kinds = {name: np.floating if name == "top_logprobs" else np.integer for name in _ARRAYS}
+        if not all(np.issubdtype(getattr(self, name).dtype, kind) for name, kind in kinds.items()):
+            raise ValueError
+        if not all(type(token) is int for token in (*self.prompt, *self.answer)):
+            raise ValueError
         count, top = len(self.positions), self.top_tokens.shape[1]
         shapes = [(count,), (count,), (int(self.lengths.sum()),), (count, top), (count, top)]
         every = np.concatenate((self.prompt, self.answer, self.tokens, self.top_tokens.ravel()))
         counts = (len(self.prompt), len(self.answer) - 1, count, top, self.positions.min())
         agree = [getattr(self, name).shape for name in _ARRAYS] == shapes and min(counts) >= 1
-        whole = all(np.issubdtype(array.dtype, np.integer) for array in (self.positions, self.lengths, every))
         tokens = min(self.lengths.min(), every.min()) >= 0 and every.max() < vocab_size
-        if not (agree and whole and tokens and (self.top_logprobs <= 0.01).all()):
+        if not (agree and tokens and (self.top_logprobs <= 0.01).all()):
             raise ValueError
 
 
@@ -120,6 +133,8 @@ class Recording:
                 ]
             vocab_size, stop_tokens = int(header["vocab_size"]), tuple(map(int, header["stop_tokens"]))
             prints, ngrams = Fingerprints(**header["fingerprints"]), bool(header["ngrams"])
+            for text in (header["drafter"], *vars(prints).values()):
+                text.encode()
             for answer in answers:
                 answer.check(vocab_size)
             if not answers or not stop_tokens:

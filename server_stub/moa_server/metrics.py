@@ -100,13 +100,13 @@ class Metrics:
         self._sizes.observe(step.tokens)
         self._took.observe(max(0.0, ended - began))
         self._tokens.labels("prefill").inc(sum(piece.prefill for piece in step.pieces))
-        self._tokens.labels("verified").inc(sum(len(piece.request.draft) for piece in step.pieces))
         for piece in step.pieces:
             if not piece.waiting.started:
                 self._queued.observe(max(0.0, began - piece.waiting.since))
 
     def decided(self, *, drafted: int, accepted: int, committed: int) -> None:
-        """Record the verdict on a frame, or the token of a plain decoding."""
+        """Record the verdict on a frame, or the token of a plain decoding; ``drafted`` tokens were verified."""
+        self._tokens.labels("verified").inc(drafted)
         self._tokens.labels("accepted").inc(accepted)
         self._tokens.labels("committed").inc(committed)
         if drafted:

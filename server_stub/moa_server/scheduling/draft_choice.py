@@ -19,6 +19,8 @@ _BINS = 20
 _MIDDLES = (np.arange(_BINS) + 0.5) / _BINS
 #: Weight of a round in the means of a conversation, and of all of them.
 _OWN, _ALL = 1 / 16, 1 / 128
+#: Most tokens of a bin that a round counts: one draft that looks long says little of the next ones.
+_MOST_ADDED = 8
 #: Weight that a step has lost after one more of as many sessions.
 _FORGETTING = 1 / 200
 #: Weight of the first guess, in steps, and that guess: steps without drafts, with some, and with drafts of the
@@ -130,6 +132,7 @@ class DraftWorth:
     def add(self, drafted: Sequence[float], own: Sequence[float]) -> None:
         """Note a round: path probabilities of the better draft, and of the verifier's own."""
         added = np.bincount(_bins(drafted), minlength=_BINS) - np.bincount(_bins(own), minlength=_BINS)
+        added = np.clip(added, -_MOST_ADDED, _MOST_ADDED)
         self._learn(added, _OWN)
         if self._all is not None:
             self._all._learn(added, _ALL)

@@ -13,8 +13,8 @@ from moa_server.scheduling.draft_choice import DraftGain, choose_nodes
 from moa_server.scheduling.step_cost import Float64, StepCost, showing_price
 from moa_server.scheduling.verify_job import Job
 
-#: While others are being served, the longest step without drafts, as a multiple of a step with one token for each of
-#: them.
+#: While others are being served, the longest step, as a multiple of a step with one token for each of them: with a
+#: prompt but without drafts, and with drafts but without a prompt.
 STRETCH = 2.25
 #: While others are being served, the longest step for other work, as a multiple of a step with one token: their next
 #: frames wait for it.
@@ -107,7 +107,7 @@ class Scheduler:
     A sequence that is alone gets all of a step. If others are served too, a step takes at most :data:`STRETCH` times
     the predicted time (:class:`StepCost`) of one token for each of them, or ``step_tokens`` tokens if the operator
     set a limit, so a long prompt of one client does not delay the next token of another. To that come the drafted
-    tokens that bring all sessions together the most tokens a second (:func:`choose_nodes`).
+    tokens that bring all sessions together the most tokens a second (:func:`choose_nodes`), with the same limit.
 
     Args:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
@@ -230,12 +230,17 @@ class Scheduler:
         """
         jobs = [(waiting.job, held) for waiting, held in rounds]
         sure = sum(max(1, len(job.prefix) - held) for job, held in jobs)
-        most = None if self._step_tokens is None or alone else max(0, self._step_tokens - sure)
 
         def seconds(drafted: NDArray[np.int64]) -> Float64:
             return idle_s + self.seconds_with(drafted, jobs)
 
         paths, least = [job.paths for job, _ in jobs], self.gain.least(self.serving)
+        most = sum(map(len, paths))
+        if not alone and self._step_tokens is not None:
+            most = max(0, self._step_tokens - sure)
+        elif not alone:
+            spent = self.seconds_with(np.arange(1 + most), jobs)
+            most = int(np.argmax(np.append(spent > STRETCH * spent[0], True))) - 1
         chosen = choose_nodes(paths, seconds, most=most, least_gain=least)
         if jobs:
             some = showing_price(len(jobs))

@@ -21,19 +21,25 @@ _BINS, _LEVELS = 10, 8
 _TRUST, _UNCLAIMED = 4.0, 0.5
 #: Weight that a judged token has lost after another one of its bin.
 _FORGETTING = 1 / 200
+#: Weight that a verdict has lost after another one in the ratio of accepted tokens to predicted ones, and the number of
+#: tokens by which drafts may fall short of their prediction before they are trusted less.
+_AGEING, _SLACK = 1 / 64, 8.0
 
 
 class Calibration:
     """The share of right tokens by claimed probability, or by level without claims, as the target's verdicts show it.
 
     Each bin is the mean of a beta distribution that begins at its claim. A client that claims too much gains nothing:
-    after some verdicts its tokens count as often as they are right.
+    after some verdicts its tokens count as often as they are right. A path is priced by the product of its bins, so a
+    long wrong draft would cost the bin of its first token alone: all paths are multiplied by the share of predicted
+    tokens that were accepted lately.
     """
 
     def __init__(self) -> None:
         claims = [(index + 0.5) / _BINS for index in range(_BINS)]
         self._claimed = [[_TRUST * claim, _TRUST] for claim in claims]  # right tokens, judged tokens
         self._unclaimed = [[_TRUST * _UNCLAIMED, _TRUST] for _ in range(_LEVELS)]
+        self._predicted = self._accepted = 0.0  # tokens that were verified, and those of them that were right
 
     def paths(self, parents: Sequence[int], claims: Sequence[float] | None) -> list[float]:
         """Return the probability that a token of a draft and all before it are right, for each token.
@@ -42,6 +48,10 @@ class Calibration:
             parents: of the tokens, as in :mod:`moa_runtime.session.tree`.
             claims: the drafter's own probability of each token if its parent is right; None if it names none.
         """
+        share = min(1.0, (self._accepted + _SLACK) / max(self._predicted, _SLACK))
+        return [share * path for path in self._products(parents, claims)]
+
+    def _products(self, parents: Sequence[int], claims: Sequence[float] | None) -> list[float]:
         means = [right / judged for right, judged in self._bins(parents, claims)]
         sums = [0.0] * (len(means) + 1)
         for parent, mean in zip(parents, means, strict=True):
@@ -53,26 +63,25 @@ class Calibration:
             paths.append(paths[parent] * mean)
         return paths[1:]
 
-    def learn(
-        self,
-        parents: Sequence[int],
-        claims: Sequence[float] | None,
-        verified: Collection[int],
-        path: Sequence[int],
-    ) -> None:
-        """Learn from a verdict: tokens that were verified after a right parent are right if they are on the path.
+    def learn(self, tokens: Sequence[int], parents: Sequence[int], claims: Sequence[float] | None, job: Job) -> None:
+        """Learn from a verdict. The target has chosen a token after each accepted one, so it has judged each token with
+        a right parent, whether that was verified or not.
 
         Args:
-            parents, claims: of the whole draft.
-            verified, path: indices of its tokens that the target judged, and of the accepted ones.
+            tokens, parents, claims: of the whole draft.
+            job: done.
         """
-        right = set(path)
-        bins = self._bins(parents, claims)
-        for index in verified:
-            if not parents[index] or parents[index] - 1 in right:
-                found = bins[index]
-                found[0] += (index in right) - _FORGETTING * found[0]
+        right, last = set(job.path), job.path[-1] + 1 if job.path else 0
+        for index, found in enumerate(self._bins(parents, claims)):
+            parent = parents[index]
+            if not parent or parent - 1 in right:
+                chosen = index in right or (parent == last and tokens[index] == job.token)
+                found[0] += chosen - _FORGETTING * found[0]
                 found[1] += 1 - _FORGETTING * found[1]
+        if job.verified:
+            paths = self._products(parents, claims)
+            self._predicted += sum(paths[index] for index in job.verified) - _AGEING * self._predicted
+            self._accepted += len(job.path) - _AGEING * self._accepted
 
     def _bins(self, parents: Sequence[int], claims: Sequence[float] | None) -> list[list[float]]:
         if claims is None:
@@ -176,13 +185,13 @@ class StepDrafts:
             whole = (taken.tokens, taken.parents) if taken is not None else ((), ())
             if isinstance(taken, OwnDraft):
                 own_calibration = self._calibrations.of_own(taken)
-                own_calibration.learn(taken.parents, taken.probabilities, job.verified, job.path)
+                own_calibration.learn(taken.tokens, taken.parents, taken.probabilities, job)
             elif taken is not None:
-                device.learn(taken.parents, taken.confidences, job.verified, job.path)
+                device.learn(taken.tokens, taken.parents, taken.confidences, job)
                 stamp = taken.stamp
         else:
             whole = work.draft, work.parents
-            device.learn(work.parents, work.confidences, job.verified, job.path)
+            device.learn(work.draft, work.parents, work.confidences, job)
             stamp = work.stamp if len(job.verified) < len(work.draft) else 0
         tokens, parents, path = only_verified(*whole, job.verified, job.path)
         done = replace(work, draft=tokens, parents=parents)
@@ -206,7 +215,7 @@ def only_verified(
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
     """Reduce a draft to the tokens at the indices ``verified``, a tree; return its tokens and parents, and the path in
     it."""
-    kept = sorted({*verified, *path})  # the target may have chosen one that was left out
+    kept = sorted(verified)
     return (
         tuple(tokens[index] for index in kept),
         tuple(parents_among(kept, parents)),

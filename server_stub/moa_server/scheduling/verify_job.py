@@ -68,7 +68,7 @@ class Job:
 
     Attributes:
         path: indices of the accepted draft tokens.
-        verified: indices of the draft tokens that the target has verified.
+        verified: indices of the draft tokens that the target has verified, or chosen although they were left out.
         token: the target's choice after the path; None until it has chosen.
         logprobs: of the path and the token, if the sampling asks for them.
         steps: number of steps that contained a piece of it.
@@ -178,6 +178,7 @@ class Job:
             return
         self._prefix += [request.draft[index] for index in outcome.path] + [outcome.token]
         self.path += (self._nodes[child],)
+        self.verified.append(self._nodes[child])
         self._descend(child)
 
     @property

@@ -265,6 +265,34 @@ def test_a_frame_of_parts_that_replace_each_other_is_refused():
     assert FrameReader._parse(reader, said.SerializeToString()) == said
 
 
+def test_a_connection_rests_after_each_draft_that_nobody_asked_for(monkeypatch):
+    """Parsing large ones, which no limit of waiting frames ends, took all of the event loop."""
+    frame = wire.ClientMessage(draft=wire.Draft(tokens=[40000] * 100_000)).SerializeToString()
+    rests: list[float] = []
+
+    class Flood:
+        async def receive(self) -> dict[str, object]:
+            return {"type": "websocket.receive", "bytes": frame}
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 3:
+            reader.end(CloseReason.LEFT)
+
+    async def flooded() -> FrameReader:
+        nonlocal reader
+        reader = FrameReader(Flood(), SETTINGS, lambda message: message.HasField("draft"), lambda: None)
+        reader._most_bytes = SETTINGS.max_frame_bytes
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        await reader._reading
+        monkeypatch.undo()
+        return reader
+
+    reader: FrameReader
+    assert list(asyncio.run(flooded()).waiting) == [] and len(rests) == 3
+    assert min(rests) > 0.01, "fifty times the milliseconds of parsing"
+
+
 def test_a_grammar_is_not_awaited_for_a_client_that_left():
     """Else clients that send one after the other and leave hold all places until the last is compiled."""
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
 
+from moa_runtime.session.events import Sampling
 from moa_server.scheduling.draft_choice import DraftGain, choose_nodes
 from moa_server.scheduling.step_drafts import Calibration
+from moa_server.scheduling.verify_job import Job
 
 
 def trees(rng: random.Random) -> tuple[list[list[int]], list[list[float]]]:
@@ -48,15 +51,23 @@ def test_no_other_tokens_bring_more_a_second(seed: int, least_gain: float) -> No
     assert sum(map(len, choose_nodes(paths, lambda drafted: stairs[drafted], most=2))) <= 2
 
 
+def judged(verified: Iterable[int], path: Sequence[int], choice: int = 0) -> Job:
+    """A job whose target has judged a draft."""
+    job = Job(1, [0], Sampling())
+    job.verified, job.path, job.token = list(verified), tuple(path), choice
+    return job
+
+
 def test_a_drafter_that_claims_too_much_gains_nothing() -> None:
     honest, boastful, silent, rng = Calibration(), Calibration(), Calibration(), random.Random(1)
     parents = [0, 1, 2]
     assert honest.paths(parents, [0.8, 0.5, 0.5])[0] == pytest.approx(0.85, abs=0.1)
     for _ in range(300):
         path = list(itertools.takewhile(lambda _: rng.random() < 0.6, range(3)))
-        honest.learn(parents, [0.6] * 3, range(3), path)
-        boastful.learn(parents, [0.99] * 3, range(3), path)
-        silent.learn(parents, None, range(3), path)
+        verdict = judged(range(3), path)
+        honest.learn([1] * 3, parents, [0.6] * 3, verdict)
+        boastful.learn([1] * 3, parents, [0.99] * 3, verdict)
+        silent.learn([1] * 3, parents, None, verdict)
     for calibration, claims in ((honest, [0.6] * 3), (boastful, [0.99] * 3), (silent, None)):
         assert calibration.paths(parents, claims) == pytest.approx([0.6, 0.36, 0.216], abs=0.12)
 
@@ -67,14 +78,27 @@ def test_siblings_share_a_probability_of_1_however_much_is_claimed(claims: list[
     assert sum(paths[1:]) == pytest.approx(paths[0]) and max(paths[1:]) > 0.4 * paths[0] and min(paths) >= 0
 
 
-def test_tokens_after_a_wrong_one_and_those_not_verified_teach_nothing() -> None:
+def test_tokens_after_a_wrong_one_teach_nothing_and_all_after_a_right_one_do() -> None:
     calibration = Calibration()
     before = calibration.paths([0, 1], [0.3, 0.9])
-    calibration.learn([0, 1], [0.3, 0.9], [0, 1], [])
+    calibration.learn([5, 6], [0, 1], [0.3, 0.9], judged([0, 1], [], 7))
     after = calibration.paths([0, 1], [0.3, 0.9])
     assert after[0] < before[0] and after[1] / after[0] == pytest.approx(before[1] / before[0])
-    calibration.learn([0, 1], [0.3, 0.9], [], [])
-    assert calibration.paths([0, 1], [0.3, 0.9]) == after
+    calibration.learn([5, 6], [0, 1], [0.3, 0.9], judged([], [], 5))  # left out, and the target's choice
+    assert calibration.paths([0, 1], [0.3, 0.9])[0] > after[0]
+
+
+def test_long_wrong_drafts_are_not_trusted_for_long_after_right_ones() -> None:
+    """The bin of a first token changes with each wrong draft, and the tokens after it are never judged."""
+    calibration, parents, wasted = Calibration(), list(range(200)), 0
+    for claims in [[(index % 10 + 0.5) / 10 for index in parents]] * 3:
+        calibration.learn([1] * 200, parents, claims, judged(parents, parents))
+    for turn in range(40):
+        claims = [(turn % 10 + 0.5) / 10, *[0.95] * 199]
+        verified = [index for index, path in enumerate(calibration.paths(parents, claims)) if path > 0.2]
+        wasted += len(verified)
+        calibration.learn([1] * 200, parents, claims, judged(verified, [], 2))
+    assert 200 <= wasted < 3000, "without the share of accepted tokens all 8,000 are verified"
 
 
 def test_drafts_of_a_crowd_have_to_be_predicted_better_by_what_predictions_were_too_good() -> None:

@@ -130,6 +130,17 @@ def test_rounds_get_the_tokens_that_bring_all_of_them_the_most_a_second():
     assert sizes[4] == 2 and sizes[3] == 1 and sizes[1] == sizes[2] and 2 <= sizes[1] < sizes[0] < 63
 
 
+def test_a_long_draft_leaves_the_step_short_for_others():
+    """However right it is: it would bring all together more tokens a second, but the others fewer."""
+    held = Held()
+    for sequence in range(4):
+        held.add(sequence, 500, draft=1000 if sequence == 0 else 0, held=499)
+    began = held.now
+    sizes = held.step()
+    assert 10 < sizes[0] < 200
+    assert held.now - began <= 1.15 * STRETCH * seconds_of(4, 4 * 500, 4 * 500)
+
+
 def test_a_device_that_lets_the_target_wait_gets_more_of_its_draft_verified():
     sizes = []
     for away in (0.0, 0.2):
