@@ -115,10 +115,12 @@ def checkpoint_pair(
     texts = None if datastore is None else Datastore.open(datastore, tokenizer_fingerprint(file))
     if (name := without_model(given)) is not None:
         engine = torch_engine(target)
-        prints, stops, rows = engine.fingerprints, engine.stop_tokens, wire.ROW_ENCODING_UNSPECIFIED
-        return Device(
-            prints, tokenizer, lambda: graphless_drafter(name, stops, texts), stops, row_encoding=rows
-        ), engine
+        stops, rows = engine.stop_tokens, wire.ROW_ENCODING_UNSPECIFIED
+
+        def new_copier() -> Drafter:
+            return graphless_drafter(name, stops, texts)
+
+        return Device(engine.fingerprints, tokenizer, new_copier, stops, row_encoding=rows), engine
     from moa_drafter.checkpoint import load_bound
     from moa_drafter.devices import input_major, lay_out_for_few_rows
 

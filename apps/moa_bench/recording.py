@@ -43,10 +43,12 @@ _DAMAGED = (
     LookupError,
     MemoryError,
     NotImplementedError,
+    RecursionError,
     TypeError,
     ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
-_DAMAGED += (RecursionError, zipfile.BadZipFile, zlib.error)
 
 Query = tuple[int, tuple[int, ...]]  # committed tokens, and the drafted path after them
 
