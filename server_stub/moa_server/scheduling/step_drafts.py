@@ -78,10 +78,10 @@ class Calibration:
                 chosen = index in right or (parent == last and tokens[index] == job.token)
                 found[0] += chosen - _FORGETTING * found[0]
                 found[1] += 1 - _FORGETTING * found[1]
-        if job.verified:
-            paths = self._products(parents, claims)
-            self._predicted += sum(paths[index] for index in job.verified) - _AGEING * self._predicted
-            self._accepted += len(job.path) - _AGEING * self._accepted
+        # Aged also if nothing was verified: else drafts that are trusted too little to be verified stay so for ever.
+        paths = self._products(parents, claims) if job.verified else []
+        self._predicted += sum(paths[index] for index in job.verified) - _AGEING * self._predicted
+        self._accepted += len(job.path) - _AGEING * self._accepted
 
     def _bins(self, parents: Sequence[int], claims: Sequence[float] | None) -> list[list[float]]:
         if claims is None:

@@ -99,6 +99,10 @@ def test_long_wrong_drafts_are_not_trusted_for_long_after_right_ones() -> None:
         wasted += len(verified)
         calibration.learn([1] * 200, parents, claims, judged(verified, [], 2))
     assert 200 <= wasted < 3000, "without the share of accepted tokens all 8,000 are verified"
+    distrusted = calibration.paths([0], [0.85])[0]
+    for _ in range(600):  # too improbable to be verified
+        calibration.learn([1], [0], [0.85], judged([], [], 1))
+    assert calibration.paths([0], [0.85])[0] > 0.8 > 2 * distrusted
 
 
 def test_drafts_of_a_crowd_have_to_be_predicted_better_by_what_predictions_were_too_good() -> None:
