@@ -36,7 +36,9 @@ their grandmother, carrying bread, apples, honey and a bottle of fresh water for
 """
 
 
-def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16, hidden_size: int = 64) -> Path:
+def make_tiny_target(
+    folder: Path, *, seed: int = 0, head_dim: int = 16, hidden_size: int = 64, layers: int = 4
+) -> Path:
     """Write a random Llama with its own byte-level tokenizer and chat template into ``folder``.
 
     Every one of the 512 token ids has a text. The weights are spread wide enough that the greedy
@@ -53,7 +55,7 @@ def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16, hidden_
     config = LlamaConfig(
         hidden_size=hidden_size,
         intermediate_size=128,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=head_dim,

@@ -89,7 +89,8 @@ def test_the_tests_of_chats_and_of_the_package_pass(built: Path) -> None:
     """The runtime's tests of chats with the code that Hermes gets, and the package's own."""
     tests = sorted(str(path) for path in (built / "dist" / "test").glob("*.test.mjs"))
     assert len(tests) >= 3
-    done = subprocess.run(["node", "--test", *tests], cwd=built, capture_output=True, text=True)
+    command = ["node", "--test", "--test-reporter=spec", *tests]  # whose end repeats the tests that failed
+    done = subprocess.run(command, cwd=built, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
