@@ -258,7 +258,7 @@ class SessionWork:
 
     async def _verdict(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
         verifier, began_ns = self._verifier, time.time_ns()
-        unasked = not work.pushed or not self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0)
+        unasked = not work.pushed or (verifier.worker.searches and not self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0))
         drafts = StepDrafts(conversation.session, conversation.sequence, conversation.calibrations, work)
         job = drafts.job(verifier.drafts, unasked=unasked)
         used = {Kind.PREFILL_TOKENS: work.supplied, Kind.DRAFTED_TOKENS: len(work.draft)}

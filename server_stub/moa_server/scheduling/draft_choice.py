@@ -26,6 +26,10 @@ _FORGETTING = 1 / 200
 #: Weight of the first guess, in steps, and that guess: steps without drafts, with some, and with drafts of the
 #: verifier's model bring this part of what is predicted. Rows for the model are made in advance, some for nothing.
 _TRUST, _FIRST = 16.0, np.array([1.0, 0.95, 0.9])
+#: Least weight of the newest step in the means of :class:`DraftSearch`, and steps before they count.
+_NEWEST, _FEW = 1 / 64, 32
+#: Steps, and those of them in which drafts are looked for although that does not pay.
+_CYCLE, _TRIALS = 64, 8
 #: Least and largest ratio of one step: a stall does not predict later steps.
 _LEAST, _LARGEST = 0.5, 2.0
 
@@ -111,6 +115,49 @@ class DraftGain:
         row = sessions.bit_length()
         parts = (self._sums[row] + _TRUST * _FIRST) / (self._weights[row] + _TRUST)
         return float(parts[0] / parts[2 if modelled else 1])
+
+
+class DraftSearch:
+    """Whether several sessions look for drafts at all.
+
+    Frames of drafts, copies, memory rows and their choice take processor time between the passes of all, also if no
+    drafted token pays. Sessions stop to look if that is more than the drafts of earlier steps have spared; in some
+    steps they do all the same, to see whether it has changed.
+
+    Attributes:
+        steps: number of steps that were taken.
+    """
+
+    def __init__(self) -> None:
+        # By bits of the number of sessions: mean seconds spared by a step's drafts; mean processor seconds between two
+        # steps, and their number, if drafts are not looked for and if they are.
+        self._spared_s, self._between_s, self._seen = np.zeros(32), np.zeros((32, 2)), np.zeros((32, 2))
+        self.steps = 0
+
+    def observe(self, sessions: int, spared_s: float, between_s: float, *, searched: bool) -> None:
+        """Learn from a step.
+
+        Args:
+            spared_s: seconds by which steps without drafts would have taken longer for its tokens.
+            between_s: processor seconds of the event loop since the last step.
+            searched: whether its sessions looked for drafts.
+        """
+        row, kind = sessions.bit_length(), int(searched)
+        self._seen[row, kind] += 1
+        weight = max(_NEWEST, 1 / self._seen[row, kind])
+        self._between_s[row, kind] += weight * (between_s - self._between_s[row, kind])
+        if searched:
+            self._spared_s[row] += weight * (spared_s - self._spared_s[row])
+
+    def pays(self, sessions: int) -> bool:
+        """Return whether sessions shall look for drafts in the coming step. A single one always does."""
+        row = sessions.bit_length()
+        if sessions <= 1 or self._seen[row, 1] < _FEW or self.steps % _CYCLE < _TRIALS:
+            return True
+        rested_s, searched_s = self._between_s[row]
+        if not self._seen[row, 0]:
+            rested_s = searched_s / 2  # a guess, until it is tried
+        return bool(self._spared_s[row] >= searched_s - rested_s)
 
 
 class DraftWorth:

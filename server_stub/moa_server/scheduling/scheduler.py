@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_server.engine.base import StepRequest
-from moa_server.scheduling.draft_choice import DraftGain, choose_nodes
+from moa_server.scheduling.draft_choice import DraftGain, DraftSearch, choose_nodes
 from moa_server.scheduling.step_cost import Float64, StepCost, showing_price
 from moa_server.scheduling.verify_job import Job
 
@@ -74,11 +74,16 @@ class Step:
 
     Attributes:
         rate: predicted tokens a second of its rounds; 0 without rounds.
+        seconds, token_s: predicted seconds of its rounds, and of each of their tokens without drafts.
+        rests: whether none of its rounds looked for drafts, or brought one.
     """
 
     pieces: list[Piece] = field(default_factory=list)
     failed: list[tuple[Job, Exception]] = field(default_factory=list)
     rate: float = 0.0
+    seconds: float = 0.0
+    token_s: float = 0.0
+    rests: bool = False
 
     @property
     def tokens(self) -> int:
@@ -118,6 +123,7 @@ class Scheduler:
         rate: tokens a second of the last step with rounds, if it had no drafts.
         price: tokens that this rate brings in the time of a further drafted token, in the mean over some.
         gain: of drafts.
+        search: for drafts.
     """
 
     def __init__(self, cost: StepCost, step_tokens: int | None = None, cache_tokens: int = 1 << 60) -> None:
@@ -125,7 +131,7 @@ class Scheduler:
         self._queue: list[Waiting] = []  # those served least recently first
         self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
         self.rate = self.price = 0.0
-        self.gain = DraftGain()
+        self.gain, self.search = DraftGain(), DraftSearch()
         self._ended: float | None = None  # clock reading at the end of the last step
 
     def __len__(self) -> int:
@@ -172,20 +178,25 @@ class Scheduler:
         self._add_prefills(step, self._admitted(prefills, rounds))
         return step
 
-    def stepped(self, step: Step, now: float) -> None:
-        """Update the queue after a step whose outcomes are taken: remove finished jobs, move the others to the end."""
+    def stepped(self, step: Step, now: float, between_s: float = 0.0) -> None:
+        """Update the queue after a step whose outcomes are taken: remove finished jobs, move the others to the end.
+
+        Args:
+            between_s: processor seconds of the event loop since the last step.
+        """
         for piece in step.pieces:
             piece.waiting.started = True
             heard = piece.waiting.job.done and not piece.waiting.background
             if heard and piece.waiting in self._queue:  # else its client left in the middle
                 self._served[piece.waiting.job.sequence] = now
-        self._learn_gain(step, now)
+        self.search.steps += 1
+        self._learn_gain(step, now, between_s)
         self._ended = now
         ran = {id(piece.waiting) for piece in step.pieces}
         behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
         self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
 
-    def _learn_gain(self, step: Step, now: float) -> None:
+    def _learn_gain(self, step: Step, now: float, between_s: float) -> None:
         jobs = [piece.waiting.job for piece in step.pieces]
         if (
             self._ended is None
@@ -194,9 +205,15 @@ class Scheduler:
             or not all(job.done for job in jobs)
         ):
             return
-        drafted, modelled = any(piece.request.draft for piece in step.pieces), any(job.drafting_s for job in jobs)
-        measured = sum(len(job.path) + 1 for job in jobs) / max(1e-6, now - self._ended)
-        self.gain.observe(self.serving, step.rate, measured, drafted=drafted, modelled=modelled)
+        tokens = sum(len(job.path) + 1 for job in jobs)
+        if step.rests or any(job.source is not None for job in jobs):
+            spared_s = tokens * step.token_s - step.seconds
+            between_s = min(between_s, step.seconds)  # other work of the server says nothing of drafts
+            self.search.observe(self.serving, spared_s, between_s, searched=not step.rests)
+        if not step.rests:
+            drafted, modelled = any(piece.request.draft for piece in step.pieces), any(job.drafting_s for job in jobs)
+            measured = tokens / max(1e-6, now - self._ended)
+            self.gain.observe(self.serving, step.rate, measured, drafted=drafted, modelled=modelled)
 
     def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
         """Return how many rounds go into a step that no served sequence wants."""
@@ -246,6 +263,8 @@ class Scheduler:
             some = showing_price(len(jobs))
             without, with_some, with_chosen = seconds(np.array([0, some, sum(map(len, chosen))])).tolist()
             self.rate = len(jobs) / without
+            step.seconds, step.token_s = with_chosen - idle_s, (without - idle_s) / len(jobs)
+            step.rests = not any(job.source is not None or job.paths for job, _ in jobs)
             self.price = self.rate * (with_some - without) / some
         for (waiting, held), nodes in zip(rounds, chosen, strict=True):
             lacking = max(1, len(waiting.job.prefix) - held)

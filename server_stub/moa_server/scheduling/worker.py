@@ -114,6 +114,7 @@ class Worker:
         self._undecided: set[int] = set()  # sequences that got a result, and may submit their next job at once
         self._more = asyncio.Event()
         self._last = Step()
+        self._thread_s = 0.0  # processor time of the event loop's thread at the end of the last step
         self._given_up = False
         self._loop: asyncio.Task[None] | None = None
 
@@ -131,6 +132,11 @@ class Worker:
         """Number of sequences that wait for their next token or got one lately; 0 for engines that schedule
         themselves."""
         return self._scheduler.serving
+
+    @property
+    def searches(self) -> bool:
+        """Whether sessions shall look for drafts of the coming step."""
+        return self._scheduler.search.pays(self._scheduler.serving)
 
     @property
     def memory_row_s(self) -> float:
@@ -223,6 +229,7 @@ class Worker:
     # -- an engine that we schedule ----------------------------------------------------------------
 
     async def _run(self) -> None:
+        self._thread_s = time.thread_time()
         while True:
             try:
                 await self._turn()
@@ -254,7 +261,8 @@ class Worker:
             self._learn(step, ended - began)
         self._last = step
         self._metrics.stepped(step, began, ended)
-        self._scheduler.stepped(step, ended)
+        between_s, self._thread_s = time.thread_time() - self._thread_s, time.thread_time()
+        self._scheduler.stepped(step, ended, between_s)
         for piece in step.pieces:
             job = piece.waiting.job
             job.seconds += ended - began

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moa_runtime.session.events import Sampling
-from moa_server.scheduling.draft_choice import DraftGain, choose_nodes
+from moa_server.scheduling.draft_choice import DraftGain, DraftSearch, choose_nodes
 from moa_server.scheduling.step_drafts import Calibration
 from moa_server.scheduling.verify_job import Job
 
@@ -118,3 +118,28 @@ def test_drafts_of_a_crowd_have_to_be_predicted_better_by_what_predictions_were_
     assert 1.0 < gain.least(8) < learnt - 0.1, "what is no longer tried is forgotten, and tried again"
     gain.observe(1, 1.0, 0.5, drafted=True, modelled=True)
     assert gain.least(1) == gain.least(1, modelled=True) == 1.0 < gain.least(8) < gain.least(32, modelled=True)
+
+
+@pytest.mark.parametrize(("spared_s", "share"), [(0.0, 1 / 8), (0.002, 1 / 8), (0.004, 1.0)])
+def test_a_crowd_looks_for_drafts_if_they_spare_more_than_the_search_takes(spared_s: float, share: float) -> None:
+    """Between two steps a search takes 4 ms, and all else 1 ms."""
+    search, looked = DraftSearch(), list[bool]()
+    for _ in range(640):
+        searched = search.pays(5)
+        search.steps += 1
+        search.observe(5, spared_s if searched else 0.0, 0.005 if searched else 0.001, searched=searched)
+        looked.append(searched)
+    assert sum(looked[-64:]) == share * 64
+    assert all(looked[:32]) and search.pays(1) and search.pays(9)  # nothing is known of as many
+
+
+def test_a_crowd_whose_drafts_have_become_right_looks_for_them_again() -> None:
+    search, spared_s = DraftSearch(), 0.0
+    for step in range(4 * 640):
+        if step == 640:
+            assert sum(search.pays(4) for search.steps in range(640, 704)) == 8
+            spared_s = 0.01
+        searched = search.pays(4)
+        search.steps = step
+        search.observe(4, spared_s if searched else 0.0, 0.005 if searched else 0.001, searched=searched)
+    assert all(search.pays(4) for search.steps in range(64))

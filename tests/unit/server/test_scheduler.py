@@ -31,6 +31,13 @@ class NoDrafts:
         return PricedDraft()
 
 
+class Guesses:
+    """Offers one token that looks right."""
+
+    def newest(self) -> PricedDraft:
+        return PricedDraft((2,), (0,), (0.9,))
+
+
 class Held:
     """A scheduler, what its engine holds, and the time."""
 
@@ -49,7 +56,15 @@ class Held:
     def plan(self):
         return self.scheduler.plan(self.now, lambda sequence, prefix: min(self.held[sequence], len(prefix)))
 
-    def step(self) -> dict[int, int]:
+    def look(self, sequence: int, prefix: int) -> None:
+        """Add a round, which takes the newest draft if that pays."""
+        searches = self.scheduler.search.pays(self.scheduler.serving)
+        job = Job(sequence, [1] * prefix, Sampling(), source=Guesses() if searches else None)
+        job.take_newest()
+        self.held[sequence] = prefix - 1
+        self.scheduler.add(Waiting(job, self.now))
+
+    def step(self, between_s: float = 0.0) -> dict[int, int]:
         """Run one step; tokens by sequence."""
         step = self.plan()
         for piece in step.pieces:
@@ -57,7 +72,7 @@ class Held:
             if piece.request.sampling is not None:
                 piece.waiting.job.token = 3  # all of the draft was wrong, say
         self.now += seconds_of(step.tokens, step.products, step.contexts)
-        self.scheduler.stepped(step, self.now)
+        self.scheduler.stepped(step, self.now, between_s)
         return {piece.waiting.job.sequence: piece.tokens for piece in step.pieces}
 
 
@@ -213,3 +228,19 @@ def test_steps_of_a_crowd_alone_change_no_proportions() -> None:
     for tokens in (10, 12, 16):
         grows = cost.seconds(tokens, tokens * 100, 800, 8) / cost.seconds(8, 800, 800, 8)
         assert grows == pytest.approx(seconds(tokens, 8) / seconds(8, 8), rel=0.06)
+
+
+def test_a_crowd_stops_to_look_for_drafts_that_are_never_right():
+    held, searched = Held(), list[bool]()
+    for _ in range(320):
+        for sequence in range(4):
+            held.look(sequence, 100)
+        searched.append(held.scheduler.waiting_rounds() != [])
+        held.step(0.004 if searched[-1] else 0.001)
+    assert all(searched[:30]) and sum(searched[-64:]) == 8
+    for _ in range(64):  # rounds of devices, with drafts of their own, tell nothing of it
+        for sequence in range(4):
+            held.add(sequence, 100, draft=2, held=99)
+        held.step(1.0)
+    held.scheduler.search.steps = 32  # no trial
+    assert not held.scheduler.search.pays(4)
