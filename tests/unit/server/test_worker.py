@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 
 import pytest
 
@@ -242,3 +243,36 @@ def test_a_step_waits_for_conversations_that_may_go_on_until_they_say_that_they_
         assert ([len(step) for step in engine.steps].count(2) >= 11) == together
 
     with_worker(engine, scenario)
+
+
+# -- drafts that take more time than they spare -----------------------------------------------------------
+
+
+class SlowGuess:
+    """Offers a wrong token, which takes two milliseconds."""
+
+    def newest(self) -> PricedDraft:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.002:
+            pass
+        return PricedDraft([0], [0], [0.01])
+
+
+@pytest.mark.parametrize(("conversations", "last"), [(4, 8), (1, 64)])
+def test_several_conversations_stop_to_look_for_drafts_that_cost_more_than_they_spare(conversations, last):
+    searched: list[bool] = []
+
+    async def talk(worker: Worker, *, counts: bool) -> None:
+        text, sequence = [1, 2, 3], new_sequence()
+        for _ in range(192):
+            source = SlowGuess() if worker.searches else None
+            if counts:
+                searched.append(source is not None)
+            await worker.run(job := Job(sequence, text, Sampling(), source=source), 60)
+            text.append(job.token)
+
+    async def scenario(worker, loop) -> None:
+        await asyncio.gather(*(talk(worker, counts=number == 0) for number in range(conversations)))
+
+    with_worker(ToyEngine(delay_s=(0.1, 0.0)), scenario)
+    assert all(searched[:16]) and sum(searched[-64:]) == last
