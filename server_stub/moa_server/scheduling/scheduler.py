@@ -74,7 +74,8 @@ class Step:
 
     Attributes:
         rate: predicted tokens a second of its rounds; 0 without rounds.
-        seconds, token_s: predicted seconds of its rounds, and of each of their tokens without drafts.
+        seconds: predicted seconds of its rounds, with their drafts and memory rows.
+        token_s: predicted seconds of each token of its rounds without drafts.
         rests: whether none of its rounds looked for drafts, or brought one.
     """
 
@@ -263,7 +264,7 @@ class Scheduler:
             some = showing_price(len(jobs))
             without, with_some, with_chosen = seconds(np.array([0, some, sum(map(len, chosen))])).tolist()
             self.rate = len(jobs) / without
-            step.seconds, step.token_s = with_chosen - idle_s, (without - idle_s) / len(jobs)
+            step.token_s = (without - idle_s) / len(jobs)
             step.rests = not any(job.source is not None or job.paths for job, _ in jobs)
             self.price = self.rate * (with_some - without) / some
         for (waiting, held), nodes in zip(rounds, chosen, strict=True):
@@ -272,7 +273,8 @@ class Scheduler:
         if jobs:
             expected = len(jobs) + sum(each[node] for each, nodes in zip(paths, chosen, strict=True) for node in nodes)
             spent_s = max(job.drafting_s for job, _ in jobs) + self._cost.memory_seconds(step.memory_rows)
-            step.rate = expected / (with_chosen - idle_s + spent_s)
+            step.seconds = with_chosen - idle_s + spent_s
+            step.rate = expected / step.seconds
 
     def piece_alone(self, waiting: Waiting, held: int, most: int) -> Piece:
         """Return the next piece of a job for an engine that schedules itself; ``most`` tokens of it at most."""
