@@ -191,13 +191,13 @@ class Scheduler:
             if heard and piece.waiting in self._queue:  # else its client left in the middle
                 self._served[piece.waiting.job.sequence] = now
         self.search.steps += 1
-        self._learn_gain(step, now, between_s)
+        self._learn(step, now, between_s)
         self._ended = now
         ran = {id(piece.waiting) for piece in step.pieces}
         behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
         self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
 
-    def _learn_gain(self, step: Step, now: float, between_s: float) -> None:
+    def _learn(self, step: Step, now: float, between_s: float) -> None:
         jobs = [piece.waiting.job for piece in step.pieces]
         if (
             self._ended is None
@@ -206,15 +206,15 @@ class Scheduler:
             or not all(job.done for job in jobs)
         ):
             return
-        tokens = sum(len(job.path) + 1 for job in jobs)
+        serving, tokens = self.serving, sum(len(job.path) + 1 for job in jobs)
         if step.rests or any(job.source is not None for job in jobs):
             spared_s = tokens * step.token_s - step.seconds
             between_s = min(between_s, step.seconds)  # other work of the server says nothing of drafts
-            self.search.observe(self.serving, spared_s, between_s, searched=not step.rests)
+            self.search.observe(serving, spared_s, between_s, searched=not step.rests)
         if not step.rests:
             drafted, modelled = any(piece.request.draft for piece in step.pieces), any(job.drafting_s for job in jobs)
             measured = tokens / max(1e-6, now - self._ended)
-            self.gain.observe(self.serving, step.rate, measured, drafted=drafted, modelled=modelled)
+            self.gain.observe(serving, step.rate, measured, drafted=drafted, modelled=modelled)
 
     def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
         """Return how many rounds go into a step that no served sequence wants."""

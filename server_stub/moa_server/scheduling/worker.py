@@ -261,8 +261,9 @@ class Worker:
             self._learn(step, ended - began)
         self._last = step
         self._metrics.stepped(step, began, ended)
-        between_s, self._thread_s = time.thread_time() - self._thread_s, time.thread_time()
-        self._scheduler.stepped(step, ended, between_s)
+        thread_s = time.thread_time()
+        self._scheduler.stepped(step, ended, thread_s - self._thread_s)
+        self._thread_s = thread_s
         for piece in step.pieces:
             job = piece.waiting.job
             job.seconds += ended - began
