@@ -28,8 +28,9 @@ _FORGETTING = 1 / 200
 _TRUST, _FIRST = 16.0, np.array([1.0, 0.95, 0.9])
 #: Least weight of the newest step in the means of :class:`DraftSearch`, and steps before they count.
 _NEWEST, _FEW = 1 / 64, 32
-#: Steps, and those of them in which drafts are looked for although that does not pay.
-_CYCLE, _TRIALS = 64, 8
+#: Steps of a cycle; those of each in which drafts are looked for although that does not pay; and of how many cycles one
+#: has as many steps without a search although it pays.
+_CYCLE, _TRIALS, _RESTING = 64, 8, 8
 #: Least and largest ratio of one step: a stall does not predict later steps.
 _LEAST, _LARGEST = 0.5, 2.0
 
@@ -121,8 +122,8 @@ class DraftSearch:
     """Whether several sessions look for drafts at all.
 
     Frames of drafts, copies, memory rows and their choice take processor time between the passes of all, also if no
-    drafted token pays. Sessions stop to look if that is more than the drafts of earlier steps have spared; in some
-    steps they do all the same, to see whether it has changed.
+    drafted token pays. Sessions stop to look if that is more than the drafts of earlier steps have spared. In some
+    steps they do what does not pay, to see whether it has changed: searches more often than rests, which cost more.
 
     Attributes:
         steps: number of steps that were taken.
@@ -152,8 +153,11 @@ class DraftSearch:
     def pays(self, sessions: int) -> bool:
         """Return whether sessions shall look for drafts in the coming step. A single one always does."""
         row = sessions.bit_length()
-        if sessions <= 1 or self._seen[row, 1] < _FEW or self.steps % _CYCLE < _TRIALS:
+        cycle, step = divmod(self.steps, _CYCLE)
+        if sessions <= 1 or self._seen[row, 1] < _FEW or step < _TRIALS:
             return True
+        if cycle % _RESTING == 0 and step < 2 * _TRIALS:
+            return False
         rested_s, searched_s = self._between_s[row]
         if not self._seen[row, 0]:
             rested_s = searched_s / 2  # a guess, until it is tried

@@ -120,16 +120,16 @@ def test_drafts_of_a_crowd_have_to_be_predicted_better_by_what_predictions_were_
     assert gain.least(1) == gain.least(1, modelled=True) == 1.0 < gain.least(8) < gain.least(32, modelled=True)
 
 
-@pytest.mark.parametrize(("spared_s", "share"), [(0.0, 1 / 8), (0.002, 1 / 8), (0.004, 1.0)])
+@pytest.mark.parametrize(("spared_s", "share"), [(0.0, 1 / 8), (0.002, 1 / 8), (0.004, 63 / 64)])
 def test_a_crowd_looks_for_drafts_if_they_spare_more_than_the_search_takes(spared_s: float, share: float) -> None:
     """Between two steps a search takes 4 ms, and all else 1 ms."""
     search, looked = DraftSearch(), list[bool]()
-    for _ in range(640):
+    for _ in range(1024):
         searched = search.pays(5)
         search.steps += 1
         search.observe(5, spared_s if searched else 0.0, 0.005 if searched else 0.001, searched=searched)
         looked.append(searched)
-    assert sum(looked[-64:]) == share * 64
+    assert sum(looked[-512:]) == share * 512
     assert all(looked[:32]) and search.pays(1) and search.pays(9)  # nothing is known of as many
 
 
@@ -142,4 +142,14 @@ def test_a_crowd_whose_drafts_have_become_right_looks_for_them_again() -> None:
         searched = search.pays(4)
         search.steps = step
         search.observe(4, spared_s if searched else 0.0, 0.005 if searched else 0.001, searched=searched)
-    assert all(search.pays(4) for search.steps in range(64))
+    assert sum(search.pays(4) for search.steps in range(512)) == 512 - 8
+
+
+def test_a_stall_while_a_crowd_rests_is_no_reason_to_look_for_drafts_for_ever() -> None:
+    search, looked = DraftSearch(), list[bool]()
+    for search.steps in range(2048):
+        searched = search.pays(4)
+        between_s = 0.005 if searched else 0.001 if False in looked else 0.05
+        search.observe(4, 0.0, between_s, searched=searched)
+        looked.append(searched)
+    assert all(looked[64:512]) and sum(looked[-512:]) == 64
