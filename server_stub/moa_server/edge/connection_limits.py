@@ -78,6 +78,7 @@ class ConnectionSlots:
         self._slots: dict[Peer, ConnectionSlot] = {}
         # Requests whose bodies come, oldest first: their networks, and what ends them.
         self._bodies: dict[Peer, tuple[str, Callable[[], None]]] = {}
+        self._gave_way: set[Peer] = set()  # no longer busy, though their requests have not ended yet
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -95,7 +96,10 @@ class ConnectionSlots:
 
     def finish(self, peer: Peer) -> None:
         """Mark it waiting again; each True of :meth:`begin` needs one call."""
-        self.busy -= 1
+        if peer in self._gave_way:
+            self._gave_way.discard(peer)
+        else:
+            self.busy -= 1
         self.body_ended(peer)
         slot = self._slots.get(peer)
         if slot is not None:
@@ -113,6 +117,9 @@ class ConnectionSlots:
             return
         ended = next(other for other, (its_network, _) in self._bodies.items() if its_network == network)
         self._bodies.pop(ended)[1]()
+        # Many bodies may begin before the loop comes to the requests that gave way: those would lock others out.
+        self._gave_way.add(ended)
+        self.busy -= 1
 
     def body_ended(self, peer: Peer) -> None:
         """Note that it is whole, or no longer wanted."""

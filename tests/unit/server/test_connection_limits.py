@@ -84,9 +84,23 @@ def test_a_websocket_may_send_what_the_app_takes_and_little_else():
 def test_bodies_give_way_to_others_of_their_network_or_of_the_largest():
     made, ended = slots(EdgeLimits(per_address=3))[0], []
     large = [("10.0.0.2", port) for port in "1234"]
-    for peer in [("10.0.0.1", "1"), *large, ("10.0.0.3", "1"), ("10.0.0.4", "1")]:
+    peers = [("10.0.0.1", "1"), *large, ("10.0.0.3", "1"), ("10.0.0.4", "1")]
+    for peer in peers:
+        assert made.begin(peer)
         made.body_begins(peer, partial(ended.append, peer))
     assert ended == large[:2]  # 20 places: at most 5 bodies
+    assert made.busy == 5, "those that gave way are not busy, though their requests have not ended"
+    for peer in peers:
+        made.finish(peer)
+    assert made.busy == 0
+
+
+def test_bodies_that_come_in_one_burst_do_not_make_all_connections_busy():
+    made, ended = slots(EdgeLimits())[0], []
+    for port in range(300):
+        assert made.begin(("10.0.0.1", str(port)))
+        made.body_begins(("10.0.0.1", str(port)), partial(ended.append, port))
+    assert made.begin(("10.0.0.2", "1"), websocket=True)
 
 
 def test_an_ipv6_network_counts_as_one_client():
