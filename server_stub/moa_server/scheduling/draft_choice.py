@@ -122,46 +122,41 @@ class DraftSearch:
     """Whether several sessions look for drafts at all.
 
     Frames of drafts, copies, memory rows and their choice take processor time between the passes of all, also if no
-    drafted token pays. Sessions stop to look if that is more than the drafts of earlier steps have spared. In some
-    steps they do what does not pay, to see whether it has changed: searches more often than rests, which cost more.
+    drafted token pays. Sessions stop to look if steps lose more by that than their drafts spare. In some steps they do
+    what does not pay, to see whether it has changed: searches more often than rests, which cost more.
 
     Attributes:
         steps: number of steps that were taken.
     """
 
     def __init__(self) -> None:
-        # By bits of the number of sessions: mean seconds spared by a step's drafts; mean processor seconds between two
-        # steps, and their number, if drafts are not looked for and if they are.
-        self._spared_s, self._between_s, self._seen = np.zeros(32), np.zeros((32, 2)), np.zeros((32, 2))
+        # By bits of the number of sessions: mean seconds gained by a step without a search, and by one with a search,
+        # and the numbers of such steps.
+        self._gained_s, self._seen = np.zeros((32, 2)), np.zeros((32, 2))
         self.steps = 0
 
-    def observe(self, sessions: int, spared_s: float, between_s: float, *, searched: bool) -> None:
+    def observe(self, sessions: int, gained_s: float, *, searched: bool) -> None:
         """Learn from a step.
 
         Args:
-            spared_s: seconds by which steps without drafts would have taken longer for its tokens.
-            between_s: processor seconds of the event loop since the last step.
+            gained_s: seconds that steps without drafts would have taken longer for its tokens, minus the processor
+                seconds of the event loop since the last step.
             searched: whether its sessions looked for drafts.
         """
-        row, kind = sessions.bit_length(), int(searched)
-        self._seen[row, kind] += 1
-        weight = max(_NEWEST, 1 / self._seen[row, kind])
-        self._between_s[row, kind] += weight * (between_s - self._between_s[row, kind])
-        if searched:
-            self._spared_s[row] += weight * (spared_s - self._spared_s[row])
+        place = sessions.bit_length(), int(searched)
+        self._seen[place] += 1
+        self._gained_s[place] += max(_NEWEST, 1 / self._seen[place]) * (gained_s - self._gained_s[place])
 
     def pays(self, sessions: int) -> bool:
         """Return whether sessions shall look for drafts in the coming step. A single one always does."""
-        row = sessions.bit_length()
+        rested, searched = self._seen[sessions.bit_length()]
         cycle, step = divmod(self.steps, _CYCLE)
-        if sessions <= 1 or self._seen[row, 1] < _FEW or step < _TRIALS:
+        if sessions <= 1 or searched < _FEW or step < _TRIALS:
             return True
-        if cycle % _RESTING == 0 and step < 2 * _TRIALS:
+        if rested < _TRIALS or (cycle % _RESTING == 0 and step < 2 * _TRIALS):
             return False
-        rested_s, searched_s = self._between_s[row]
-        if not self._seen[row, 0]:
-            rested_s = searched_s / 2  # a guess, until it is tried
-        return bool(self._spared_s[row] >= searched_s - rested_s)
+        rested_s, searched_s = self._gained_s[sessions.bit_length()]
+        return bool(searched_s >= rested_s)
 
 
 class DraftWorth:

@@ -76,7 +76,6 @@ class Step:
         rate: predicted tokens a second of its rounds; 0 without rounds.
         seconds: predicted seconds of its rounds, with their drafts and memory rows.
         token_s: predicted seconds of each token of its rounds without drafts.
-        rests: whether none of its rounds looked for drafts, or brought one.
     """
 
     pieces: list[Piece] = field(default_factory=list)
@@ -84,7 +83,6 @@ class Step:
     rate: float = 0.0
     seconds: float = 0.0
     token_s: float = 0.0
-    rests: bool = False
 
     @property
     def tokens(self) -> int:
@@ -207,11 +205,12 @@ class Scheduler:
         ):
             return
         serving, tokens = self.serving, sum(len(job.path) + 1 for job in jobs)
-        if step.rests or any(job.source is not None for job in jobs):
-            spared_s = tokens * step.token_s - step.seconds
-            between_s = min(between_s, step.seconds)  # other work of the server says nothing of drafts
-            self.search.observe(serving, spared_s, between_s, searched=not step.rests)
-        if not step.rests:
+        searched, single_s = any(job.source is not None for job in jobs), tokens * step.token_s
+        spared_s = max(single_s - step.seconds, -single_s)  # a stall while drafts are made says little of the next ones
+        between_s = min(between_s, step.seconds)  # other work of the server says nothing of drafts
+        if searched or not all(job.paths for job in jobs):  # those asked for their drafts do not look for others
+            self.search.observe(serving, spared_s - between_s, searched=searched)
+        if searched or any(job.paths for job in jobs):
             drafted, modelled = any(piece.request.draft for piece in step.pieces), any(job.drafting_s for job in jobs)
             measured = tokens / max(1e-6, now - self._ended)
             self.gain.observe(serving, step.rate, measured, drafted=drafted, modelled=modelled)
@@ -265,7 +264,6 @@ class Scheduler:
             without, with_some, with_chosen = seconds(np.array([0, some, sum(map(len, chosen))])).tolist()
             self.rate = len(jobs) / without
             step.token_s = (without - idle_s) / len(jobs)
-            step.rests = not any(job.source is not None or job.paths for job, _ in jobs)
             self.price = self.rate * (with_some - without) / some
         for (waiting, held), nodes in zip(rounds, chosen, strict=True):
             lacking = max(1, len(waiting.job.prefix) - held)

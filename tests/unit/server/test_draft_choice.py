@@ -120,36 +120,35 @@ def test_drafts_of_a_crowd_have_to_be_predicted_better_by_what_predictions_were_
     assert gain.least(1) == gain.least(1, modelled=True) == 1.0 < gain.least(8) < gain.least(32, modelled=True)
 
 
-@pytest.mark.parametrize(("spared_s", "share"), [(0.0, 1 / 8), (0.002, 1 / 8), (0.004, 63 / 64)])
+def looking(spared_s: list[float], sessions: int, rested_s: list[float] | None = None) -> list[bool]:
+    """Say for each step whether a crowd looked for drafts.
+
+    Args:
+        spared_s: by the drafts of each step; the search for them takes 4 ms, and all else 1 ms.
+        rested_s: what the first steps without a search take.
+    """
+    search, looked, stalls = DraftSearch(), list[bool](), list(rested_s or [])
+    for search.steps, spared in enumerate(spared_s):
+        looked.append(search.pays(sessions))
+        resting_s = stalls.pop() if stalls and not looked[-1] else 0.001
+        search.observe(sessions, spared - 0.005 if looked[-1] else -resting_s, searched=looked[-1])
+    return looked
+
+
+@pytest.mark.parametrize(("spared_s", "share"), [(0.0, 1 / 8), (0.002, 1 / 8), (0.005, 63 / 64)])
 def test_a_crowd_looks_for_drafts_if_they_spare_more_than_the_search_takes(spared_s: float, share: float) -> None:
-    """Between two steps a search takes 4 ms, and all else 1 ms."""
-    search, looked = DraftSearch(), list[bool]()
-    for _ in range(1024):
-        searched = search.pays(5)
-        search.steps += 1
-        search.observe(5, spared_s if searched else 0.0, 0.005 if searched else 0.001, searched=searched)
-        looked.append(searched)
+    looked = looking([spared_s] * 1024, 5)
     assert sum(looked[-512:]) == share * 512
-    assert all(looked[:32]) and search.pays(1) and search.pays(9)  # nothing is known of as many
+    assert all(looked[:32]) and not any(looked[32:40]), "both are tried"
+    assert DraftSearch().pays(5) and all(looking([0.0] * 1024, 1))
 
 
 def test_a_crowd_whose_drafts_have_become_right_looks_for_them_again() -> None:
-    search, spared_s = DraftSearch(), 0.0
-    for step in range(4 * 640):
-        if step == 640:
-            assert sum(search.pays(4) for search.steps in range(640, 704)) == 8
-            spared_s = 0.01
-        searched = search.pays(4)
-        search.steps = step
-        search.observe(4, spared_s if searched else 0.0, 0.005 if searched else 0.001, searched=searched)
-    assert sum(search.pays(4) for search.steps in range(512)) == 512 - 8
+    looked = looking([0.0] * 640 + [0.01] * 1408, 4)
+    assert sum(looked[576:640]) == 8
+    assert sum(looked[-512:]) == 512 - 8
 
 
 def test_a_stall_while_a_crowd_rests_is_no_reason_to_look_for_drafts_for_ever() -> None:
-    search, looked = DraftSearch(), list[bool]()
-    for search.steps in range(2048):
-        searched = search.pays(4)
-        between_s = 0.005 if searched else 0.001 if False in looked else 0.05
-        search.observe(4, 0.0, between_s, searched=searched)
-        looked.append(searched)
+    looked = looking([0.0] * 2048, 4, [0.05])
     assert all(looked[64:512]) and sum(looked[-512:]) == 64

@@ -244,3 +244,14 @@ def test_a_crowd_stops_to_look_for_drafts_that_are_never_right():
         held.step(1.0)
     held.scheduler.search.steps = 32  # no trial
     assert not held.scheduler.search.pays(4)
+
+
+def test_a_crowd_beside_a_device_that_is_asked_for_its_drafts_still_learns_whether_to_look_for_some():
+    held, searched = Held(), list[bool]()
+    for _ in range(640):
+        for sequence in range(4):
+            held.look(sequence, 100)
+        searched.append(held.scheduler.waiting_rounds() != [])
+        held.add(4, 100, draft=2, held=99)
+        held.step(0.004 if searched[-1] else 0.001)
+    assert sum(searched[-64:]) == 8
