@@ -87,7 +87,8 @@ client_cpu_share  processor time of all clients by that of the processors they s
 by_stream         medians over windows of the figures divided by streaming's in the window of the same turn
 bound             the largest (n + sum of q) / T(n + |S|) over sets S of drafted nodes, divided by n / T(n): T are the
                   step costs, q the probabilities of nodes, both as the verifier measured them in these windows
-of_bound          tokens_per_cpu_s by streaming's, divided by the bound (tokens_per_s with --server)
+of_bound          tokens_per_cpu_s by streaming's, divided by the bound (tokens_per_s with --server); the noise of
+                  windows may bring it above 1
 """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,8 @@ _TOKENS = (1, 4, 8, 16)
 #: right if those before it are.
 _CROWDS, _DRAFTS, LIKELY = (1, 2, 4, 8, 16, 32), (0, 1, 2, 4), 0.6
 _CROWD_REPEATS = 3
+#: If the slowest of equal steps takes this many times the median, other programs use the processor.
+_DISTURBED = 2.0
 #: Seconds that the driver may take to name the GPU.
 _GPU_SECONDS = 10
 #: Tokens that a sequence may take beside its context: blocks are reserved whole, and for what follows.
@@ -42,13 +44,19 @@ _RESERVED = 256
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Median seconds of a measured step: ``tokens`` of each of ``sequences``, after ``context`` tokens."""
+    """A measured step: ``tokens`` of each of ``sequences``, after ``context`` tokens.
+
+    Attributes:
+        seconds: the median of equal steps.
+        slowest_seconds: of the slowest of these.
+    """
 
     what: str
     sequences: int
     tokens: int
     context: int
     seconds: float
+    slowest_seconds: float
 
 
 @dataclass(frozen=True)
@@ -123,18 +131,19 @@ async def measure(engine: Engine) -> list[StepTiming]:
         sequence = trial.open()
         await trial.prefill(sequence, context)
         for count in tokens:
-            seconds = statistics.median([await trial.verify([sequence], count - 1) for _ in range(_REPEATS)])
-            timed.append(StepTiming(f"{count} token{'s' * (count > 1)}", 1, count, context, seconds))
+            seconds = [await trial.verify([sequence], count - 1) for _ in range(_REPEATS)]
+            what = f"{count} token{'s' * (count > 1)}"
+            timed.append(StepTiming(what, 1, count, context, statistics.median(seconds), max(seconds)))
     with TimedSteps(engine, StepCost()) as trial:
         several = [trial.open() for _ in range(_SEQUENCES)]
         for sequence in several:
             await trial.prefill(sequence, short)
         for count, what in ((1, "1 token, short context"), (_SEQUENCES, f"{_SEQUENCES} sequences, 1 token each")):
-            seconds = statistics.median([await trial.verify(several[:count]) for _ in range(_REPEATS)])
-            timed.append(StepTiming(what, count, 1, short, seconds))
+            seconds = [await trial.verify(several[:count]) for _ in range(_REPEATS)]
+            timed.append(StepTiming(what, count, 1, short, statistics.median(seconds), max(seconds)))
     with TimedSteps(engine, StepCost()) as trial:
-        seconds = await trial.prefill(trial.open(), prefill)
-        timed.append(StepTiming(f"prefill of {prefill} tokens", 1, prefill, 0, seconds))
+        prefill_s = await trial.prefill(trial.open(), prefill)
+        timed.append(StepTiming(f"prefill of {prefill} tokens", 1, prefill, 0, prefill_s, prefill_s))
     return timed
 
 
@@ -184,9 +193,13 @@ def sessions(timed: Sequence[StepTiming], most: int) -> SessionCapacity:
     return SessionCapacity(served(0, 1), served(DRAFTED, COMMITTED))
 
 
-def advice(facts: Facts, machine: Machine, able: SessionCapacity) -> list[str]:
+def advice(facts: Facts, machine: Machine, timed: Sequence[StepTiming], able: SessionCapacity) -> list[str]:
     """Return sentences that an operator can act on."""
     said = []
+    disturbed = [step for step in timed if step.slowest_seconds > _DISTURBED * step.seconds]
+    if disturbed:
+        text = f"{len(disturbed)} of {len(timed)} kinds of steps once took over {_DISTURBED:g} times their median"
+        said.append(f"{text}, as beside other programs: run --doctor again without them")
     if machine.gpu and facts.device == "cpu":
         said.append(f"there is a GPU, {machine.gpu}, and the target runs on the CPU: see --device")
     if facts.device == "cpu" and machine.threads > machine.cores:
@@ -213,7 +226,7 @@ def report(
         "steps": [asdict(step) for step in timed],
         "sessions": {**asdict(able), **assumed},
         "drafting": [asdict(each) for each in worth],
-        "advice": advice(facts, machine, able),
+        "advice": advice(facts, machine, timed, able),
     }
 
 

@@ -33,7 +33,8 @@ class DrafterSelection:
     Rounds end if plain streaming would be faster, or if the server's answers take longer than a streamed verdict makes
     expect. After a pause the server streams again until drafts show once more that rounds are faster.
 
-    Drafts pause after many useless ones. If the server does not take drafts, all are useless.
+    Drafts pause after many useless ones. If the server takes drafts but has used none of the last ones, it does not wait
+    for them either; if it does not take any, all are useless.
 
     Args:
         drafting: ``auto``, or the side that always drafts.
@@ -106,13 +107,14 @@ class DrafterSelection:
     def drafted(self, outcome: RoundEnded, spared_s: float) -> None:
         """Note the round that a draft would have made; ``spared_s`` as in :meth:`round_ended`."""
         self._vain += 1
-        if self._vain >= _UNUSED:
-            self._vain = 0
+        # A server of many sessions that leaves out the tokens of drafts would leave out those of rounds, too.
+        left_out = self.takes_drafts and self._vain >= _LEAST_ROUNDS
+        if self._vain % _UNUSED == 0:
             self._drafts_pause.begin()
         if self._round_trip_s is None or not self._server:
             return
         self._add_round(outcome, outcome.accepted + 1, spared_s, self._round_trip_s)
-        if self._drafting != "auto" or self._rounds_pause.left or self._rounds < _LEAST_ROUNDS:
+        if self._drafting != "auto" or self._rounds_pause.left or self._rounds < _LEAST_ROUNDS or left_out:
             return
         if self._round_rate > self._margin * self._streaming_rate:
             self._switch(server=False)

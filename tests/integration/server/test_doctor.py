@@ -76,14 +76,16 @@ def test_warming_up_keeps_to_the_engines_limits(max_context, most_drafted):
 # -- the doctor -----------------------------------------------------------------------------------
 
 
-def timed(one: float, sixteen: float, eight_sequences: float) -> list[StepTiming]:
-    return [
-        StepTiming("1 token", 1, 1, 512, one),
-        StepTiming("16 tokens", 1, 16, 512, sixteen),
-        StepTiming("short", 1, 1, 64, one),
-        StepTiming("8 sequences", 8, 1, 64, eight_sequences),
-        StepTiming("prefill", 1, 256, 0, 1.0),
+def timed(one: float, sixteen: float, eight_sequences: float, slowest: float = 1.0) -> list[StepTiming]:
+    """Make timings of steps, the slowest of which took ``slowest`` times the median."""
+    steps = [
+        ("1 token", 1, 1, 512, one),
+        ("16 tokens", 1, 16, 512, sixteen),
+        ("short", 1, 1, 64, one),
+        ("8 sequences", 8, 1, 64, eight_sequences),
+        ("prefill", 1, 256, 0, 1.0),
     ]
+    return [StepTiming(*step, slowest * step[-1]) for step in steps]
 
 
 def test_sessions_are_those_that_fit_into_the_rate():
@@ -136,13 +138,14 @@ def test_a_draft_is_worth_what_it_brings_for_its_time():
 
 
 def test_advice():
-    def given(facts=FACTS, machine=MACHINE, able=SessionCapacity(1, 1)):  # noqa: B008 (frozen)
-        return advice(facts, machine, able)
+    def given(facts=FACTS, machine=MACHINE, able=SessionCapacity(1, 1), slowest=1.5):  # noqa: B008 (frozen)
+        return advice(facts, machine, timed(0.04, 0.05, 0.06, slowest), able)
 
     assert not given()
     assert "--device" in given(machine=Machine(2, 2, "a GPU", None, None))[0]
     assert "--threads 2" in given(machine=Machine(2, 8, "", None, None))[0]
     assert len(given(able=SessionCapacity(0, 0))) == 1
+    assert "--doctor again" in given(slowest=2.5)[0]
 
 
 def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):

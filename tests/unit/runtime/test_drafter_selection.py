@@ -52,14 +52,23 @@ def rounds(one: DrafterSelection, most: int, *, accepted: int, draft_s: float = 
 def test_the_device_takes_over_if_its_drafts_show_faster_rounds() -> None:
     one = selection()
     assert one.at_server and not one.wants_draft
-    drafts = stream(one, 50, accepted=2)
+    drafts = stream(one, 50, accepted=2, used=True)
     assert not one.at_server and drafts == 12  # 3 tokens in 45 ms against 1 in 30; fewer may be one copied passage
     close = selection()
     assert stream(close, 50, accepted=0, used=True) == 50 and close.at_server  # 1 token in 45 ms
 
 
+def test_the_server_streams_on_if_it_leaves_out_what_drafts_have_right() -> None:
+    """It serves many sessions, so it would leave out the tokens of rounds as well."""
+    crowd, older = selection(), selection(takes_drafts=False)
+    assert stream(crowd, 400, accepted=2) == 3 * 16 and crowd.at_server  # with pauses
+    assert stream(older, 400, accepted=2) == 12 and not older.at_server
+    stream(crowd, 500, accepted=2, used=True)
+    assert not crowd.at_server
+
+
 def test_a_small_lead_needs_more_drafts() -> None:
-    counts = [stream(one := selection(), 400, accepted=2, draft_s=draft_s) for draft_s in (0.005, 0.035, 0.048)]
+    counts = [stream(one := selection(), 400, accepted=2, draft_s=draft_s, used=True) for draft_s in (0.005, 0.035, 0.048)]
     assert counts == sorted(counts) and counts[0] < counts[-1] < 400 and not one.at_server
 
 
@@ -89,7 +98,7 @@ def test_drafts_in_vain_pause_for_longer_and_longer(takes_drafts: bool) -> None:
 )
 def test_the_server_streams_again_if_rounds_bring_less_than_expected(accepted: int, waited_s: float, most: int) -> None:
     one = selection()
-    stream(one, 50, accepted=2)
+    stream(one, 50, accepted=2, used=True)
     assert rounds(one, 100, accepted=accepted, waited_s=waited_s) <= most
     stream(one, 100, accepted=2, used=True)
     assert one.at_server  # it pauses
@@ -100,7 +109,7 @@ def test_the_server_streams_again_if_rounds_bring_less_than_expected(accepted: i
 def test_a_verifier_that_slowly_becomes_slower_is_not_busy() -> None:
     """Passes take longer as the context grows."""
     one = selection()
-    stream(one, 50, accepted=2)
+    stream(one, 50, accepted=2, used=True)
     for number in range(22):
         assert not one.at_server
         one.round_ended(outcome(2, 0.01, 0.035 * 1.002**number), 3, 0.0)

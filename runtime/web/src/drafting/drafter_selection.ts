@@ -108,13 +108,12 @@ export class DrafterSelection {
   /** Note the round that a draft would have made while the server streams; `sparedS`: see {@link roundEnded}. */
   drafted(outcome: RoundEnded, sparedS: number): void {
     this.vain++;
-    if (this.vain >= UNUSED) {
-      this.vain = 0;
-      this.draftsPause.begin();
-    }
+    // A server of many sessions that leaves out the tokens of drafts would leave out those of rounds, too.
+    const leftOut = this.takesDrafts && this.vain >= LEAST_ROUNDS;
+    if (this.vain % UNUSED === 0) this.draftsPause.begin();
     if (this.roundTripS === undefined || !this.server) return;
     this.addRound(outcome, outcome.accepted + 1, sparedS, this.roundTripS);
-    if (this.drafting !== "auto" || this.roundsPause.left || this.rounds < LEAST_ROUNDS) return;
+    if (this.drafting !== "auto" || this.roundsPause.left || this.rounds < LEAST_ROUNDS || leftOut) return;
     if (this.roundRate(this.roundTripS) > this.margin * this.streamingRate) {
       this.switchTo(false);
       this.roundsPause.begin();
