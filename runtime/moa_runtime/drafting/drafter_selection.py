@@ -33,8 +33,8 @@ class DrafterSelection:
     Rounds end if plain streaming would be faster, or if the server's answers take longer than a streamed verdict makes
     expect. After a pause the server streams again until drafts show once more that rounds are faster.
 
-    Drafts pause after many useless ones. If the server takes drafts but has used none of the last ones, it does not wait
-    for them either; if it does not take any, all are useless.
+    Drafts pause after many useless ones, and then the device does not try rounds. If the server does not take drafts,
+    all are useless, but rounds are tried.
 
     Args:
         drafting: ``auto``, or the side that always drafts.

@@ -68,7 +68,8 @@ def test_the_server_streams_on_if_it_leaves_out_what_drafts_have_right() -> None
 
 
 def test_a_small_lead_needs_more_drafts() -> None:
-    counts = [stream(one := selection(), 400, accepted=2, draft_s=draft_s, used=True) for draft_s in (0.005, 0.035, 0.048)]
+    lasting = (0.005, 0.035, 0.048)
+    counts = [stream(one := selection(), 400, accepted=2, draft_s=draft_s, used=True) for draft_s in lasting]
     assert counts == sorted(counts) and counts[0] < counts[-1] < 400 and not one.at_server
 
 
