@@ -230,13 +230,23 @@ def test_steps_of_a_crowd_alone_change_no_proportions() -> None:
         assert grows == pytest.approx(seconds(tokens, 8) / seconds(8, 8), rel=0.06)
 
 
-def test_a_crowd_stops_to_look_for_drafts_that_are_never_right():
-    held, searched = Held(), list[bool]()
-    for _ in range(320):
+def useless_looks(held: Held, steps: int, *, asked: int | None = None) -> list[bool]:
+    """Say for each step whether four sessions looked for drafts, which are never right; ``asked``: the sequence of a
+    device that is asked for its drafts."""
+    searched = []
+    for _ in range(steps):
         for sequence in range(4):
             held.look(sequence, 100)
         searched.append(held.scheduler.waiting_rounds() != [])
+        if asked is not None:
+            held.add(asked, 100, draft=2, held=99)
         held.step(0.004 if searched[-1] else 0.001)
+    return searched
+
+
+def test_a_crowd_stops_to_look_for_drafts_that_are_never_right():
+    held = Held()
+    searched = useless_looks(held, 320)
     assert all(searched[:30]) and sum(searched[-64:]) == 8
     for _ in range(64):  # rounds of devices, with drafts of their own, tell nothing of it
         for sequence in range(4):
@@ -247,11 +257,4 @@ def test_a_crowd_stops_to_look_for_drafts_that_are_never_right():
 
 
 def test_a_crowd_beside_a_device_that_is_asked_for_its_drafts_still_learns_whether_to_look_for_some():
-    held, searched = Held(), list[bool]()
-    for _ in range(640):
-        for sequence in range(4):
-            held.look(sequence, 100)
-        searched.append(held.scheduler.waiting_rounds() != [])
-        held.add(4, 100, draft=2, held=99)
-        held.step(0.004 if searched[-1] else 0.001)
-    assert sum(searched[-64:]) == 8
+    assert sum(useless_looks(Held(), 640, asked=4)[-64:]) == 8
