@@ -131,11 +131,6 @@ class Target:
         self._more = env.event()
         env.process(self._run())
 
-    @property
-    def searches(self) -> bool:
-        """See :attr:`moa_server.scheduling.worker.Worker.searches`; no time passes between the steps."""
-        return self.scheduler.search.pays(self.scheduler.serving)
-
     def run(self, job: Job) -> simpy.Event:
         """Hand in a job; the event occurs when it is done."""
         done = self._waiting[id(job)] = self.env.event()
@@ -274,7 +269,7 @@ class _ServerEnd:
             take_rows(self.session, job)
         else:
             drafts = StepDrafts(self.session, self.sequence, self._calibrations, work)
-            job = drafts.job(self._target.own, unasked=self._target.searches)
+            job = drafts.job(self._target.own, unasked=self._target.scheduler.searches)
             yield self._target.run(job)
             self._send(drafts.verdict(job)[0])
         while (rows := self.session.take_rows()) is not None:

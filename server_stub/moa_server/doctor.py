@@ -58,6 +58,11 @@ class StepTiming:
     seconds: float
     slowest_seconds: float
 
+    @classmethod
+    def of(cls, what: str, sequences: int, tokens: int, context: int, seconds: Sequence[float]) -> StepTiming:
+        """Sum up equal steps, which took ``seconds``."""
+        return cls(what, sequences, tokens, context, statistics.median(seconds), max(seconds))
+
 
 @dataclass(frozen=True)
 class DraftingWorth:
@@ -132,18 +137,17 @@ async def measure(engine: Engine) -> list[StepTiming]:
         await trial.prefill(sequence, context)
         for count in tokens:
             seconds = [await trial.verify([sequence], count - 1) for _ in range(_REPEATS)]
-            what = f"{count} token{'s' * (count > 1)}"
-            timed.append(StepTiming(what, 1, count, context, statistics.median(seconds), max(seconds)))
+            timed.append(StepTiming.of(f"{count} token{'s' * (count > 1)}", 1, count, context, seconds))
     with TimedSteps(engine, StepCost()) as trial:
         several = [trial.open() for _ in range(_SEQUENCES)]
         for sequence in several:
             await trial.prefill(sequence, short)
         for count, what in ((1, "1 token, short context"), (_SEQUENCES, f"{_SEQUENCES} sequences, 1 token each")):
             seconds = [await trial.verify(several[:count]) for _ in range(_REPEATS)]
-            timed.append(StepTiming(what, count, 1, short, statistics.median(seconds), max(seconds)))
+            timed.append(StepTiming.of(what, count, 1, short, seconds))
     with TimedSteps(engine, StepCost()) as trial:
-        prefill_s = await trial.prefill(trial.open(), prefill)
-        timed.append(StepTiming(f"prefill of {prefill} tokens", 1, prefill, 0, prefill_s, prefill_s))
+        seconds = [await trial.prefill(trial.open(), prefill)]
+        timed.append(StepTiming.of(f"prefill of {prefill} tokens", 1, prefill, 0, seconds))
     return timed
 
 
@@ -199,7 +203,7 @@ def advice(facts: Facts, machine: Machine, timed: Sequence[StepTiming], able: Se
     disturbed = [step for step in timed if step.slowest_seconds > _DISTURBED * step.seconds]
     if disturbed:
         text = f"{len(disturbed)} of {len(timed)} kinds of steps once took over {_DISTURBED:g} times their median"
-        said.append(f"{text}, as beside other programs: run --doctor again without them")
+        said.append(f"{text}: stop other programs, and run --doctor again")
     if machine.gpu and facts.device == "cpu":
         said.append(f"there is a GPU, {machine.gpu}, and the target runs on the CPU: see --device")
     if facts.device == "cpu" and machine.threads > machine.cores:

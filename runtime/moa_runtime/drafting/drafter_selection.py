@@ -33,8 +33,8 @@ class DrafterSelection:
     Rounds end if plain streaming would be faster, or if the server's answers take longer than a streamed verdict makes
     expect. After a pause the server streams again until drafts show once more that rounds are faster.
 
-    Drafts pause after many useless ones, and then the device does not try rounds. If the server does not take drafts,
-    all are useless, but rounds are tried.
+    Drafts pause after many useless ones. Rounds are not tried if the server takes drafts but has used none of the last
+    twelve. If it does not take drafts, all are useless, and rounds are tried.
 
     Args:
         drafting: ``auto``, or the side that always drafts.
@@ -107,7 +107,7 @@ class DrafterSelection:
     def drafted(self, outcome: RoundEnded, spared_s: float) -> None:
         """Note the round that a draft would have made; ``spared_s`` as in :meth:`round_ended`."""
         self._vain += 1
-        # A server of many sessions that leaves out the tokens of drafts would leave out those of rounds, too.
+        # A crowded server that leaves out unsolicited drafts would also leave out the tokens of rounds.
         left_out = self.takes_drafts and self._vain >= _LEAST_ROUNDS
         if self._vain % _UNUSED == 0:
             self._drafts_pause.begin()

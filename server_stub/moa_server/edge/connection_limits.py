@@ -67,21 +67,25 @@ class ConnectionSlots:
     ended: connections that never complete a request shorten the time that others have, and do not lock them out. The
     same holds for bodies: a quarter of the places is for those that are not whole.
 
-    Attributes:
-        busy: number of busy connections, see :class:`ConnectionSlot`.
     """
 
     def __init__(self, limits: EdgeLimits, ceiling: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self.ceiling, self.clock = limits, ceiling, clock
         self.most_busy = max(1, ceiling - max(1, ceiling // 8))
-        self.busy = 0
+        self._begun = 0  # requests that have not ended
         self._slots: dict[Peer, ConnectionSlot] = {}
         # Requests whose bodies come, oldest first: their networks, and what ends them.
         self._bodies: dict[Peer, tuple[str, Callable[[], None]]] = {}
-        self._gave_way: set[Peer] = set()  # no longer busy, though their requests have not ended yet
+        self._gave_way: set[Peer] = set()  # whose bodies were ended, and whose requests have not ended yet
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def busy(self) -> int:
+        """Number of busy connections, see :class:`ConnectionSlot`, without those whose bodies gave way: a burst of
+        bodies begins before the event loop ends these requests, and would block all others."""
+        return self._begun - len(self._gave_way)
 
     def begin(self, peer: Peer, websocket: bool = False) -> bool:
         """Mark a connection busy: it has a complete request header. Return False if the request is to be refused."""
@@ -91,15 +95,13 @@ class ConnectionSlots:
         slot = self._slots.setdefault(peer, ConnectionSlot(network_of(peer[0]), self.clock()))
         slot.requests += 1
         slot.websocket = websocket
-        self.busy += 1
+        self._begun += 1
         return True
 
     def finish(self, peer: Peer) -> None:
         """Mark it waiting again; each True of :meth:`begin` needs one call."""
-        if peer in self._gave_way:
-            self._gave_way.discard(peer)
-        else:
-            self.busy -= 1
+        self._begun -= 1
+        self._gave_way.discard(peer)
         self.body_ended(peer)
         slot = self._slots.get(peer)
         if slot is not None:
@@ -117,9 +119,7 @@ class ConnectionSlots:
             return
         ended = next(other for other, (its_network, _) in self._bodies.items() if its_network == network)
         self._bodies.pop(ended)[1]()
-        # Many bodies may begin before the loop comes to the requests that gave way: those would lock others out.
         self._gave_way.add(ended)
-        self.busy -= 1
 
     def body_ended(self, peer: Peer) -> None:
         """Note that it is whole, or no longer wanted."""

@@ -28,8 +28,8 @@ _FORGETTING = 1 / 200
 _TRUST, _FIRST = 16.0, np.array([1.0, 0.95, 0.9])
 #: Least weight of the newest step in the means of :class:`DraftSearch`, and steps before they count.
 _NEWEST, _FEW = 1 / 64, 32
-#: Steps of a cycle; those of each in which drafts are looked for although that does not pay; and of how many cycles one
-#: has as many steps without a search although it pays.
+#: Steps of a cycle; steps at its beginning that search even if that does not pay; and every how many cycles as many
+#: steps rest even if a search pays.
 _CYCLE, _TRIALS, _RESTING = 64, 8, 8
 #: Least and largest ratio of one step: a stall does not predict later steps.
 _LEAST, _LARGEST = 0.5, 2.0
@@ -122,8 +122,8 @@ class DraftSearch:
     """Whether several sessions look for drafts at all.
 
     Frames of drafts, copies, memory rows and their choice take processor time between the passes of all, also if no
-    drafted token pays. Sessions stop to look if steps lose more by that than their drafts spare. In some steps they do
-    what does not pay, to see whether it has changed: searches more often than rests, which cost more.
+    drafted token pays. Sessions stop looking when the search costs more than the drafts spare. In some steps they do
+    the opposite, to notice a change. A needless rest costs more than a needless search, so it is tried less often.
 
     Attributes:
         steps: number of steps that were taken.

@@ -141,6 +141,11 @@ class Scheduler:
         """Number of sequences that got a token lately, or wait for their first."""
         return len(self._served.keys() | {waiting.job.sequence for waiting in self._queue if not waiting.background})
 
+    @property
+    def searches(self) -> bool:
+        """Whether sessions shall look for drafts of the coming step."""
+        return self.search.pays(self.serving)
+
     def add(self, waiting: Waiting) -> None:
         """Add a job to the queue."""
         self._queue.append(waiting)

@@ -135,8 +135,8 @@ class Worker:
 
     @property
     def searches(self) -> bool:
-        """Whether sessions shall look for drafts of the coming step."""
-        return self._scheduler.search.pays(self._scheduler.serving)
+        """See :attr:`Scheduler.searches`."""
+        return self._scheduler.searches
 
     @property
     def memory_row_s(self) -> float:

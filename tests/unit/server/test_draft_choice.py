@@ -120,35 +120,43 @@ def test_drafts_of_a_crowd_have_to_be_predicted_better_by_what_predictions_were_
     assert gain.least(1) == gain.least(1, modelled=True) == 1.0 < gain.least(8) < gain.least(32, modelled=True)
 
 
-def looking(spared_s: list[float], sessions: int, rested_s: list[float] | None = None) -> list[bool]:
+#: Seconds that a search for drafts takes, and all else between two steps; sums of them are exact.
+SEARCH_S, ELSE_S = 2**-8, 2**-10
+
+
+def looking(search: DraftSearch, spared_s: list[float], sessions: int, first_rest_s: float = ELSE_S) -> list[bool]:
     """Say for each step whether a crowd looked for drafts.
 
     Args:
-        spared_s: by the drafts of each step; the search for them takes 4 ms, and all else 1 ms.
-        rested_s: what the first steps without a search take.
+        spared_s: by the drafts of each step.
+        first_rest_s: what the first step without a search takes.
     """
-    search, looked, stalls = DraftSearch(), list[bool](), list(rested_s or [])
+    looked: list[bool] = []
     for search.steps, spared in enumerate(spared_s):
-        looked.append(search.pays(sessions))
-        resting_s = stalls.pop() if stalls and not looked[-1] else 0.001
-        search.observe(sessions, spared - 0.005 if looked[-1] else -resting_s, searched=looked[-1])
+        searched = search.pays(sessions)
+        rest_s = ELSE_S if False in looked else first_rest_s
+        search.observe(sessions, spared - SEARCH_S - ELSE_S if searched else -rest_s, searched=searched)
+        looked.append(searched)
     return looked
 
 
-@pytest.mark.parametrize(("spared_s", "share"), [(0.0, 1 / 8), (0.002, 1 / 8), (0.005, 63 / 64)])
-def test_a_crowd_looks_for_drafts_if_they_spare_more_than_the_search_takes(spared_s: float, share: float) -> None:
-    looked = looking([spared_s] * 1024, 5)
+@pytest.mark.parametrize(("spared", "share"), [(0.0, 1 / 8), (0.5, 1 / 8), (1.0, 63 / 64)])
+def test_a_crowd_looks_for_drafts_if_they_spare_as_much_as_the_search_takes(spared: float, share: float) -> None:
+    search = DraftSearch()
+    looked = looking(search, [spared * SEARCH_S] * 1024, 5)
     assert sum(looked[-512:]) == share * 512
     assert all(looked[:32]) and not any(looked[32:40]), "both are tried"
-    assert DraftSearch().pays(5) and all(looking([0.0] * 1024, 1))
+    search.steps = 40  # no trial
+    assert search.pays(1) and search.pays(9)  # nothing is known of as many
+    assert all(looking(search, [0.0] * 1024, 1))
 
 
 def test_a_crowd_whose_drafts_have_become_right_looks_for_them_again() -> None:
-    looked = looking([0.0] * 640 + [0.01] * 1408, 4)
+    looked = looking(DraftSearch(), [0.0] * 640 + [0.01] * 1408, 4)
     assert sum(looked[576:640]) == 8
     assert sum(looked[-512:]) == 512 - 8
 
 
 def test_a_stall_while_a_crowd_rests_is_no_reason_to_look_for_drafts_for_ever() -> None:
-    looked = looking([0.0] * 2048, 4, [0.05])
+    looked = looking(DraftSearch(), [0.0] * 2048, 4, 0.05)
     assert all(looked[64:512]) and sum(looked[-512:]) == 64

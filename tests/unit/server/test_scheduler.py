@@ -58,8 +58,7 @@ class Held:
 
     def look(self, sequence: int, prefix: int) -> None:
         """Add a round, which takes the newest draft if that pays."""
-        searches = self.scheduler.search.pays(self.scheduler.serving)
-        job = Job(sequence, [1] * prefix, Sampling(), source=Guesses() if searches else None)
+        job = Job(sequence, [1] * prefix, Sampling(), source=Guesses() if self.scheduler.searches else None)
         job.take_newest()
         self.held[sequence] = prefix - 1
         self.scheduler.add(Waiting(job, self.now))

@@ -108,7 +108,7 @@ export class DrafterSelection {
   /** Note the round that a draft would have made while the server streams; `sparedS`: see {@link roundEnded}. */
   drafted(outcome: RoundEnded, sparedS: number): void {
     this.vain++;
-    // A server of many sessions that leaves out the tokens of drafts would leave out those of rounds, too.
+    // A crowded server that leaves out unsolicited drafts would also leave out the tokens of rounds.
     const leftOut = this.takesDrafts && this.vain >= LEAST_ROUNDS;
     if (this.vain % UNUSED === 0) this.draftsPause.begin();
     if (this.roundTripS === undefined || !this.server) return;
