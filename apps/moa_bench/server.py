@@ -9,9 +9,11 @@ import math
 import secrets
 import tempfile
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -64,19 +66,21 @@ Measure the service of N sessions at once by one verifier, for each way in which
 the device, on the server, or wherever it is faster (auto, the default of every program), and chats without any drafts
 (stream).
 
-Each session is a client in a process of its own. In a window all clients begin together and ask one question
-after the other, each in a new conversation, until the window is over; unfinished answers are then given up.
-Only committed tokens that arrived within the window count. In all modes a client asks the same questions in
-the same order. Verifier and clients have processors of their own if the machine has two or more. Each window has a
-bearer token of its own, so that prompts are shared within a window alone. A verifier of yours (--server) knows one
-token: there later windows find the prompts of earlier ones, and stream has the drafts of that verifier unless it runs
-with --no-drafts.
+Each session is a client in a process of its own. All clients begin together and ask one question after the other,
+each in a new conversation. The window begins when each has the first token of an answer, so that these prompts do
+not count; at its end unfinished answers are given up. Only committed tokens that arrived within the window count.
+Prompts of later answers within it do count, and windows differ by their number: with short answers or few seconds
+that is noise. In all modes a client asks the same questions in the same order. Verifier and clients have processors
+of their own if the machine has two or more. Each window has a bearer token of its own, so that prompts are shared
+within a window alone. A verifier of yours (--server) knows one token: there later windows find the prompts of
+earlier ones, and stream has the drafts of that verifier unless it runs with --no-drafts.
 
 tokens_per_s      of all sessions together
 tokens_per_cpu_s  by processor seconds of the verifier's process, all of its threads; null with --server
 ms_per_token      as one session sees it: k tokens that arrive t ms after those before them took t / k ms each;
                   the first token of an answer is left out
-ttft_ms           from sending a question to its first token, of answers that began within the window
+ttft_ms           from sending a question to its first token, also of the questions that all clients send together
+                  before the window
 sessions_per_pass verdicts by forward passes of the target, prompts included
 passes_per_token  forward passes of the target, prompts included, by tokens; passes whose tokens arrive just
                   outside the window blur it
@@ -99,7 +103,7 @@ of_bound          tokens_per_cpu_s by streaming's, divided by the bound (tokens_
             default="1,4,8",
         )
         add("--modes MODE,MODE,...", "of %(default)s (default: all)", default=",".join(MODES))
-        add("--seconds S", "length of a window (default %(default)g)", default=15.0)
+        add("--seconds S", "length of a window after the first tokens (default %(default)g)", default=15.0)
         add("--repeats N", "windows for each number and mode, in turns (default %(default)s)", default=3)
         options.add_question_options(parser, required=False)
         options.add_bundle_options(parser)
@@ -110,7 +114,7 @@ of_bound          tokens_per_cpu_s by streaming's, divided by the bound (tokens_
             f"engine of the target in the verifier, of {','.join(ENGINES)}; several are compared in one run "
             f"(default: {ENGINES[0]})",
         )
-        options.add_answer_options(parser, max_new_tokens=64)
+        options.add_answer_options(parser, max_new_tokens=256)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         from moa_drafter.progress import Progress
@@ -236,12 +240,14 @@ class WindowResult:
     """The outcome of one window.
 
     Attributes:
+        begin: seconds of :func:`time.perf_counter`; of what clients recorded, tokens up to then do not count.
         passes: forward passes of the target within it.
         peak_memory: of the verifier's process, bytes; None if it was not started here.
         cpu_s: processor time of that process within it, seconds; None likewise.
         bound: of drafting, see :func:`moa_bench.draft_bound.draft_bound`; None if the verifier does not tell its costs.
     """
 
+    begin: float
     clients: list[ClientRecord]
     passes: int
     peak_memory: int | None
@@ -277,18 +283,21 @@ def schedule(
 def measure_window(
     load: Load, seconds: float, verifier: Verifier, fleet: Fleet, token: str | None = None
 ) -> WindowResult:
-    """Let the clients of a load work for a window, with a bearer ``token`` if one is given. Raises VerifierGoneError:
-    the verifier has ended; MoaError: a client has ended, or was refused."""
+    """Let the clients of a load work until each has a first token, then for a window of ``seconds``, with a bearer
+    ``token`` if one is given. Raises VerifierGoneError: the verifier has ended; MoaError: a client has ended, or was
+    refused."""
     import psutil
 
     _await_forgetting(verifier)
     for_clients = verifier if token is None else replace(verifier, endpoint=replace(verifier.endpoint, token=token))
     try:
         process = None if verifier.pid is None else psutil.Process(verifier.pid)
+        fleet.begin(load.clients, Window(load.mode, for_clients))
         peak, cpu_before = None, None if process is None else process.cpu_times()
-        before, end, step_ms = verifier.status(), time.monotonic() + seconds, None
-        fleet.begin(load.clients, Window(load.mode, seconds, for_clients))
-        while (left := end - time.monotonic()) > 0:
+        before, begin, step_ms = verifier.status(), time.perf_counter(), None
+        end = begin + seconds
+        fleet.end_at(end)
+        while (left := end - time.perf_counter()) > 0:
             if process is not None:
                 peak = max(resident_memory(process), peak or 0)
             if step_ms is None and left < seconds / 2:  # costs of steps with all these sessions
@@ -305,7 +314,7 @@ def measure_window(
     if "acceptance" in after:
         counts = {name: np.subtract(each, before["acceptance"][name]) for name, each in after["acceptance"].items()}
         bound = draft_bound(load.clients, step_ms or {}, counts.pop("rounds"), counts)
-    return WindowResult(fleet.collect(), after["forwards"] - before["forwards"], peak, cpu_s, bound)
+    return WindowResult(begin, fleet.collect(), after["forwards"] - before["forwards"], peak, cpu_s, bound)
 
 
 def _await_forgetting(verifier: Verifier) -> None:
@@ -360,8 +369,9 @@ def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, c
     begun = [answer for answer in answers if answer.bursts]
     first_tokens = [answer.first_s for answer in begun]
     latencies = [latency for window in windows for latency in _latencies(window)]
-    verdicts = sum(len(answer.bursts) - 1 for answer in begun)
-    by_window = [sum(burst.tokens for burst in _bursts(window)) for window in windows]
+    bursts = [_bursts(window) for window in windows]
+    verdicts = sum(len(answer) - 1 for window in windows for answer in _counted(window))
+    by_window = [sum(burst.tokens for burst in each) for each in bursts]
     tokens = sum(by_window)
     memories = [window.peak_memory for window in windows if window.peak_memory is not None]
     cpu_s = sum(window.cpu_s or 0.0 for window in windows)
@@ -380,7 +390,7 @@ def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, c
         "ms_per_token_by_window": [mean_ms(_latencies(window)) for window in windows],
         "ttft_ms": {"mean": mean_ms(first_tokens), "p95": percentile_ms(first_tokens, 95)},
         "passes_per_token": ratio(passes, tokens),
-        "sessions_per_pass": ratio(sum(len(answer.bursts) for answer in begun), passes),
+        "sessions_per_pass": ratio(sum(map(len, bursts)), passes),
         "tokens_per_round": ratio(len(latencies), verdicts) if load.mode != "stream" else None,
         "peak_memory_mb": round(max(memories) / 1e6, 1) if memories else None,
         "client_cpu_share": rounded(sum(client.cpu_s for client in clients) / (time_measured * client_cpus)),
@@ -388,12 +398,19 @@ def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, c
     }
 
 
+def _counted(window: WindowResult) -> list[list[Burst]]:
+    """Bursts of each answer within the window, after the last one before it if there is one."""
+    begun = [answer.bursts for client in window.clients for answer in client.answers if answer.bursts]
+    firsts = [bisect_right(bursts, window.begin, key=attrgetter("at")) for bursts in begun]
+    return [bursts[max(0, first - 1) :] for bursts, first in zip(begun, firsts, strict=True)]
+
+
 def _bursts(window: WindowResult) -> list[Burst]:
-    return [burst for client in window.clients for answer in client.answers for burst in answer.bursts]
+    return [burst for bursts in _counted(window) for burst in bursts if burst.at > window.begin]
 
 
 def _latencies(window: WindowResult) -> list[float]:
-    return [each for client in window.clients for answer in client.answers for each in token_latencies(answer.bursts)]
+    return [each for bursts in _counted(window) for each in token_latencies(bursts)]
 
 
 def _by_stream(modes: Mapping[str, Mapping[str, Any]], base: str) -> dict[str, dict[str, float | None]]:

@@ -25,20 +25,22 @@ from moa_runtime.options import LoopSettings
 
 #: Longer than any queue before the verifier.
 _PATIENCE_S = 600.0
+#: Between two looks for a first token, or for the end of the window.
+_LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
 class Window:
-    """A command to work in one of :data:`moa_bench.server.MODES` for ``seconds`` after its receipt."""
+    """A command to work in one of :data:`moa_bench.server.MODES` until the end that follows it."""
 
     mode: str
-    seconds: float
     verifier: Verifier
 
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """One client's window: answers, finished or not, and processor seconds of all its threads."""
+    """One client's answers until the end of a window, finished or not, also those from before it began; and processor
+    seconds of all its threads within it."""
 
     answers: list[Answer]
     cpu_s: float
@@ -50,7 +52,9 @@ class ClientRecord:
 def run_client(
     connection: Connection, bundle_folder: Path, prompts: Sequence[Prompt], settings: AnswerSettings
 ) -> None:
-    """Load the bundle, then send None, and a ClientRecord for each Window received, or a MoaError at last.
+    """Load the bundle, then send None. For each Window received, send None after the first token, receive the end of
+    the window (seconds of :func:`time.perf_counter`), and send a ClientRecord after it. A MoaError may come in place of
+    each of these, and is the last.
 
     Ends when the other end of ``connection`` is closed.
     """
@@ -68,23 +72,32 @@ def run_client(
             loop = LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting)
             new_drafter = (lambda turn: None) if streams else (lambda turn: drafter_for(bundle.manifest, backend))
             asking = _chat(window.verifier, prompts, ChatMode(bundle, new_drafter, settings, loop), answers)
-            connection.send(asyncio.run(_until_over(asking, window.seconds, answers)))
+            connection.send(asyncio.run(_window(asking, connection, answers)))
     except (EOFError, BrokenPipeError):
         return
     except MoaError as error:
         connection.send(MoaError(str(error), code=error.code))
 
 
-async def _until_over(asking: Coroutine[None, None, None], seconds: float, answers: list[Answer]) -> ClientRecord:
-    began, cpu_began = time.perf_counter(), time.process_time()
+async def _window(asking: Coroutine[None, None, None], connection: Connection, answers: list[Answer]) -> ClientRecord:
     task = asyncio.create_task(asking)
-    ended, _ = await asyncio.wait({task}, timeout=seconds)
-    for early in ended:
-        early.result()  # it ends by raising only
+
+    async def work_on(seconds: float) -> None:
+        ended, _ = await asyncio.wait({task}, timeout=seconds)
+        for early in ended:
+            early.result()  # it ends by raising only
+
+    while not any(answer.bursts for answer in answers):
+        await work_on(_LOOK_EVERY_S)
+    connection.send(None)
+    while not connection.poll():
+        await work_on(_LOOK_EVERY_S)
+    end: float = connection.recv()
+    cpu_began = time.process_time()
+    await work_on(max(0.0, end - time.perf_counter()))
     cpu_s = time.process_time() - cpu_began
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    end = began + seconds
     return ClientRecord([answer.until(end) for answer in answers if answer.sent <= end], cpu_s)
 
 
@@ -140,19 +153,29 @@ class Fleet:
         self._busy.append(ours)
 
     def begin(self, clients: int, window: Window) -> None:
-        """Set the first ``clients`` clients to work; the others stay idle."""
+        """Set the first ``clients`` clients to work, and wait until each has a first token; the others stay idle.
+        Raises MoaError as ``collect`` does."""
         self._busy = self._connections[:clients]
+        self._send(window)
+        self.collect()
+        self._busy = self._connections[:clients]
+
+    def end_at(self, moment: float) -> None:
+        """Tell clients at work when the window is over, in seconds of :func:`time.perf_counter`."""
+        self._send(moment)
+
+    def _send(self, message: Window | float) -> None:
         for connection in self._busy:
             with contextlib.suppress(BrokenPipeError):  # `collect` reports that it has ended
-                connection.send(window)
+                connection.send(message)
 
     def wait_for_any(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for a client at work to finish or fail; returns whether one has."""
         return bool(wait(self._busy, seconds))
 
     def collect(self) -> list[ClientRecord]:
-        """Wait for all clients at work; returns their records in no particular order. Raises MoaError if a client
-        failed, or its process has ended."""
+        """Wait for a message of each client at work; returns the records among them in no particular order. Raises
+        MoaError if a client failed, or its process has ended."""
         records = []
         while self._busy:
             ready = wait(self._busy)

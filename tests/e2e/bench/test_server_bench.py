@@ -80,10 +80,10 @@ def test_figures_worked_out_by_hand():
     second = Answer(1.8, bursts=[Burst(2.1, 1)])
     unanswered = Answer(0.1)
     drafted = [
-        WindowResult([ClientRecord([first, second], 0.3), ClientRecord([unanswered], 0.1)], 5, 7_000_000, 2.5),
-        WindowResult([ClientRecord([], 0.0), ClientRecord([], 0.0)], 1, 9_000_000, 0.5),
+        WindowResult(0.0, [ClientRecord([first, second], 0.3), ClientRecord([unanswered], 0.1)], 5, 7_000_000, 2.5),
+        WindowResult(0.0, [ClientRecord([], 0.0), ClientRecord([], 0.0)], 1, 9_000_000, 0.5),
     ]
-    streamed = [WindowResult([ClientRecord([Answer(0.0, bursts=[Burst(1.0, 1)] * 12)], 0.2)], 13, None)]
+    streamed = [WindowResult(0.0, [ClientRecord([Answer(0.0, bursts=[Burst(1.0, 1)] * 12)], 0.2)], 13, None)]
     found = figures_of({Load(2, "device"): drafted, Load(2, "stream"): streamed}, seconds=4.0, client_cpus=2)
     draft = found["sessions"]["2"]["device"]
     assert (draft["tokens"], draft["answers"]) == (6, 3)
@@ -101,10 +101,22 @@ def test_figures_worked_out_by_hand():
     assert found["by_stream"] == {"2": {"device": by_stream}}
 
 
+def test_tokens_before_the_window_do_not_count_but_their_times_do():
+    begun = Answer(0.5, bursts=[Burst(1.0, 1), Burst(1.4, 2), Burst(2.4, 2), Burst(2.6, 1)])
+    answered = Answer(0.0, bursts=[Burst(1.5, 1)])
+    following = Answer(2.0, bursts=[Burst(2.2, 1), Burst(2.5, 3)])
+    window = WindowResult(1.5, [ClientRecord([begun], 0.0), ClientRecord([answered, following], 0.0)], 2, None, 2.0)
+    found = figures_of({Load(2, "device"): [window]}, seconds=2.0, client_cpus=1)["sessions"]["2"]["device"]
+    assert (found["tokens"], found["tokens_per_s"], found["tokens_per_cpu_s"]) == (7, 3.5, 3.5)
+    assert found["ms_per_token"]["mean"] == pytest.approx(1000 * (1.0 + 0.2 + 0.3) / 6)
+    assert (found["sessions_per_pass"], found["tokens_per_round"]) == (2.0, 2.0)
+    assert found["ttft_ms"]["mean"] == pytest.approx((500 + 1500 + 200) / 3, abs=0.01)
+
+
 def test_windows_are_compared_in_pairs_and_with_their_bound():
     def window(tokens: int, cpu_s: float, bound: float | None = None) -> WindowResult:
         bursts = [Burst(each / tokens, 1) for each in range(tokens)]
-        return WindowResult([ClientRecord([Answer(0.0, bursts=bursts)], 0.1)], tokens, 1, cpu_s, bound)
+        return WindowResult(-1.0, [ClientRecord([Answer(0.0, bursts=bursts)], 0.1)], tokens, 1, cpu_s, bound)
 
     streamed = [window(10, 1.0), window(20, 1.0), window(40, 2.0)]
     drafted = [window(12, 1.0, 1.4), window(30, 1.0, 1.5), window(44, 2.0, 1.6)]
@@ -148,7 +160,9 @@ def test_each_window_has_a_bearer_and_the_verifier_drafts_for_none_that_stream(t
 def test_engines_are_compared_with_the_streaming_of_the_first_one():
     tokens = {("stream", "transformers"): 2, ("stream", "vllm"): 12, ("auto", "vllm"): 6, ("device", "vllm"): 0}
     windows = {
-        Load(1, *name): [WindowResult([ClientRecord([Answer(0.0, bursts=[Burst(1.0, n)] if n else [])], 0.1)], 1, None)]
+        Load(1, *name): [
+            WindowResult(0.0, [ClientRecord([Answer(0.0, bursts=[Burst(1.0, n)] if n else [])], 0.1)], 1, None)
+        ]
         for name, n in tokens.items()
     }
     found = figures_of(windows, seconds=1.0, client_cpus=1)
@@ -165,7 +179,7 @@ def test_tables_and_plots_show_every_load_and_partial_results():
     for clients, tokens in ((1, 8), (4, 24)):
         for mode, share in (("device", 4), ("stream", 2)):
             answer = Answer(0.0, bursts=[Burst(0.1 * number, 1) for number in range(tokens // share)])
-            windows[Load(clients, mode)] = [WindowResult([ClientRecord([answer], 0.5)], 12, 1_234_000_000)]
+            windows[Load(clients, mode)] = [WindowResult(-1.0, [ClientRecord([answer], 0.5)], 12, 1_234_000_000)]
     settings = {"engines": [], "repeats": 1, "seconds": 2.0, "draft_length": 6, "max_new_tokens": 64}
     settings |= {"sampling": {"temperature": 0.7, "top_p": 1.0, "seed": 3}, "client_cpus": 1, "pinned": True}
     result = {**figures_of(windows, 2.0, 1), "settings": settings, "skipped": [{"question_id": 7, "reason": "long"}]}
@@ -350,7 +364,7 @@ def test_windows_of_a_verifier_of_ours(served, onnx_bundle):
     answers = 0
     for client in (client for window in windows for client in window.clients):
         # One question after the other: the next is asked once the answer is complete.
-        for answer, following in pairwise(client.answers):
+        for answer, following in pairwise(client.answers):  # also those before the window
             answers += 1
             assert sum(burst.tokens for burst in answer.bursts) == length
             assert answer.sent <= answer.bursts[0].at and answer.bursts[-1].at <= following.sent
