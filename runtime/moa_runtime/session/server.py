@@ -551,7 +551,8 @@ class ServerSession:
         self.may_make_rows, lacking = rows, self.rows_lacking if rows else 0
         waiting = self._rows.next - self._rows.sent
         if self.pushes and not (self._rows_turn and lacking >= _ROWS_BATCH and waiting < _ROWS_FOR_DRAFTS):
-            return self._work(rows_from=self._rows.next if rows and self._rows_with_verdicts else None, pushed=True)
+            together = rows and self._rows_with_verdicts and lacking <= _MAX_ROWS  # more would delay the verdict
+            return self._work(rows_from=self._rows.next if together else None, pushed=True)
         self._rows_turn = False
         if lacking < 1:
             return None
