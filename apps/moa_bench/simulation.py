@@ -498,12 +498,14 @@ def hold_fleet(recording: Recording, fleet: Fleet, mode: str, seconds: float) ->
 
 
 def window_of(recording: Recording, fleet: Fleet) -> float:
-    """Return the seconds in which streaming writes the tokens of a scenario."""
+    """Return the seconds in which streaming reads the prompts and writes the tokens of a scenario."""
     count, together = fleet.sessions, min(fleet.sessions, MOST_SEQUENCES)
     tokens = min(_MOST_TOKENS, max(_LEAST_TOKENS, FLEET_TOKENS // count))
-    context = sum(len(answer.prompt) + len(answer.answer) // 2 for answer in recording.answers) / len(recording.answers)
-    pass_s = fleet.step_seconds(together, together, int(context * together))
-    return 2 * fleet.round_trip_s + tokens * pass_s * count / together
+    prompt = sum(len(answer.prompt) for answer in recording.answers) / len(recording.answers)
+    length = sum(recording.lengths) / len(recording.answers)
+    pass_s = fleet.step_seconds(together, together, int((prompt + length / 2) * together))
+    prompt_s = fleet.step_seconds(int(prompt), 1, int(prompt))
+    return 2 * fleet.round_trip_s + count * tokens * (prompt_s / length + pass_s / together)
 
 
 def compare_fleets(recording: Recording, fleet: Fleet) -> dict[str, Any]:

@@ -508,6 +508,35 @@ def test_rows_of_a_prompt_do_not_delay_text_if_drafts_come_too_late(round_trip_u
     assert max(counts[2:]) == most and made - sum(counts) < 64 + 16, "none are made long before they are sent"
 
 
+def test_missing_rows_of_a_long_prompt_do_not_delay_verdicts_although_drafts_arrive() -> None:
+    """A piece of work asks for 64 rows at most: for more, the engine would make rows alone, step after step."""
+    session = ServerSession(Limits(512, 16), VOCAB, [0])
+    session.greet(wire.Hello(row_encoding=wire.ROW_ENCODING_INT8), "resume")
+    work = receive(session, prompt=wire.Prompt(epoch=1, tokens=[1] * 200))
+    assert isinstance(work, Verify)
+    session.decide(work, [], 1)
+    receive(session, credit=wire.Credit(epoch=1, position=400, serial=1))
+    with_verdict = 0
+    for _ in range(40):
+        draft = wire.Draft(epoch=1, base_len=len(session.committed), tokens=[2], unsolicited=True)
+        assert receive(session, draft=draft) is None
+        alone = 0
+        while isinstance(work := session.next_work(), RowsWork):
+            alone += 1
+            rows = np.zeros((len(work.prefix) - work.start, 1, 1), np.float32)
+            session.add_rows(work.start, rows, rows)
+        assert isinstance(work, Verify) and alone <= 1
+        session.decide(work, [], 1)
+        if work.rows_from is not None:
+            rows = np.zeros((len(work.prefix) - work.rows_from, 1, 1), np.float32)
+            assert 0 < len(rows) <= 64 + 1
+            session.add_rows(work.rows_from, rows, rows)
+            with_verdict += 1
+        while session.take_rows() is not None:
+            pass
+    assert with_verdict > 20
+
+
 def test_rows_are_sent_once_on_a_connection() -> None:
     pair = answered()
     session = pair.server.session
