@@ -144,7 +144,7 @@ class Recording:
         except OSError as error:
             raise MoaError(f"cannot read the recording {path}: {error.strerror}", code="not_readable") from error
         except _DAMAGED as error:
-            text = f"{path} is damaged, or no recording of this moa-bench: choose another --recording, or remove it"
+            text = f"{path} is damaged, or no recording of this moa-bench: choose another --recording"
             raise MoaError(text, code="damaged") from error
         return cls(header["drafter"], prints, vocab_size, stop_tokens, ngrams, answers)
 

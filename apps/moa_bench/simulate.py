@@ -63,6 +63,11 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
              the device alone, and by the server alone (copies); steps of the target take what they do on a processor
              in 4 bits and in float32, and on a GPU; all write the same texts, which is checked; aim:
              {_VIEWS["fleet"].aim} or more
+
+For each kind of scenario a row shows the median, the worst of 100, the worst, and the share that reaches the aim; then
+means: of shapes tokens (tau), steps, nodes and continued nodes of a draft, of fleets auto by streaming, and sessions in
+a pass. Times of the worst scenarios: a step of the device's drafter and each node that it continues (query); a pass of
+the target, and each token in it or a pass with all sessions (full pass); the round trip (trip).
 """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:

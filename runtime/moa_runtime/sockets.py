@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Collection
@@ -35,7 +36,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=128)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason: object = getattr(error, "strerror", None) or error
+        if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+            reason = os.strerror(error.errno)  # without the address, which Python adds as a tuple
         raise MoaError(f"cannot listen on {host} port {port}: {reason}", code="cannot_listen") from error
 
 
