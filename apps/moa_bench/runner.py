@@ -40,7 +40,7 @@ def run(benchmark: Benchmark, args: argparse.Namespace) -> int:
 
     Raises:
         MoaError: bad input, or a failure before anything was measured.
-        KeyboardInterrupt: before everything was loaded.
+        KeyboardInterrupt: before anything was measured.
     """
     check_outputs(args)
     require_extra("bench", f"moa-bench {benchmark.name}")
@@ -65,7 +65,7 @@ def _measured(benchmark: Benchmark, args: argparse.Namespace) -> dict[str, Any]:
             for part in yielded:
                 measured, began, parts = part, began or time.monotonic(), parts + 1
     except KeyboardInterrupt:
-        if measured is None:
+        if parts < 2:
             raise
         problem = INTERRUPTED
     except MoaError as error:

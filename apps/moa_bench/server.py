@@ -79,8 +79,7 @@ tokens_per_s      of all sessions together
 tokens_per_cpu_s  by processor seconds of the verifier's process, all of its threads; null with --server
 ms_per_token      as one session sees it: k tokens that arrive t ms after those before them took t / k ms each;
                   the first token of an answer is left out
-ttft_ms           from sending a question to its first token, also of the questions that all clients send together
-                  before the window
+ttft_ms           from sending a question to its first token, also of questions sent before the window
 sessions_per_pass verdicts by forward passes of the target, prompts included
 passes_per_token  forward passes of the target, prompts included, by tokens; passes whose tokens arrive just
                   outside the window blur it
@@ -444,9 +443,10 @@ def plot_by_sessions(axes: Axes, result: Result, figure: Callable[[dict[str, Any
 
 def _conditions(result: Result) -> str:
     settings = result["settings"]
-    apart = "" if settings["pinned"] else "not "
+    apart, most = "" if settings["pinned"] else "not ", "at most " if result["partial"] else ""
     return (
-        f"{settings['repeats']} windows of {settings['seconds']:g} s each, draft length {settings['draft_length']}, "
-        f"{sampling_note(settings['sampling'])}, answers of at most {settings['max_new_tokens']} tokens; "
+        f"{most}{settings['repeats']} windows of {settings['seconds']:g} s each, "
+        f"draft length {settings['draft_length']}, {sampling_note(settings['sampling'])}, "
+        f"answers of at most {settings['max_new_tokens']} tokens; "
         f"processors for all clients: {settings['client_cpus']}, {apart}kept apart from the verifier's"
     )

@@ -25,8 +25,8 @@ from moa_runtime.options import LoopSettings
 
 #: Longer than any queue before the verifier.
 _PATIENCE_S = 600.0
-#: Between two looks for a first token, or for the end of the window.
-_LOOK_EVERY_S = 0.05
+#: Between two looks for a first token, or for the end of the window; between two looks at a silent verifier.
+_LOOK_EVERY_S, _ASK_EVERY_S = 0.05, 5.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ async def _window(asking: Coroutine[None, None, None], connection: Connection, a
             early.result()  # it ends by raising only
 
     while not any(answer.bursts for answer in answers):
+        if connection.poll():  # nothing is sent yet: the other end is closed
+            raise EOFError
         await work_on(_LOOK_EVERY_S)
     connection.send(None)
     while not connection.poll():
@@ -154,10 +156,21 @@ class Fleet:
 
     def begin(self, clients: int, window: Window) -> None:
         """Set the first ``clients`` clients to work, and wait until each has a first token; the others stay idle.
-        Raises MoaError as ``collect`` does."""
+        Raises MoaError as ``collect`` does, or if some have none for long; VerifierGoneError: the verifier has ended,
+        which clients would wait out."""
         self._busy = self._connections[:clients]
         self._send(window)
-        self.collect()
+        give_up = time.monotonic() + _PATIENCE_S
+        while self._busy:
+            if self._received(_ASK_EVERY_S):
+                continue
+            window.verifier.status()
+            for number, process in enumerate(self.processes[:clients], 1):
+                if not process.is_alive():
+                    raise _gone(f"client {number}", process)
+            if time.monotonic() > give_up:
+                text = f"{len(self._busy)} of {clients} sessions had no token after {_PATIENCE_S:g} s"
+                raise MoaError(text, code="timeout")
         self._busy = self._connections[:clients]
 
     def end_at(self, moment: float) -> None:
@@ -178,12 +191,18 @@ class Fleet:
         MoaError if a client failed, or its process has ended."""
         records = []
         while self._busy:
-            ready = wait(self._busy)
-            for connection in [busy for busy in self._busy if busy in ready]:
-                self._busy.remove(connection)
-                number = self._connections.index(connection)
-                records.append(receive(connection, self.processes[number], f"client {number + 1}"))
+            records += self._received()
         return [record for record in records if record is not None]
+
+    def _received(self, seconds: float | None = None) -> list[ClientRecord | None]:
+        """Return the messages of clients that have finished within ``seconds``; these are not at work any more."""
+        ready = wait(self._busy, seconds)
+        messages = []
+        for connection in [busy for busy in self._busy if busy in ready]:
+            self._busy.remove(connection)
+            number = self._connections.index(connection)
+            messages.append(receive(connection, self.processes[number], f"client {number + 1}"))
+        return messages
 
     def close(self) -> None:
         """End the processes."""
@@ -198,9 +217,12 @@ def receive(connection: Connection, process: SpawnProcess, name: str) -> Any:
     try:
         reply = connection.recv()
     except (EOFError, ConnectionResetError):
-        process.join()
-        text = f"{name} ended unexpectedly, with exit status {process.exitcode}"
-        raise MoaError(text, code="client_gone") from None
+        raise _gone(name, process) from None
     if isinstance(reply, MoaError):
         raise reply
     return reply
+
+
+def _gone(name: str, process: SpawnProcess) -> MoaError:
+    process.join()
+    return MoaError(f"{name} ended unexpectedly, with exit status {process.exitcode}", code="client_gone")

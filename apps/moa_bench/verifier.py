@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http
 import json
 import os
 import urllib.error
@@ -73,12 +74,20 @@ class Verifier:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self.endpoint.tls) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
-            text = f"the verifier refused {path}: {error.read().decode(errors='replace')}"
-            raise MoaError(text, code="refused") from error
+            raise MoaError(_refusal(path, error.code, error.read()), code="refused") from error
         except (OSError, ValueError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            text = f"the verifier at {self.http_url} does not answer: {reason}"
+            text = f"the verifier at {self.http_url} does not answer ({reason}): start moa-serve, or correct --server"
             raise VerifierGoneError(text, code="verifier_gone") from error
+
+
+def _refusal(path: str, status: int, body: bytes) -> str:
+    """Say why the verifier refused a request, and how to give it a bearer token if that was missing or wrong."""
+    said = body.decode(errors="replace")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        said = str(json.loads(said)["error"])
+    remedy = ": name it with --token or MOA_TOKEN" if status == http.HTTPStatus.UNAUTHORIZED else ""
+    return f"the verifier refused {path}: {said}{remedy}"
 
 
 def decode_request(prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> dict[str, object]:

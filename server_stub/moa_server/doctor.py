@@ -269,8 +269,9 @@ def table(found: Mapping[str, Any]) -> str:
         lines += ["", f"{'sessions in a step':<20}{'ms':>8}{'ms a drafted token':>20}{'pays from':>11}{last}"]
     for one in found["drafting"]:
         drafted_ms = 1e3 * one["drafted_seconds"]
+        pays_from = f"{one['pays_from']:.2f}" if one["pays_from"] < 1 else "never"  # it is a probability
         lines.append(
-            f"{one['sessions']:<20}{1e3 * one['seconds']:>8.1f}{drafted_ms:>20.2f}{one['pays_from']:>11.2f}"
+            f"{one['sessions']:<20}{1e3 * one['seconds']:>8.1f}{drafted_ms:>20.2f}{pays_from:>11}"
             f"{one['length']:>14}{one['gain']:>7.2f}"
         )
     return "\n".join([*lines, *(f"advice          {text}" for text in found["advice"])])

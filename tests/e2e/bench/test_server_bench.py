@@ -19,6 +19,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from moa_bench import server as server_module
+from moa_bench import server_clients
 from moa_bench.cli import main
 from moa_bench.draft_bound import draft_bound
 from moa_bench.questions import Question, prompts_of
@@ -44,6 +45,7 @@ from moa_runtime.transport import Endpoint
 from moa_server import app
 from moa_server.auth import Authenticator
 from moa_server.edge.rate_limits import Kind
+from moa_server.sessions import SessionWork
 from moa_server.settings import Settings
 from support.bench.commands import Run, refusal
 from support.refusals import refused
@@ -182,7 +184,8 @@ def test_tables_and_plots_show_every_load_and_partial_results():
             windows[Load(clients, mode)] = [WindowResult(-1.0, [ClientRecord([answer], 0.5)], 12, 1_234_000_000)]
     settings = {"engines": [], "repeats": 1, "seconds": 2.0, "draft_length": 6, "max_new_tokens": 64}
     settings |= {"sampling": {"temperature": 0.7, "top_p": 1.0, "seed": 3}, "client_cpus": 1, "pinned": True}
-    result = {**figures_of(windows, 2.0, 1), "settings": settings, "skipped": [{"question_id": 7, "reason": "long"}]}
+    skipped = [{"question_id": 7, "reason": "long"}]
+    result = {**figures_of(windows, 2.0, 1), "settings": settings, "skipped": skipped, "partial": False}
     loads, compared = Server().tables(result)
     rows = [("1", "device", 1.0), ("1", "stream", 2.0), ("4", "device", 3.0), ("4", "stream", 6.0)]
     assert [tuple(row[:3]) for row in loads.rows] == rows and "1234.0" in loads.text()
@@ -369,6 +372,47 @@ def test_windows_of_a_verifier_of_ours(served, onnx_bundle):
             assert sum(burst.tokens for burst in answer.bursts) == length
             assert answer.sent <= answer.bursts[0].at and answer.bursts[-1].at <= following.sent
     assert answers > 0
+
+
+@pytest.fixture
+def holding(monkeypatch):
+    """Let verifiers hold all verdicts but those of the first conversation."""
+    verdict, first = SessionWork._verdict, []
+
+    async def held(work, conversation, asked):
+        first.append(conversation)
+        if conversation is not first[0]:
+            await asyncio.Event().wait()
+        return await verdict(work, conversation, asked)
+
+    monkeypatch.setattr(SessionWork, "_verdict", held)
+    monkeypatch.setattr(server_clients, "_ASK_EVERY_S", 0.2)
+
+
+@pytest.mark.parametrize("code", ["timeout", "verifier_gone", "client_gone"])
+def test_the_wait_for_first_tokens_ends_if_one_never_comes(holding, served, onnx_bundle, monkeypatch, code):
+    running, stop = served
+    verifier = Verifier(Endpoint(running.url, "secret"))
+    prompts, _ = prompts_of([Question(1, "qa", ("Why?",))], ChatTokenizer.from_bundle(Bundle.open(onnx_bundle)), 512)
+
+    if code == "timeout":
+        monkeypatch.setattr(server_clients, "_PATIENCE_S", 0.5)
+
+    with open_fleet(2, onnx_bundle, prompts, AnswerSettings(6, 400)) as fleet:
+        received = fleet._received
+
+        def one_then_end(seconds):
+            messages = received(seconds)
+            if messages and code == "verifier_gone":
+                stop()
+            elif messages and code == "client_gone":  # that one, too
+                for process in fleet.processes:
+                    process.kill()
+            return messages
+
+        monkeypatch.setattr(fleet, "_received", one_then_end)
+        with refused(code):
+            measure_window(Load(2, "device"), 0.1, verifier, fleet)
 
 
 def test_questions_that_are_all_too_long_are_refused(onnx_bundle, tmp_path, capsys):
