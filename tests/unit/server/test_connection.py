@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -209,7 +211,9 @@ async def test_an_unsolicited_draft_is_kept_during_a_step_and_answers_nothing(se
 
 @pytest.mark.parametrize("budget", [Budget(), Budget(frames_per_second=10)], ids=["unlimited", "limited"])
 @with_served(NARROW)
-async def test_a_flood_of_unsolicited_drafts_delays_nothing(served: Served, budget):
+async def test_a_flood_of_unsolicited_drafts_delays_nothing(served: Served, monkeypatch, budget):
+    spent_s = itertools.count(step=5e-6)  # of which a connection rests many times as long, on a slow machine too
+    monkeypatch.setattr(time, "thread_time", lambda: next(spent_s))
     served.bearer = Bearer(budget=budget)
     end, _ = await served.session()
     await send(end, asked(20))
