@@ -77,7 +77,8 @@ class Verifier:
             raise MoaError(_refusal(path, error.code, error.read()), code="refused") from error
         except (OSError, ValueError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            text = f"the verifier at {self.http_url} does not answer ({reason}): start moa-serve, or correct --server"
+            remedy = ": start moa-serve, or correct --server" if self.pid is None else ""
+            text = f"the verifier at {self.http_url} does not answer ({reason}){remedy}"
             raise VerifierGoneError(text, code="verifier_gone") from error
 
 
@@ -162,8 +163,7 @@ async def stream_decode(
     try:
         async with client.stream("POST", f"{base_url}/v1/decode", json=body, headers=headers) as response:
             if response.status_code != httpx.codes.OK:
-                said = (await response.aread()).decode(errors="replace")
-                raise MoaError(f"the verifier refused to stream: {said}", code="refused")
+                raise MoaError(_refusal("/v1/decode", response.status_code, await response.aread()), code="refused")
             async for line in response.aiter_lines():
                 if not line.startswith(_DATA):
                     continue  # the empty line between two events
